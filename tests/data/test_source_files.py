@@ -1,0 +1,143 @@
+"""Reading rows: formats, slices, folders, and what is said about malformed files."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from whet.data.files import read_rows
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def numbers(*count):
+    return [{"n": n} for n in range(*count)]
+
+
+def read(*paths):
+    return [row.values["n"] for row in read_rows([str(path) for path in paths])]
+
+
+def test_the_three_formats_give_the_same_rows(tmp_path):
+    rows = [{"n": 1, "text": "é\u2028x"}, {"n": 2, "text": None}, {"n": 3, "text": ""}]
+    jsonl(tmp_path / "a.jsonl", rows)
+    (tmp_path / "b.json").write_text("\n " + json.dumps(rows, indent=2))
+    jsonl(tmp_path / "c.json", rows)
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", row_group_size=2)
+    for name in ("a.jsonl", "b.json", "c.json", "d.parquet"):
+        read_back = list(read_rows(str(tmp_path / name)))
+        assert [dict(row.values) for row in read_back] == rows
+        assert [row.origin for row in read_back] == [f"{tmp_path / name}:{n}" for n in (1, 2, 3)]
+
+
+def test_blank_lines_count_as_lines_and_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"n": 1}\r\n\n{"n": 2}'.encode())
+    rows = list(read_rows(str(tmp_path / "a.jsonl")))
+    assert [(row.values["n"], row.origin.rpartition(":")[2]) for row in rows] == [(1, "1"), (2, "3")]
+
+
+def test_nested_parquet_columns_become_lists_and_objects(tmp_path):
+    row = {"n": 0, "prompt": [{"role": "user", "content": "hi"}], "extra": {"index": 3, "split": None}}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert [dict(found.values) for found in read_rows(str(tmp_path / "a.parquet"))] == [row]
+
+
+def test_folders_are_read_in_the_order_of_names_and_paths_in_their_own(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    jsonl(folder / "b.jsonl", numbers(2, 4))
+    jsonl(folder / "a.jsonl", numbers(0, 2))
+    (folder / "README.md").write_text("no rows")
+    one = jsonl(tmp_path / "one.jsonl", numbers(9, 10))
+    assert read(folder) == [0, 1, 2, 3]
+    assert read(one, folder, f"{folder}@[1:3]") == [9, 0, 1, 2, 3, 1, 2]
+
+
+BOUNDS = st.none() | st.integers(-12, 12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(start=BOUNDS, stop=BOUNDS)
+def test_slices_are_those_of_python(tmp_path_factory, start, stop):
+    path = jsonl(tmp_path_factory.mktemp("slices") / "a.jsonl", numbers(7))
+    text = ":".join("" if bound is None else str(bound) for bound in (start, stop))
+    assert read(f"{path}@[{text}]") == list(range(7))[start:stop]
+
+
+def test_a_slice_stops_reading_at_its_end(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 0}\n{"n": 1}\nnot json\n')
+    assert read(f"{path}@[:2]") == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["[1:2:3]", "[x:2]", "[3]"])
+def test_a_malformed_slice_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match="cannot read the slice of"):
+        read(f"{tmp_path}/a.jsonl@{text}")
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ('{"n": 1, "question" 2}', ["bad.jsonl:2", "column 21", "Expecting ':'", '"question" 2']),
+        ('{"n": 1', ["bad.jsonl:2", "column 8", "Expecting ','"]),
+        ("[1, 2]", ["bad.jsonl:2", "expected an object", "a list ([1, 2])"]),
+        ("null", ["bad.jsonl:2", "found null"]),
+        ('{"n": 1} {"n": 2}', ["bad.jsonl:2", "column 10", "Extra data"]),
+    ],
+)
+def test_a_malformed_line_is_shown_with_its_place(tmp_path, line, parts):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"n": 0}\n' + line + "\n")
+    with pytest.raises(ValueError) as error:
+        read(path)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_the_excerpt_of_a_long_line_is_short(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"n": "' + "a" * 5000 + '" oops, "m": "' + "b" * 5000 + '"}')
+    with pytest.raises(ValueError, match="oops") as error:
+        read(path)
+    assert len(str(error.value)) - len(str(path)) < 200
+
+
+def test_a_malformed_json_list_names_the_line_or_the_item(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text('[\n{"n": 1},\n{"n" 2}\n]')
+    with pytest.raises(ValueError, match=r"bad\.json: not valid JSON at line 3, column 6"):
+        read(path)
+    path.write_text('[{"n": 1}, 5]')
+    with pytest.raises(ValueError, match=r"bad\.json:2: expected an object"):
+        read(path)
+
+
+def test_bytes_that_are_no_text_and_files_that_are_no_parquet(tmp_path):
+    (tmp_path / "latin.jsonl").write_bytes(b'{"n": 1}\n{"n": "\xe9"}\n')
+    with pytest.raises(ValueError, match=r"latin\.jsonl:2: not UTF-8 text \(byte 7\)"):
+        read(tmp_path / "latin.jsonl")
+    (tmp_path / "fake.parquet").write_text("{}")
+    with pytest.raises(ValueError, match=r"fake\.parquet is not a parquet file"):
+        read(tmp_path / "fake.parquet")
+
+
+def test_paths_that_hold_nothing(tmp_path):
+    jsonl(tmp_path / "train.jsonl", numbers(1))
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for path, message in [
+        ("trian.jsonl", r"no data file or folder .*; did you mean .*train\.jsonl\?"),
+        ("nowhere/train.jsonl", "nor a folder"),
+        ("notes.txt", r"ends in \.jsonl, \.json, \.parquet"),
+        ("empty", "holds no"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / path)

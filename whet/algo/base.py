@@ -1,0 +1,75 @@
+"""The algorithm seam: what it needs to know of each token, how credit is assigned, and what the loss is.
+
+An algorithm sees columns in sample space (`core.batch`), never a layout, a rank or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.weights import Reducer
+from whet.observe.metrics import Metrics
+
+
+class Need(StrEnum):
+    """What must be annotated on the batch before credit is assigned."""
+
+    OLD_LOGPROBS = "old_logprobs"
+    REF_LOGPROBS = "ref_logprobs"
+    TEACHER_LOGPROBS = "teacher_logprobs"
+    VALUES = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """One term per token, reduced by the caller as `sum(weights * terms)`, and metrics that reduce themselves."""
+
+    terms: Tensor
+    """[T]"""
+    metrics: Metrics
+
+
+LossFunction = Callable[[TrainBatch, TokenOutputs], LossTerms]
+
+
+class Algorithm(Protocol):
+    """Which credit, which loss, and what they need."""
+
+    @property
+    def needs(self) -> frozenset[Need]: ...
+
+    @property
+    def entropy_grad(self) -> bool:
+        """Whether the loss differentiates the entropy."""
+        ...
+
+    @property
+    def reducer(self) -> Reducer:
+        """Weights of one optimizer step."""
+        ...
+
+    def prepare(self, batch: TrainBatch) -> TrainBatch:
+        """Step-wide statistics, without gradient: called once per optimizer step, on the whole of it."""
+        ...
+
+    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """Advantages (and returns), on whole groups."""
+        ...
+
+    def loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
+        """Terms per token of a micro-batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What an algorithm may want to know of the optimizer steps that one rollout feeds."""
+
+    num_steps: int
+    """Optimizer steps per rollout, all epochs counted. 1: every step is on-policy."""

@@ -1,0 +1,20 @@
+"""Typed configuration: models, TOML files with overrides, import references."""
+
+from whet.config.base import Config
+from whet.config.describe import KeyDoc, describe
+from whet.config.dump import config_hash, dump_toml
+from whet.config.errors import ConfigError
+from whet.config.load import load_config
+from whet.config.reference import Reference, resolve
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "KeyDoc",
+    "Reference",
+    "config_hash",
+    "describe",
+    "dump_toml",
+    "load_config",
+    "resolve",
+]

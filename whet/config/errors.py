@@ -1,0 +1,199 @@
+"""What is wrong with a configuration, every problem at once, in the words of its user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from whet.config.base import Config
+from whet.config.dump import toml_value
+from whet.config.schema import (
+    KeyPath,
+    child_options,
+    is_config,
+    key_paths,
+    options_at,
+    options_of,
+    path_text,
+    type_text,
+)
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "mapping_type": "a table",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+    "enum": "one of {expected}",
+    "union_tag_invalid": "{discriminator} to be one of {expected_tags}",
+    "union_tag_not_found": "{discriminator} to be set",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_short": "text of at least {min_length} characters",
+    "too_short": "a length of at least {min_length}",
+    "too_long": "a length of at most {max_length}",
+}
+"""By pydantic's error type: what was expected, with the error's context filled in."""
+
+_NEAR = 0.6
+"""Similarity (difflib's ratio) from which a key counts as a likely misspelling."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. `problems` has one line for each thing that is wrong."""
+
+    def __init__(self, problems: Sequence[str], source: str = "") -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        lines = [f"  {problem}" for problem in self.problems] if len(self.problems) > 1 else list(self.problems)
+        where = f"{source}: " if source else ""
+        count = f"{len(self.problems)} problems in the configuration\n" if len(self.problems) > 1 else ""
+        super().__init__(where + count + "\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """One of pydantic's errors at the key a user would name."""
+
+    path: KeyPath
+    value: Any
+    union: KeyPath | None
+    """Where the outermost union stands that the value failed, if any."""
+    member: str
+    """Which of that union's members this error is about."""
+    details: ErrorDetails
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    return difflib.get_close_matches(word, list(known), n=count, cutoff=_NEAR)
+
+
+def problems_of(error: ValidationError, model: type[Config], data: Mapping[str, Any]) -> list[str]:
+    """The lines of a `ConfigError`: one for each key that is wrong, in the order of the data."""
+    located = _closest_members([_locate(details, model, data) for details in error.errors(include_url=False)])
+    by_key: dict[tuple[KeyPath, bool], list[_Located]] = {}
+    for item in located:
+        mergeable = item.details["type"] in _EXPECTED
+        by_key.setdefault((item.path, mergeable), []).append(item)
+    lines = [line for (_, mergeable), items in by_key.items() for line in _lines(items, mergeable, model)]
+    return list(dict.fromkeys(lines))
+
+
+def failed_keys(error: ValidationError, model: type[Config], data: Mapping[str, Any], kind: str) -> set[KeyPath]:
+    """The keys with an error of pydantic's type `kind`."""
+    located = (_locate(details, model, data) for details in error.errors(include_url=False))
+    return {item.path for item in located if item.details["type"] == kind}
+
+
+def _locate(details: ErrorDetails, model: type[Config], data: Mapping[str, Any]) -> _Located:
+    """Pydantic's location without the union members that it names between the keys."""
+    node: Any = data
+    options: tuple[Any, ...] = (model,)
+    path: KeyPath = ()
+    union: KeyPath | None = None
+    member = ""
+    for part in details["loc"]:
+        is_entry = isinstance(node, Mapping) and part in node
+        is_item = isinstance(node, list | tuple) and isinstance(part, int)
+        is_field = any(is_config(option) and part in option.model_fields for option in options)
+        if is_entry or is_item or is_field:
+            path = (*path, part)
+            node = cast(Any, node)[part] if is_entry or is_item else None
+            options = child_options(options, part)
+        elif union is None:
+            union, member = path, str(part)
+    return _Located(path, node, union, member, details)
+
+
+def _closest_members(located: list[_Located]) -> list[_Located]:
+    """Where a value failed every member of a union, keep what concerns the member it was most likely meant for."""
+    unions: dict[KeyPath, dict[str, list[_Located]]] = {}
+    for item in located:
+        if item.union is not None:
+            unions.setdefault(item.union, {}).setdefault(item.member, []).append(item)
+    kept: list[_Located] = [item for item in located if item.union is None]
+    for path, members in unions.items():
+        deeper = [items for items in members.values() if all(len(item.path) > len(path) for item in items)]
+        kept += min(deeper, key=len) if deeper else [item for items in members.values() for item in items]
+    order = {id(item): index for index, item in enumerate(located)}
+    return sorted(kept, key=lambda item: order[id(item)])
+
+
+def _lines(items: list[_Located], mergeable: bool, model: type[Config]) -> list[str]:
+    if not mergeable:
+        return [_line(item, model) for item in items]
+    expected = " or ".join(dict.fromkeys(_expected(item.details) for item in items))
+    return [f"{path_text(items[0].path) or 'the configuration'} = {show(items[0].value)}: expected {expected}"]
+
+
+def _expected(details: ErrorDetails) -> str:
+    return _EXPECTED[details["type"]].format_map(details.get("ctx", {}))
+
+
+def _line(item: _Located, model: type[Config]) -> str:
+    key, kind = path_text(item.path), item.details["type"]
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_suggestion(item.path, model)}"
+    if kind == "missing":
+        return f"{key}: is required and not set ({_wanted(item.path, model)})"
+    if kind in ("value_error", "assertion_error"):
+        text = str(item.details.get("ctx", {}).get("error", item.details["msg"]))
+    else:
+        text = item.details["msg"].replace("Input should", "it should")
+    if not key:
+        return text
+    return f"{key}: {text}" if isinstance(item.value, Mapping) else f"{key} = {show(item.value)}: {text}"
+
+
+def _wanted(path: KeyPath, model: type[Config]) -> str:
+    """The type of a required key and, where it has one, its help text."""
+    text = type_text(options_at(model, path))
+    for option in options_at(model, path[:-1]):
+        field = option.model_fields.get(str(path[-1])) if is_config(option) else None
+        if field is not None:
+            return f"{type_text(options_of(field.annotation))}: {field.description}" if field.description else text
+    return text
+
+
+def _suggestion(path: KeyPath, model: type[Config]) -> str:
+    leaf = str(path[-1])
+    siblings = [name for option in options_at(model, path[:-1]) if is_config(option) for name in option.model_fields]
+    siblings = list(dict.fromkeys(siblings))
+    hints: list[str] = []
+    if near := nearest(leaf, siblings):
+        hints.append(f"did you mean {' or '.join(path_text((*path[:-1], name)) for name in near)}?")
+    elsewhere = dict.fromkeys(path_text(known) for known in key_paths(model) if known[-1] == leaf)
+    if elsewhere:
+        hints.append(f"there is {' and '.join(elsewhere)}")
+    return "; ".join(hints) or f"the keys here are {', '.join(siblings)}"
+
+
+def show(value: Any, limit: int = 80) -> str:
+    """A value as TOML writes it, cut to `limit` characters."""
+    try:
+        text = toml_value(value)
+    except ValueError:
+        text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

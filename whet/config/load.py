@@ -1,0 +1,169 @@
+"""From a TOML file and overrides to a validated configuration."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from whet.config.base import Config
+from whet.config.dump import UNSET_WORDS, plain
+from whet.config.errors import ConfigError, failed_keys, problems_of, show
+from whet.config.schema import Options, admits_word, child_options, default_of, is_config, path_text
+
+C = TypeVar("C", bound=Config)
+
+_ERROR_LINE = re.compile(r"\(at line (\d+), column (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    path: tuple[str, ...]
+    text: str
+
+    @property
+    def value(self) -> Any:
+        """The text as a TOML value if it is one, else as it stands."""
+        # Inside brackets a trailing comment, a second value or a second line cannot pass for one value.
+        try:
+            parsed = tomllib.loads(f"value = [{self.text}]")
+        except tomllib.TOMLDecodeError:
+            return self.text
+        values = cast(list[Any], parsed.get("value", []))
+        return values[0] if len(parsed) == 1 and len(values) == 1 else self.text
+
+
+def load_config(
+    model: type[C], path: Path | None, overrides: Sequence[str] = (), *, base: Mapping[str, Any] | None = None
+) -> C:
+    """Reads a configuration: `base` at the bottom, the TOML file above it, `a.b.c=value` overrides on top.
+
+    An override's value is read as TOML, else (or where the key wants text) taken as plain text. The words none and
+    null unset an optional key, in files too. Relative paths in a file are left relative to the current directory.
+
+    Raises:
+        ConfigError: with every problem found, each under its full key.
+    """
+    data: dict[str, Any] = plain(base or {})
+    if path is not None:
+        data = _merge(data, _read_toml(path))
+    parsed = [_parse_override(text) for text in overrides]
+    for override in parsed:
+        _set(data, override.path, override.value)
+    source = str(path) if path is not None else ""
+    data = _with_owners_defaults((model,), _unset_words((model,), data))
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        wants_text = failed_keys(error, model, data, "string_type")
+    data = _restore_text(data, [override for override in parsed if override.path in wants_text])
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, model, data), source) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        raise ConfigError([f"there is no configuration file {path}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"not UTF-8 text (byte {error.start})"], str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        match = _ERROR_LINE.search(str(error))
+        last_line = len(path.read_text().splitlines())
+        line, column = match.groups() if match else (str(last_line), "end")
+        what = str(error).split(" (at ")[0]
+        raise ConfigError([f"not valid TOML: {what} (column {column})"], f"{path}:{line}") from None
+    except OSError as error:
+        raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from None
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge key by key; anything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _merge(merged[key], cast(Mapping[str, Any], value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def _parse_override(text: str) -> _Override:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError([f"the override {text!r} is not of the form key=value, for example train.lr=1e-5"])
+    try:
+        node: Any = tomllib.loads(f"{key.strip()} = 0") if "\n" not in key else {}
+    except tomllib.TOMLDecodeError:
+        node = {}
+    path: list[str] = []
+    while isinstance(node, dict) and node:
+        name, node = next(iter(cast(dict[str, Any], node).items()))
+        path.append(name)
+    if not path or node != 0:
+        raise ConfigError([f"the override {text!r} has no key that TOML could have: write it like a.b.c=value"])
+    return _Override(tuple(path), value.strip())
+
+
+def _set(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Puts a value at a path, making the tables on the way."""
+    table = data
+    for depth, key in enumerate(path[:-1]):
+        below = table.get(key)
+        if below is None or below in UNSET_WORDS:
+            below = table[key] = {}
+        if not isinstance(below, dict):
+            parent = path_text(path[: depth + 1])
+            raise ConfigError([f"cannot set {path_text(path)}: {parent} is {show(below)}, not a table"])
+        table = cast(dict[str, Any], below)
+    table[path[-1]] = value
+
+
+def _unset_words(options: Options, value: Any) -> Any:
+    """The value with "none" and "null" made None wherever the key is optional and the word is no value of its own."""
+    if isinstance(value, Mapping):
+        table = cast(Mapping[str, Any], value)
+        return {key: _unset_words(child_options(options, key), item) for key, item in table.items()}
+    if isinstance(value, list):
+        items = cast(list[Any], value)
+        return [_unset_words(child_options(options, index), item) for index, item in enumerate(items)]
+    is_word = isinstance(value, str) and value in UNSET_WORDS
+    return None if is_word and NoneType in options and not admits_word(options, value) else value
+
+
+def _with_owners_defaults(options: Options, value: Any) -> Any:
+    """The value with the settings that a model gives to its sub-models (`sampling: Sampling = Sampling(temperature=0)`)
+    below those tables: setting one key of a table leaves its other defaults as they are."""
+    if isinstance(value, list):
+        items = cast(list[Any], value)
+        return [_with_owners_defaults(child_options(options, index), item) for index, item in enumerate(items)]
+    if not isinstance(value, dict):
+        return value
+    models = [option for option in options if is_config(option)]
+    fields = models[0].model_fields if len(models) == 1 else {}
+    filled: dict[str, Any] = {}
+    for key, item in cast(dict[str, Any], value).items():
+        inside = child_options(options, key)
+        default = default_of(fields[key]) if key in fields else None
+        is_only = [option for option in inside if is_config(option)] == [type(default)]
+        if isinstance(item, dict) and isinstance(default, Config) and is_only:
+            item = _merge(plain(default.model_dump(exclude_unset=True)), cast(dict[str, Any], item))
+        filled[key] = _with_owners_defaults(inside, item)
+    return filled
+
+
+def _restore_text(data: dict[str, Any], overrides: Sequence[_Override]) -> dict[str, Any]:
+    """Overrides that only look like another type (`name=2024`), as the text their keys want."""
+    for override in overrides:
+        if not isinstance(override.value, list | dict):
+            _set(data, override.path, override.text)
+    return data

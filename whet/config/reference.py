@@ -1,0 +1,112 @@
+"""Import references: how a configuration names a user's own function or class."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from whet.config.errors import ConfigError, nearest
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FORM = "write module:name (for example my_rewards:score) or path/to/file.py:name"
+
+
+def _split(reference: str) -> tuple[str, str]:
+    module, colon, name = reference.rpartition(":")
+    is_file = module.endswith(".py")
+    if not colon or not _MODULE.fullmatch(name) or not (is_file or _MODULE.fullmatch(module)):
+        raise ValueError(f"{reference!r} is not an import reference: {_FORM}")
+    return module, name
+
+
+def _check_form(reference: str) -> str:
+    _split(reference)
+    return reference
+
+
+Reference = Annotated[str, AfterValidator(_check_form)]
+"""A configuration field that names an object to import. Only its form is checked until `resolve`."""
+
+
+def resolve(reference: str, *, kind: str = "function") -> Any:
+    """The object that `module:name` or `path/to/file.py:name` names; the name may be dotted.
+
+    Modules are looked for where Python does, and then in the current directory. `kind` is the word for it in errors.
+
+    Raises:
+        ConfigError: the form is wrong, the module does not exist or fails to import, or it has no such name.
+    """
+    try:
+        module_name, name = _split(reference)
+    except ValueError as error:
+        raise ConfigError([f"{kind} {error}"]) from None
+    where = f"{kind} {reference!r}"
+    found: Any = _load_file(module_name, where) if module_name.endswith(".py") else _import(module_name, where)
+    holder = module_name
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = nearest(part, (known for known in dir(found) if not known.startswith("_")))
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError([f"{where}: {holder} has no {part!r}{hint}"])
+        found, holder = getattr(found, part), f"{holder}:{part}" if holder == module_name else f"{holder}.{part}"
+    return found
+
+
+def _import(module_name: str, where: str) -> ModuleType:
+    _search_also(Path.cwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failed(where, error) from error
+        hint = f"no module named {error.name!r}, neither installed nor in {Path.cwd()}"
+        raise ConfigError([f"{where}: {hint}; {_FORM}"]) from None
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise _failed(where, error) from error
+
+
+def _load_file(path_text: str, where: str) -> ModuleType:
+    """A file as a module, once per process: its name is made from its path, so equal stems do not collide."""
+    path = Path(path_text).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError([f"{where}: there is no file {path}"])
+    module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    _search_also(path.parent)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling look their module up by name, so it is registered before it runs.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything while it is imported
+        del sys.modules[module_name]
+        raise _failed(where, error) from error
+    return module
+
+
+def _search_also(folder: Path) -> None:
+    """Lets imports find modules of a folder, after everything else, so that it shadows nothing installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _failed(where: str, error: Exception) -> ConfigError:
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+    return ConfigError([f"{where}: its module fails to import: {type(error).__name__}: {error} ({place})"])

@@ -1,0 +1,159 @@
+"""What credit and losses see: columns in sample space. torch only, no layout, no mesh.
+
+Samples are contiguous. Entry t of a per-token column describes `tokens[t]` given its predecessors in its sample, so the first
+entry of a sample never trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutputs:
+    """What a model says about the tokens of a batch. Entries that were not asked for are 0."""
+
+    logprobs: Tensor
+    """Natural-log probability of each token at its sample's temperature. [T] float32"""
+    entropy: Tensor
+    """Entropy in nats of the distribution that the token was drawn from. [T] float32"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """The samples of a rollout, or of one optimizer step, as columns. Frozen: `with_` returns a new one."""
+
+    tokens: Tensor
+    """[T] int64"""
+    lengths: Tensor
+    """Tokens of each sample. [N] int64"""
+    origin: Tensor
+    """`types.Origin` of each token. [T] int8"""
+    loss_mask: Tensor
+    """Which tokens train. [T] bool"""
+    rollout_logprobs: Tensor
+    """As the engine reported them; 0 where nothing was sampled. [T] float32"""
+    versions: Tensor
+    """The policy version that sampled each token. [T] int64"""
+    temperature: Tensor
+    """Sampling temperature. [N] float32"""
+    rewards: Tensor
+    """Total reward of the sample's trajectory. [N] float64"""
+    group: Tensor
+    """Index of the sample's group. [N] int64"""
+    trajectory: Tensor
+    """Index of the sample's trajectory; siblings share it. [N] int64"""
+    order: Tensor
+    """Place among the samples of the same trajectory. [N] int64"""
+    valid: Tensor
+    """False where the trajectory failed: it neither trains nor counts. [N] bool"""
+    weights: Tensor | None = None
+    """Share of each token in the loss: loss = sum(weights * terms). [T] float32"""
+    old_logprobs: Tensor | None = None
+    """Of the policy before this rollout's first optimizer step. [T] float32"""
+    ref_logprobs: Tensor | None = None
+    """Of the reference policy. [T] float32"""
+    teacher_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    """[T] float32"""
+    returns: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        num_tokens, num_samples = int(self.tokens.shape[0]), int(self.lengths.shape[0])
+        if int(self.lengths.sum()) != num_tokens:
+            raise ValueError(f"lengths sum to {int(self.lengths.sum())}, but there are {num_tokens} tokens")
+        for name, column in self.columns().items():
+            expected = num_samples if name in PER_SAMPLE else num_tokens
+            if tuple(column.shape) != (expected,):
+                raise ValueError(f"column {name} has shape {tuple(column.shape)}, expected ({expected},)")
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns that are there, by name."""
+        out: dict[str, Tensor] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                out[item.name] = value
+        return out
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.lengths.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def starts(self) -> Tensor:
+        """Index of each sample's first token. [N] int64"""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @property
+    def sample_of_token(self) -> Tensor:
+        """Which sample each token belongs to. [T] int64"""
+        return torch.repeat_interleave(torch.arange(self.num_samples, device=self.lengths.device), self.lengths)
+
+    def with_(self, **columns: Tensor | None) -> TrainBatch:
+        """A copy with some columns replaced."""
+        return replace(self, **columns)
+
+    def select(self, samples: Sequence[int]) -> TrainBatch:
+        """The given samples, in the given order."""
+        index = torch.as_tensor(list(samples), dtype=torch.int64)
+        starts, lengths = self.starts, self.lengths
+        pieces = [torch.arange(int(starts[i]), int(starts[i] + lengths[i])) for i in index.tolist()]
+        token_index = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+        chosen: dict[str, Any] = {
+            name: column[index if name in PER_SAMPLE else token_index] for name, column in self.columns().items()
+        }
+        return TrainBatch(**chosen)
+
+    def to(self, device: torch.device) -> TrainBatch:
+        """A copy on another device."""
+        return replace(self, **{name: column.to(device) for name, column in self.columns().items()})
+
+    def ragged(self, column: Tensor) -> list[list[float]]:
+        """A per-token column as one list per sample."""
+        return [piece.tolist() for piece in column.split(self.lengths.tolist())]
+
+
+PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid"})
+
+
+def batch_of(samples: Sequence[Sample]) -> TrainBatch:
+    """Samples as columns.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not samples:
+        raise ValueError("there are no samples to train on: every trajectory failed before its first token")
+    groups = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in samples))}
+    trajectories = {name: i for i, name in enumerate(dict.fromkeys(s.trajectory for s in samples))}
+
+    def tokens_of(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([x for s in samples for x in getattr(s, name)], dtype=dtype)
+
+    return TrainBatch(
+        tokens=tokens_of("tokens", torch.int64),
+        lengths=torch.tensor([len(s.tokens) for s in samples], dtype=torch.int64),
+        origin=tokens_of("origin", torch.int8),
+        loss_mask=torch.tensor([x and s.valid for s in samples for x in s.loss_mask], dtype=torch.bool),
+        rollout_logprobs=tokens_of("logprobs", torch.float32),
+        versions=tokens_of("versions", torch.int64),
+        temperature=torch.tensor([s.temperature for s in samples], dtype=torch.float32),
+        rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
+        group=torch.tensor([groups[s.group] for s in samples], dtype=torch.int64),
+        trajectory=torch.tensor([trajectories[s.trajectory] for s in samples], dtype=torch.int64),
+        order=torch.tensor([s.order for s in samples], dtype=torch.int64),
+        valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
+    )

@@ -1,0 +1,171 @@
+"""Rows from jsonl, json and parquet files, folders of them and hub data sets, each with the place it came from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from whet.data.hub import DATA_SUFFIXES, HUB_NAME, dataset_files
+from whet.types import JSON
+
+_SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]")
+_EXCERPT = 30
+"""Characters shown on each side of a syntax error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record of a data file."""
+
+    values: Mapping[str, JSON]
+    """By column."""
+    origin: str
+    """`file:N`, where N is the line of a jsonl file and the record of any other, counted from 1."""
+
+
+def read_rows(path: str | Sequence[str]) -> Iterator[Row]:
+    """The rows of one or several paths, one path after the other.
+
+    A path is a `.jsonl`, `.json` (a list of objects, or one object per line) or `.parquet` file, a folder of them
+    (read in the order of their names), or a hub data set `owner/name` or `owner/name:split`. A slice of its rows may
+    follow: `path@[a:b]`, with Python's meaning.
+
+    Raises:
+        ValueError: a path does not exist or holds no data files, or a record is malformed (with `file:line`).
+    """
+    for entry in [path] if isinstance(path, str) else path:
+        text, rows = _split_slice(entry)
+        yield from _sliced(_read_files(data_files(text)), rows)
+
+
+def data_files(path: str) -> list[Path]:
+    """The files that a path (without a slice) stands for.
+
+    Raises:
+        ValueError: there are none.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        files = sorted(file for file in local.iterdir() if file.suffix in DATA_SUFFIXES and file.is_file())
+        if not files:
+            raise ValueError(f"the folder {path} holds no {', '.join(DATA_SUFFIXES)} file")
+        return files
+    if local.exists():
+        if local.suffix not in DATA_SUFFIXES:
+            raise ValueError(f"cannot read {path}: expected a file that ends in {', '.join(DATA_SUFFIXES)}")
+        return [local]
+    name, _, split = path.partition(":")
+    if HUB_NAME.fullmatch(name) and not name.endswith(DATA_SUFFIXES):
+        return dataset_files(name, split or None)
+    raise ValueError(f"there is no data file or folder {path}{_near_file(local)}")
+
+
+def _near_file(missing: Path) -> str:
+    if not missing.parent.is_dir():
+        return f" (nor a folder {missing.parent})"
+    near = difflib.get_close_matches(missing.name, [file.name for file in missing.parent.iterdir()])
+    return f"; did you mean {' or '.join(str(missing.parent / name) for name in near)}?" if near else ""
+
+
+def _split_slice(entry: str) -> tuple[str, slice | None]:
+    if not entry.endswith("]") or "@[" not in entry:
+        return entry, None
+    match = _SLICE.fullmatch(entry)
+    if match is None:
+        raise ValueError(f"cannot read the slice of {entry!r}: write path@[start:stop], for example path@[:100]")
+    start, stop = (None if bound is None else int(bound) for bound in match.group("start", "stop"))
+    return match["path"], slice(start, stop)
+
+
+def _sliced(rows: Iterator[Row], cut: slice | None) -> Iterator[Row]:
+    if cut is None:
+        return rows
+    if (cut.start or 0) < 0 or (cut.stop or 0) < 0:
+        return iter(list(rows)[cut])
+    return islice(rows, cut.start, cut.stop)
+
+
+def _read_files(files: Sequence[Path]) -> Iterator[Row]:
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
+        ".jsonl": _read_lines,
+        ".json": _read_json,
+        ".parquet": _read_parquet,
+    }
+    for file in files:
+        yield from readers[file.suffix](file)
+
+
+def _read_lines(file: Path) -> Iterator[Row]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            origin = f"{file}:{number}"
+            text = _decode(line, origin).rstrip("\r\n")
+            if text.strip():
+                yield Row(_object(_parse(text, origin), origin), origin)
+
+
+def _read_json(file: Path) -> Iterator[Row]:
+    with file.open("rb") as opened:
+        head = opened.read(1024).decode("utf-8-sig", errors="replace").lstrip()
+    if not head.startswith("["):
+        yield from _read_lines(file)
+        return
+    items = _parse(_decode(file.read_bytes(), str(file)), str(file))
+    for number, item in enumerate(items, start=1):
+        yield Row(_object(item, f"{file}:{number}"), f"{file}:{number}")
+
+
+def _read_parquet(file: Path) -> Iterator[Row]:
+    """One row group in memory at a time."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        reader = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file} is not a parquet file: {error}") from None
+    with reader:
+        number = 0
+        for group in range(reader.num_row_groups):
+            for values in reader.read_row_group(group).to_pylist():
+                number += 1
+                yield Row(values, f"{file}:{number}")
+
+
+def _decode(line: bytes, origin: str) -> str:
+    try:
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{origin}: not UTF-8 text (byte {error.start})") from None
+
+
+def _parse(text: str, origin: str) -> JSON:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        # A line of a jsonl file has its number in the origin; a whole json file has it in the error.
+        place = f"{origin}: not valid JSON at " + (f"line {error.lineno}, " if error.lineno > 1 else "")
+        start = max(0, error.pos - _EXCERPT)
+        excerpt = text[start : error.pos + _EXCERPT].strip()
+        raise ValueError(f"{place}column {error.colno}: {error.msg}, near {excerpt!r}") from None
+
+
+def _object(value: JSON, origin: str) -> Mapping[str, JSON]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{origin}: expected an object with a key for each column, found {describe_value(value)}")
+    return value
+
+
+def describe_value(value: JSON) -> str:
+    """A value's type in JSON's words, with the value if it is short."""
+    kinds = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    if value is None:
+        return "null"
+    shown = repr(value)
+    kind = kinds.get(type(value), type(value).__name__)
+    return f"{kind} ({shown if len(shown) <= 60 else shown[:57] + '...'})"

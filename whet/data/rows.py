@@ -1,0 +1,188 @@
+"""From a row of a data file to a task: which column means what."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+
+from pydantic import field_validator, model_validator
+
+from whet.config import Config
+from whet.data.files import Row, describe_value
+from whet.data.messages import messages_from, metadata_from, tools_from
+from whet.types import JSON, Message, Task
+
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+
+class RowConfig(Config):
+    """Which column of a row means what. A column that is named otherwise than by default has to exist."""
+
+    prompt_key: str = "prompt"
+    """Column of the prompt: text, or a list of OpenAI messages."""
+    prompt_template: str | None = None
+    """Builds the prompt from columns instead: each {column} is replaced by the row's value; {{ and }} are braces."""
+    system_prompt: str | None = None
+    """System message for the prompts that have none."""
+    chat: bool = True
+    """false: a prompt is text that is used as it stands, without a chat template."""
+    label_key: str | None = "label"
+    """Column of what is known about the answer: text or a number."""
+    label_pattern: str | None = None
+    """Regular expression with one group: the part of the label that counts, for example "#### (.+)"."""
+    metadata_key: str | None = "metadata"
+    """Column of anything a reward or an environment wants to know: an object or a JSON string of one."""
+    tools_key: str | None = "tools"
+    """Column of the tools the row brings along: a list of OpenAI schemas or a JSON string of one."""
+
+    @field_validator("label_pattern")
+    @classmethod
+    def _has_one_group(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"expected one group in parentheses, found {groups}")
+        return pattern
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RowConfig:
+        if self.label_pattern is not None and self.label_key is None:
+            raise ValueError("label_pattern needs a label_key to be applied to")
+        if self.system_prompt is not None and not self.chat:
+            raise ValueError("system_prompt needs chat = true: without chat a prompt has no messages")
+        return self
+
+    @property
+    def required_columns(self) -> dict[str, str]:
+        """The optional keys that were given another column than the default, with that column."""
+        chosen = {key: getattr(self, key) for key in ("label_key", "metadata_key", "tools_key")}
+        defaults = {key: type(self).model_fields[key].default for key in chosen}
+        return {key: name for key, name in chosen.items() if name not in (None, defaults[key])}
+
+
+def task_from(row: Row, config: RowConfig, id: str) -> Task:
+    """The task that a row describes.
+
+    Raises:
+        ValueError: a column is missing or holds what it should not; the text starts with `file:line`.
+    """
+    return Task(
+        id=id,
+        prompt=_prompt(row, config),
+        label=_label(row, config),
+        metadata=metadata_from(_optional(row, config.metadata_key), _column(row, config.metadata_key)),
+        tools=tools_from(_optional(row, config.tools_key), _column(row, config.tools_key)),
+        origin=row.origin,
+    )
+
+
+def fail_missing(where: str, key: str, name: str, columns: Iterable[str]) -> NoReturn:
+    """Raises the error for a column that is not there: `key` is the setting that names it."""
+    columns = list(columns)
+    near = difflib.get_close_matches(name, columns, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{where}: there is no column {name!r} ({key}); the columns are {', '.join(columns)}{hint}")
+
+
+def _column(row: Row, name: str | None) -> str:
+    return f"{row.origin}: column {name!r}"
+
+
+def _optional(row: Row, name: str | None) -> JSON:
+    return None if name is None else row.values.get(name)
+
+
+def _prompt(row: Row, config: RowConfig) -> tuple[Message, ...] | str:
+    where = _column(row, config.prompt_key)
+    if config.prompt_template is not None:
+        where = f"{row.origin}: the prompt from prompt_template"
+        value: JSON = _fill(config.prompt_template, row)
+    elif config.prompt_key in row.values:
+        value = row.values[config.prompt_key]
+    else:
+        fail_missing(row.origin, "prompt_key", config.prompt_key, row.values)
+    if value == "":
+        raise ValueError(f"{where} is empty text")
+    if not config.chat:
+        if not isinstance(value, str):
+            raise ValueError(f"{where} holds {describe_value(value)}, expected text (chat = false)")
+        return value
+    if isinstance(value, str):
+        messages: tuple[Message, ...] = (Message("user", value),)
+    elif isinstance(value, list):
+        messages = messages_from(value, where)
+    else:
+        raise ValueError(f"{where} holds {describe_value(value)}, expected text or a list of messages")
+    if config.system_prompt is not None and all(message.role != "system" for message in messages):
+        return (Message("system", config.system_prompt), *messages)
+    return messages
+
+
+def _fill(template: str, row: Row) -> str:
+    """The template with each {column} replaced, once: braces in a row's own text mean nothing."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None:
+            return match[0][0]
+        if name not in row.values:
+            fail_missing(row.origin, f"prompt_template; write {{{{{name}}}}} for braces", name, row.values)
+        value = row.values[name]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"{_column(row, name)} holds {describe_value(value)}, expected text or a number")
+        return str(value)
+
+    return _PLACEHOLDER.sub(replace, template)
+
+
+def _label(row: Row, config: RowConfig) -> str | None:
+    if config.label_key is None:
+        return None
+    value: JSON = row.values.get(config.label_key)
+    where = _column(row, config.label_key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        raise ValueError(f"{where} holds {describe_value(value)}, expected text or a number")
+    if config.label_pattern is None:
+        return None if value is None else str(value)
+    if config.label_key not in row.values:
+        fail_missing(row.origin, "label_key", config.label_key, row.values)
+    match = re.search(config.label_pattern, "" if value is None else str(value))
+    if match is None or match[1] is None:
+        shown = describe_value(value)
+        raise ValueError(f"{where} holds {shown}, which does not match label_pattern {config.label_pattern!r}")
+    return match[1]
+
+
+class ColumnCheck:
+    """The columns of a whole source, gathered row by row. A column is there if any row has it."""
+
+    def __init__(self, config: RowConfig) -> None:
+        self._config = config
+        self._columns: dict[str, None] = {}
+        self._unlabelled: str | None = None
+        """Origin of the first row without the label's column."""
+
+    def add(self, row: Row) -> None:
+        self._columns.update(dict.fromkeys(row.values))
+        if self._unlabelled is None and self._config.label_key not in row.values:
+            self._unlabelled = row.origin
+
+    def finish(self, where: str) -> None:
+        """Checks what only shows once every row was seen.
+
+        Raises:
+            ValueError: a column the config names is in no row, or the label's is in some rows only.
+        """
+        for key, name in self._config.required_columns.items():
+            if name not in self._columns:
+                fail_missing(where, key, name, self._columns)
+        label = self._config.label_key
+        if label in self._columns and self._unlabelled is not None:
+            advice = "other rows have it; write null where there is no label"
+            raise ValueError(f"{self._unlabelled}: there is no column {label!r} (label_key), but {advice}")

@@ -1,0 +1,183 @@
+"""Where tasks come from: data files in a seeded order, epoch after epoch, with a cursor that can be restored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+from pydantic import Field
+
+from whet.data.files import read_rows
+from whet.data.rows import ColumnCheck, RowConfig, task_from
+from whet.types import JSON, Task
+
+
+class Source(Protocol):
+    """An endless stream of tasks with a cursor."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next task belongs to, from 0 on."""
+        ...
+
+    def __len__(self) -> int:
+        """Tasks in one epoch."""
+        ...
+
+    def next(self, n: int) -> list[Task]:
+        """The next `n` tasks. Their ids are unique over all epochs."""
+        ...
+
+    def state(self) -> dict[str, JSON]:
+        """The cursor, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        """Continues where `state` was taken.
+
+        Raises:
+            ValueError: it was taken from another source.
+        """
+        ...
+
+
+class SourceConfig(RowConfig):
+    """Data files, which column means what, and the order."""
+
+    path: str | list[str] = Field(min_length=1)
+    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Drop the tasks with longer prompts (they are counted)."""
+    shuffle: bool = True
+    """A new order in every epoch; false: the order of the files."""
+    seed: int = 42
+    """Of the shuffles."""
+
+
+class TaskSource:
+    """The tasks of data files, all in memory.
+
+    Epoch e has the order `Random(seed + e).shuffle`, or the files' order; a batch that runs over an epoch's end
+    continues in the next. A task's id is `name/row#epoch`; `row` counts the rows read, dropped ones included.
+    """
+
+    def __init__(
+        self, config: SourceConfig, *, name: str = "train", length: Callable[[Task], int] | None = None
+    ) -> None:
+        """`length` counts a task's prompt tokens; it is needed (and only used) where `max_prompt_tokens` is set.
+
+        Raises:
+            ValueError: the data cannot be read (`file:line`), are empty, or every prompt is too long.
+        """
+        self.name = name
+        self._config = config
+        tasks = _read_tasks(config, name)
+        self._tasks = tasks
+        if config.max_prompt_tokens is not None:
+            if length is None:
+                raise ValueError("max_prompt_tokens is set, but this source was given no way to count tokens (length)")
+            self._tasks = _fitting(tasks, length, config.max_prompt_tokens, _where(config))
+        self.num_dropped = len(tasks) - len(self._tasks)
+        self._num_taken = 0
+        self._order: tuple[int, list[int]] | None = None
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """One epoch in the order of the files; their ids end in `#0`."""
+        return tuple(self._tasks)
+
+    @property
+    def epoch(self) -> int:
+        return self._num_taken // len(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def next(self, n: int) -> list[Task]:
+        if n < 1:
+            raise ValueError(f"cannot take {n} tasks, expected at least 1")
+        return [self._take() for _ in range(n)]
+
+    def state(self) -> dict[str, JSON]:
+        return {"num_taken": self._num_taken, **self._identity}
+
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        for key, mine in self._identity.items():
+            if state.get(key) != mine:
+                theirs = state.get(key)
+                what = f"the saved position of source {self.name!r} was taken with {key} {theirs!r}, not {mine!r}"
+                raise ValueError(f"{what}: restore it with the data and settings of that run, or start afresh")
+        num_taken = state.get("num_taken")
+        if not isinstance(num_taken, int) or num_taken < 0:
+            raise ValueError(f"the saved position of source {self.name!r} is {num_taken!r}, expected a count")
+        self._num_taken = num_taken
+
+    def _take(self) -> Task:
+        epoch, position = divmod(self._num_taken, len(self._tasks))
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, self._permutation(epoch))
+        self._num_taken += 1
+        task = self._tasks[self._order[1][position]]
+        return replace(task, id=f"{task.id.rpartition('#')[0]}#{epoch}")
+
+    def _permutation(self, epoch: int) -> list[int]:
+        order = list(range(len(self._tasks)))
+        if self._config.shuffle:
+            random.Random(self._config.seed + epoch).shuffle(order)
+        return order
+
+    @cached_property
+    def _identity(self) -> dict[str, JSON]:
+        """What has to be the same for a position to mean the same."""
+        config = self._config
+        return {
+            "length": len(self._tasks),
+            "digest": _digest(self._tasks),
+            "shuffle": config.shuffle,
+            "seed": config.seed if config.shuffle else None,
+        }
+
+
+def load_tasks(config: SourceConfig, *, name: str = "train", length: Callable[[Task], int] | None = None) -> list[Task]:
+    """The tasks of data files in their order, without those over `max_prompt_tokens`. Arguments as for `TaskSource`."""
+    return list(TaskSource(config, name=name, length=length).tasks)
+
+
+def _where(config: SourceConfig) -> str:
+    return config.path if isinstance(config.path, str) else ", ".join(config.path)
+
+
+def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
+    tasks: list[Task] = []
+    columns = ColumnCheck(config)
+    for index, row in enumerate(read_rows(config.path)):
+        columns.add(row)
+        tasks.append(task_from(row, config, f"{name}/{index}#0"))
+    if not tasks:
+        raise ValueError(f"there are no rows in {_where(config)}")
+    columns.finish(_where(config))
+    return tasks
+
+
+def _fitting(tasks: list[Task], length: Callable[[Task], int], limit: int, where: str) -> list[Task]:
+    lengths = [length(task) for task in tasks]
+    fitting = [task for task, tokens in zip(tasks, lengths, strict=True) if tokens <= limit]
+    if not fitting:
+        spread = f"they have {min(lengths)} to {max(lengths)} tokens"
+        raise ValueError(f"every prompt of {where} is longer than max_prompt_tokens = {limit}: {spread}")
+    return fitting
+
+
+def _digest(tasks: list[Task]) -> str:
+    """The sha256 of what the tasks say, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        prompt = task.prompt if isinstance(task.prompt, str) else [message.to_dict() for message in task.prompt]
+        content = [task.id, prompt, task.label, dict(task.metadata), list(task.tools)]
+        digest.update(json.dumps(content, sort_keys=True, default=str).encode())
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""The engine seam: tokens in, tokens out, with the log-prob and the policy version of each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from whet.types import Chunk, Receipt, Request
+
+
+class EngineRefused(ValueError):
+    """The engine will never be able to run this request; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do."""
+
+    max_tokens: int
+    """Longest sequence, prompt and reply together."""
+    shares_weights: bool
+    """It reads the trainer's own parameters, so an update moves no bytes."""
+    deterministic: bool
+    """Same requests, same bits."""
+
+
+class Engine(Protocol):
+    """Runs model calls, many at a time."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the weights it holds."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def open(self, conversation: str) -> None:
+        """Announce a conversation. A deterministic engine takes no step while an open one has no request with it."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        """Continue the request's tokens. An abort, a failover or a version change loses nothing: each piece comes as a chunk.
+
+        Raises:
+            EngineRefused: if the request can never run.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request now; its last chunk carries what was sampled and `Finish.ABORT`. Unknown ids are ignored."""
+        ...
+
+    def release(self, conversation: str) -> None:
+        """Forget a conversation and what is cached of it."""
+        ...
+
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
+        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path."""
+        ...
+
+    async def pause(self) -> None:
+        """Take no further step; requests wait."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """Take over weights, named as in Hugging Face files, and drop every cache of an older version."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the cache's memory back."""
+        ...
+
+    async def wake(self) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,234 @@
+"""Run records: what every rollout was, token by token, in parquet files that any tool opens.
+
+One row is one training sample, or one trajectory that gave none (it failed, or was filtered), so that no sampled token
+is missing from the records of its rollout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajectory, Turn
+
+_TURN = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_calls", pa.string()),
+        ("finish", pa.string()),
+        ("reward", pa.float64()),
+        ("num_context", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("restart", pa.bool_()),
+    ]
+)
+_PROMPT = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+_ERROR = pa.struct([(name, pa.string()) for name in ("kind", "message", "where", "traceback")])
+_COMPUTED = ("advantages", "train_logprobs")
+"""The per-token columns of every file that do not come from the samples."""
+
+SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.int64()),
+        ("task_id", pa.string()),
+        ("task_origin", pa.string()),
+        ("group", pa.int32()),
+        ("trajectory", pa.string()),
+        ("order", pa.int32()),
+        ("outcome", pa.string()),
+        ("valid", pa.bool_()),
+        ("reward", pa.float64()),
+        ("reward_components", pa.map_(pa.string(), pa.float64())),
+        ("reward_detail", pa.string()),
+        ("label", pa.string()),
+        ("temperature", pa.float64()),
+        ("prompt", pa.list_(_PROMPT)),
+        ("turns", pa.list_(_TURN)),
+        ("error", _ERROR),
+        ("timings", pa.map_(pa.string(), pa.float64())),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+        ("tokens", pa.list_(pa.int32())),
+        ("origin", pa.list_(pa.int8())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        *[(name, pa.list_(pa.float32())) for name in _COMPUTED],
+    ]
+)
+"""The columns of every file; a file may have more per-token columns at its end.
+
+`group` is the place of its group in the rollout: siblings share it. `order` is the sample's place in its trajectory,
+null where the trajectory gave no sample; then the tokens are those of all its turns, one after another. `reward` is
+the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
+trainer's log-probs of the same tokens. A prompt without a role is plain text. `tool_calls` is JSON. A turn added
+`num_context` tokens of context and then `num_tokens` sampled ones.
+"""
+
+
+class RecordWriter:
+    """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all."""
+
+    def __init__(self, folder: Path, every: int = 1) -> None:
+        """`every`: record the rollouts whose id it divides; 0 records none."""
+        if every < 0:
+            raise ValueError(f"records_every must be 0 (never) or more, not {every}")
+        self._folder, self._every = Path(folder) / "rollouts", every
+
+    def write(
+        self,
+        rollout_id: int,
+        groups: Sequence[Group],
+        samples: Sequence[Sample],
+        columns: Mapping[str, Sequence[Sequence[float]]] | None = None,
+    ) -> Path | None:
+        """Record a rollout, replacing an earlier record of the same one; None where it is not to be recorded.
+
+        `columns[name][i]` are further per-token values of `samples[i]`, as long as its tokens (advantages,
+        train_logprobs, and any other name), stored in float32.
+        Raises ValueError where samples, trajectories and columns do not fit together.
+        """
+        if self._every == 0 or rollout_id % self._every != 0:
+            return None
+        columns = columns or {}
+        _check_columns(samples, columns)
+        rows = list(_rows(rollout_id, groups, samples, columns))
+        extra = [pa.field(name, pa.list_(pa.float32())) for name in columns if name not in SCHEMA.names]
+        table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra]))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"rollout_{rollout_id:06d}.parquet"
+        unfinished = path.with_suffix(".tmp")
+        pq.write_table(table, unfinished, compression="zstd")
+        os.replace(unfinished, path)
+        return path
+
+
+def read_table(path: Path) -> pa.Table:
+    """The records in a file, or in every record file of a folder in the order of the rollouts.
+
+    Columns that only some files have are null in the others. Raises ValueError where there are no records.
+    """
+    path = Path(path)
+    files = sorted(path.glob("rollout_*.parquet")) if path.is_dir() else [path]
+    if not files or not files[0].exists():
+        raise ValueError(f"no records at {path}: expected a rollout_*.parquet file or a folder of them")
+    return pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The rows of `read_table` as dictionaries, maps included."""
+    return read_table(path).to_pylist(maps_as_pydicts="strict")
+
+
+def _check_columns(samples: Sequence[Sample], columns: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    for name, values in columns.items():
+        if name in SCHEMA.names and name not in _COMPUTED:
+            raise ValueError(f"a record already has a column {name!r} from its samples: give yours another name")
+        if len(values) != len(samples):
+            raise ValueError(f"column {name!r} is for {len(values)} samples, but there are {len(samples)}")
+        for i, (sample, row) in enumerate(zip(samples, values, strict=True)):
+            if len(row) != len(sample.tokens):
+                where = f"the {len(sample.tokens)} tokens of samples[{i}] (trajectory {sample.trajectory!r})"
+                raise ValueError(f"column {name!r} has {len(row)} values for {where}")
+
+
+def _rows(
+    rollout_id: int,
+    groups: Sequence[Group],
+    samples: Sequence[Sample],
+    columns: Mapping[str, Sequence[Sequence[float]]],
+) -> Iterator[dict[str, Any]]:
+    """Trajectory by trajectory as the groups have them, each with its samples in order."""
+    of_trajectory: dict[str, list[int]] = {t.id: [] for group in groups for t in group.trajectories}
+    if len(of_trajectory) != sum(len(group.trajectories) for group in groups):
+        raise ValueError(f"rollout {rollout_id} has two trajectories with one id, so samples cannot be told apart")
+    for i, sample in enumerate(samples):
+        if sample.trajectory not in of_trajectory:
+            raise ValueError(f"samples[{i}] is of trajectory {sample.trajectory!r}, which is in none of the groups")
+        of_trajectory[sample.trajectory].append(i)
+    for place, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            base = {"rollout_id": rollout_id, "group": place, **_trajectory_fields(trajectory)}
+            indices = sorted(of_trajectory[trajectory.id], key=lambda i: samples[i].order)
+            for i in indices:
+                yield {**base, **_sample_fields(samples[i]), **{name: rows[i] for name, rows in columns.items()}}
+            if not indices:
+                yield {**base, **_unsampled_fields(trajectory)}
+
+
+def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
+    task, rewards, error = trajectory.task, trajectory.rewards, trajectory.error
+    return {
+        "task_id": _text(task.id),
+        "task_origin": _text(task.origin),
+        "trajectory": _text(trajectory.id),
+        "outcome": trajectory.outcome.value,
+        "reward": rewards.total if rewards else None,
+        "reward_components": list(rewards.components.items()) if rewards else None,
+        "reward_detail": _text(rewards.detail) if rewards else None,
+        "label": _text(task.label),
+        "prompt": _prompt(task),
+        "turns": [_turn(turn) for turn in trajectory.turns],
+        "error": {name: _text(getattr(error, name)) for name in _ERROR.names} if error else None,
+        "timings": list(trajectory.timings.items()),
+        "counts": list(trajectory.counts.items()),
+    }
+
+
+def _sample_fields(sample: Sample) -> dict[str, Any]:
+    return {
+        "order": sample.order,
+        "valid": sample.valid,
+        "temperature": sample.temperature,
+        "tokens": sample.tokens,
+        "origin": sample.origin,
+        "loss_mask": sample.loss_mask,
+        "logprobs": sample.logprobs,
+        "versions": sample.versions,
+    }
+
+
+def _unsampled_fields(trajectory: Trajectory) -> dict[str, Any]:
+    """The tokens of a trajectory that gave no sample: its turns' contexts and tokens, none of them trained."""
+    fields: dict[str, list[Any]] = {"tokens": [], "origin": [], "logprobs": [], "versions": []}
+    for turn in trajectory.turns:
+        num_context = len(turn.context)
+        fields["tokens"] += [*turn.context, *turn.tokens]
+        fields["origin"] += [*turn.context_origin, *[Origin.MODEL] * len(turn.tokens)]
+        fields["logprobs"] += [*[0.0] * num_context, *turn.logprobs]
+        fields["versions"] += [*[UNSAMPLED] * num_context, *turn.versions]
+    untrained = {"loss_mask": [False] * len(fields["tokens"]), "temperature": trajectory.temperature}
+    return {"order": None, "valid": trajectory.outcome.valid, **fields, **untrained}
+
+
+def _prompt(task: Task) -> list[dict[str, str | None]]:
+    if isinstance(task.prompt, str):
+        return [{"role": None, "content": _text(task.prompt), "tool_calls": None}]
+    return [_message(message) for message in task.prompt]
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        **_message(turn.message),
+        "finish": turn.finish.value,
+        "reward": turn.reward,
+        "num_context": len(turn.context),
+        "num_tokens": len(turn.tokens),
+        "restart": turn.restart,
+    }
+
+
+def _message(message: Message) -> dict[str, str | None]:
+    calls = message.to_dict().get("tool_calls")
+    return {"role": message.role, "content": _text(message.content), "tool_calls": json.dumps(calls) if calls else None}
+
+
+def _text(text: str | None) -> str | None:
+    """Text that UTF-8 can hold: a model can write a lone surrogate (JSON's \\ud800), which must not end a run."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")

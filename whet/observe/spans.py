@@ -1,0 +1,129 @@
+"""Where the time goes: seconds and tokens by phase, and memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from whet.observe.metrics import Last, Max, Mean, Metrics, Total
+
+GIB = 2**30
+RESERVED = ("step", "other")
+"""Phase names that would hide `time/step_s` and `time/other_s`."""
+
+
+class Phases:
+    """Wall-clock seconds by phase, for the current step and for the whole run.
+
+    Spans nest and nested names are paths (`rollout/engine`), a part of their parent's time. One Phases belongs to one
+    line of control: spans of concurrent tasks would count the same second twice.
+    """
+
+    def __init__(
+        self, on_enter: Callable[[str], None] | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`on_enter` is told every phase that begins (a display shows it); `clock` gives seconds."""
+        self._on_enter, self._clock = on_enter, clock
+        self._open: list[str] = []
+        self._seconds: dict[str, float] = {}
+        self._tokens: dict[str, int] = {}
+        self._run_seconds: dict[str, float] = {}
+        self._run_tokens: dict[str, int] = {}
+        self._run_began = self._step_began = clock()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time the body as phase `name`, inside the phase that is open. Counted also when the body raises."""
+        if not name or "/" in name or (name in RESERVED and not self._open):
+            raise ValueError(f"a phase cannot be named {name!r}: not empty, no '/', and not one of {RESERVED}")
+        path = f"{self._open[-1]}/{name}" if self._open else name
+        self._open.append(path)
+        if self._on_enter is not None:
+            self._on_enter(path)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            seconds = self._clock() - began
+            closed = self._open.pop()
+            assert closed == path, f"phase {path!r} ended while {closed!r} was open inside it"
+            for table in (self._seconds, self._run_seconds):
+                table[path] = table.get(path, 0.0) + seconds
+
+    def add_tokens(self, name: str, num_tokens: int) -> None:
+        """Count tokens that phase `name` (its whole path) worked through, for its tokens per second."""
+        for table in (self._tokens, self._run_tokens):
+            table[name] = table.get(name, 0) + num_tokens
+
+    def take(self) -> Metrics:
+        """The step that ends here, which began where the one before ended; the next begins.
+
+        `time/<phase>_s` for every phase, `time/step_s` for the whole step, `time/other_s` for the part of it in no
+        phase, and `tokens_per_second/<phase>` for phases with tokens. Merged over steps they are again exact.
+        Raises ValueError where a phase is still open, or tokens were counted for a phase that was not timed.
+        """
+        if self._open:
+            raise ValueError(f"a step cannot end inside phase {self._open[-1]!r}: take() belongs after its span")
+        _check_timed(self._tokens, self._seconds)
+        now = self._clock()
+        whole = now - self._step_began
+        metrics: Metrics = {f"time/{name}_s": Total(seconds) for name, seconds in self._seconds.items()}
+        metrics["time/step_s"] = Total(whole)
+        metrics["time/other_s"] = Total(_remainder(whole, self._seconds))
+        for name, num_tokens in self._tokens.items():
+            metrics[f"tokens_per_second/{name}"] = Mean(num_tokens, self._seconds[name])
+        self._step_began, self._seconds, self._tokens = now, {}, {}
+        return metrics
+
+    def seconds_by_phase(self) -> dict[str, float]:
+        """Seconds of the run so far in each phase that has ended, and in none (`other`).
+
+        The top-level phases and `other` add up to the run's time; nested ones are parts of their parents.
+        """
+        elapsed = self._clock() - self._run_began
+        return {**self._run_seconds, "other": _remainder(elapsed, self._run_seconds)}
+
+    def tokens_per_second(self) -> dict[str, float]:
+        """Tokens per second of the run so far, for the phases that counted tokens and took any time."""
+        _check_timed(self._run_tokens, self._run_seconds)
+        timed = {name: n for name, n in self._run_tokens.items() if self._run_seconds[name] > 0}
+        return {name: num_tokens / self._run_seconds[name] for name, num_tokens in timed.items()}
+
+
+def memory() -> Metrics:
+    """Memory of this process in GiB: resident now and at its peak, and what torch holds on the current CUDA device.
+
+    Resident memory now is read from /proc, so it is missing on macOS; Windows has neither.
+    """
+    metrics: Metrics = {}
+    statm = Path("/proc/self/statm")
+    if sys.platform != "win32":
+        import resource
+
+        if statm.exists():
+            num_pages = int(statm.read_text().split()[1])
+            metrics["memory/rss_gib"] = Last(num_pages * resource.getpagesize() / GIB)
+        # Linux counts in KiB, macOS in bytes.
+        unit_bytes = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        metrics["memory/rss_peak_gib"] = Max(peak * unit_bytes / GIB)
+    if torch.cuda.is_available():
+        metrics["memory/cuda_gib"] = Last(torch.cuda.memory_allocated() / GIB)
+        metrics["memory/cuda_peak_gib"] = Max(torch.cuda.max_memory_allocated() / GIB)
+    return metrics
+
+
+def _remainder(whole: float, seconds: Mapping[str, float]) -> float:
+    """What no top-level phase covers. Rounding could leave it a hair below zero."""
+    return max(0.0, whole - sum(s for name, s in seconds.items() if "/" not in name))
+
+
+def _check_timed(tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+    untimed = sorted(tokens.keys() - seconds.keys())
+    if untimed:
+        raise ValueError(f"tokens were counted for {untimed}, but the phases timed are {sorted(seconds)}")

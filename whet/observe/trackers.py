@@ -1,0 +1,183 @@
+"""Where a run's metrics go: always to `metrics.jsonl`, on request to TensorBoard, wandb and a user's own tracker."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import NonNegativeInt
+
+from whet.config import Config, Reference, resolve
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Somewhere that metrics are sent."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the values of a step."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is being sent. Nothing is logged afterwards."""
+        ...
+
+
+class WandbConfig(Config):
+    """A Weights & Biases run. The account comes from wandb's own environment (`WANDB_API_KEY`, `wandb login`)."""
+
+    project: str = "whet"
+    name: str | None = None
+    """Of the run; left out, wandb makes one up."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes below the run's folder and sends nothing; `wandb sync` uploads it later."""
+
+
+class ObserveConfig(Config):
+    """What a run shows and keeps of itself, besides `metrics.jsonl`, which it always writes."""
+
+    tensorboard: bool = False
+    """Write TensorBoard event files below the run's folder."""
+    wandb: WandbConfig | None = None
+    """Log to Weights & Biases."""
+    trackers: tuple[Reference, ...] = ()
+    """Your own: each names a callable `(run_dir: Path, config: dict) -> Tracker`."""
+    display: Literal["auto", "rich", "plain", "none"] = "auto"
+    """`rich`: a live panel; `plain`: a line per step; `none`: warnings only; `auto`: rich on a terminal, else plain."""
+    records_every: NonNegativeInt = 1
+    """Record the tokens of every n-th rollout in `rollouts/`; 0 never does."""
+
+
+class JsonlTracker:
+    """One JSON object per line, on disk as soon as it is logged: `{"step": 3, "time": 1712.5, "reward/mean": 0.25}`.
+
+    JSON has no NaN and no infinity: they are written as null, and `"nonfinite"` lists their names. `time` is in
+    seconds since the epoch. A last line that a crash tore off is cut when the file is opened.
+    """
+
+    RESERVED = ("step", "time", "nonfinite")
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = Path(path), clock
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab")
+        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line. Raises ValueError for a metric named `step`, `time` or `nonfinite`."""
+        taken = [name for name in self.RESERVED if name in values]
+        if taken:
+            raise ValueError(f"{self.path.name} has {taken} of its own: give your metrics other names")
+        nonfinite = [name for name, value in values.items() if not math.isfinite(value)]
+        line: dict[str, Any] = {"step": step, "time": self._clock()}
+        line.update((name, value if math.isfinite(value) else None) for name, value in values.items())
+        if nonfinite:
+            line["nonfinite"] = nonfinite
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def tell(self) -> int:
+        """The size of the file in bytes, which is where the next line begins."""
+        return self.path.stat().st_size
+
+    def truncate(self, offset: int) -> None:
+        """Forget every line from `offset` (an earlier `tell()`) on.
+
+        Raises:
+            ValueError: no line begins at that offset, so this is not the file it was taken from.
+        """
+        content = self.path.read_bytes()
+        if not 0 <= offset <= len(content) or content[:offset][-1:] not in (b"", b"\n"):
+            raise ValueError(
+                f"{self.path} cannot be cut at byte {offset}: no line of its {len(content)} bytes begins there, "
+                "so the file was changed since its offset was noted; restore it, or start a new run folder"
+            )
+        self._file.truncate(offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """Scalars in TensorBoard event files. Needs the `tensorboard` package."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "observe.tensorboard", error) from error
+        self._make_writer = lambda step: SummaryWriter(str(folder), purge_step=step)
+        self._writer: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add one scalar per value.
+
+        The first step logged takes the place of what an earlier process wrote from that step on: after a resume, a
+        curve does not run twice.
+        """
+        if self._writer is None:
+            self._writer = self._make_writer(step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbTracker:
+    """A Weights & Biases run. Needs the `wandb` package."""
+
+    def __init__(
+        self,
+        project: str,
+        name: str | None,
+        mode: Literal["offline", "online"],
+        folder: Path,
+        config: Mapping[str, Any],
+    ) -> None:
+        """`config` is shown beside the run; its files go below `folder`."""
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise _missing("wandb", "observe.wandb", error) from error
+        self._run = wandb.init(project=project, name=name, mode=mode, dir=str(folder), config=dict(config))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str, Any]) -> list[Tracker]:
+    """The trackers of a run; the first is the JsonlTracker of its `metrics.jsonl`.
+
+    `run_config` is the run's resolved configuration as plain values.
+
+    Raises:
+        ValueError: a package is missing, a reference does not resolve, or what it makes is no tracker.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    trackers: list[Tracker] = []
+    if config.tensorboard:
+        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+    if config.wandb is not None:
+        wandb = config.wandb
+        trackers.append(WandbTracker(wandb.project, wandb.name, wandb.mode, run_dir, run_config))
+    for reference in config.trackers:
+        tracker = resolve(reference, kind="tracker")(run_dir, dict(run_config))
+        if not isinstance(tracker, Tracker):
+            made = f"{reference!r} made an object of type {type(tracker).__name__}"
+            raise ValueError(f"observe.trackers: {made}, which has no log() and close()")
+        trackers.append(tracker)
+    return [JsonlTracker(run_dir / "metrics.jsonl"), *trackers]
+
+
+def _missing(package: str, key: str, error: ImportError) -> ValueError:
+    return ValueError(f"{key} needs the {package} package ({error}): pip install 'whet[{package}]', or turn it off")

@@ -1,0 +1,15 @@
+"""Rewards: what a trajectory is worth. Failures are typed errors, never a silent 0."""
+
+from whet.reward.base import GroupReward, LabelError, Reward, RewardError, RewardTimeout
+from whet.reward.build import ComponentConfig, RewardConfig, build_reward
+
+__all__ = [
+    "ComponentConfig",
+    "GroupReward",
+    "LabelError",
+    "Reward",
+    "RewardConfig",
+    "RewardError",
+    "RewardTimeout",
+    "build_reward",
+]

@@ -1,0 +1,77 @@
+"""The reward seam: an async callable that scores a trajectory, or all siblings of a task together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Protocol
+
+from whet.types import Group, Rewards, Trajectory
+
+
+class RewardError(Exception):
+    """A reward could not be computed: it raised, it crashed, or it returned something that is no score.
+
+    Never turned into a 0: the rollout boundary records it as the trajectory's outcome.
+    """
+
+
+class RewardTimeout(RewardError):
+    """A reward did not answer before its deadline."""
+
+
+class LabelError(ValueError):
+    """A task's label cannot be used by the reward that reads it: the data are wrong, not the answer."""
+
+
+class Reward(Protocol):
+    """Scores one trajectory. Raises `RewardError`, `RewardTimeout` or `LabelError`; may be called concurrently."""
+
+    async def __call__(self, trajectory: Trajectory) -> Rewards: ...
+
+    def close(self) -> None:
+        """Release processes and files. A closed reward must not be called again."""
+        ...
+
+
+class GroupReward(Protocol):
+    """Scores the siblings of one task together, one `Rewards` per trajectory, in their order."""
+
+    async def __call__(self, group: Group) -> list[Rewards]: ...
+
+    def close(self) -> None: ...
+
+
+def read_score(value: object) -> Rewards:
+    """What a user's function returned, as `Rewards`: a number, named components, or `Rewards` itself.
+
+    A mapping's "total" is the total; without one, the total is the sum of its components.
+    Raises ValueError for anything else, and for numbers that are not finite.
+    """
+    if isinstance(value, Rewards):
+        components = {str(name): _number(part, f"component {name!r}") for name, part in value.components.items()}
+        return Rewards(_number(value.total, "the total"), components, str(value.detail))
+    if isinstance(value, Mapping):
+        if not value:
+            raise ValueError("it returned an empty mapping; name at least one component")
+        components = {str(name): _number(part, f"component {name!r}") for name, part in value.items()}
+        total = components.pop("total") if "total" in components else math.fsum(components.values())
+        return Rewards(_number(total, "the total"), components)
+    return Rewards(_number(value, "the reward"))
+
+
+def _number(value: object, what: str) -> float:
+    if not isinstance(value, Real):
+        raise ValueError(
+            f"{what} is {_shorten(value)} ({type(value).__name__}); return a float, a dict of floats, or Rewards"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}; it must be finite")
+    return number
+
+
+def _shorten(value: object, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."

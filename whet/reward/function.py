@@ -1,0 +1,104 @@
+"""A user's function as a reward: `fn(trajectory, **options) -> float | dict[str, float] | Rewards`.
+
+A plain function runs in a killable worker, where it is imported anew: it shares no state with the trainer, and what
+it keeps lives as long as its worker. A coroutine function runs in the event loop, so it must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from whet.config import resolve
+from whet.reward.base import Reward, RewardError, RewardTimeout, read_score
+from whet.reward.pool import WorkerPool
+from whet.reward.wire import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
+from whet.types import JSON, Rewards, Trajectory
+
+SCORE = "whet.reward.function:score"
+
+
+def function_reward(reference: str, options: Mapping[str, Any], pool: WorkerPool, timeout_s: float) -> Reward:
+    """The reward that a reference names. Raises ValueError if it is no function that takes (trajectory, **options)."""
+    function = resolve(reference, kind="reward")
+    if not callable(function):
+        raise ValueError(f"reward {reference!r} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None, **options)
+    except TypeError as error:
+        call = ", ".join(["trajectory", *(f"{name}=..." for name in options)])
+        raise ValueError(f"reward {reference!r} cannot be called as f({call}): {error}") from None
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return AsyncFunction(reference, options, timeout_s)
+    return SyncFunction(reference, options, pool)
+
+
+class SyncFunction:
+    """A plain function, called in a worker under the pool's deadline."""
+
+    def __init__(self, reference: str, options: Mapping[str, Any], pool: WorkerPool) -> None:
+        self._reference, self._options, self._pool = reference, dict(options), pool
+
+    async def __call__(self, trajectory: Trajectory) -> Rewards:
+        what = _what(self._reference, trajectory)
+        arguments = {
+            "reference": self._reference,
+            "options": self._options,
+            "trajectory": trajectory_to_json(trajectory),
+        }
+        result = await self._pool.call(SCORE, arguments, what)
+        if "invalid" in result:
+            raise RewardError(f"{what}: {result['invalid']}")
+        return rewards_from_json(result["rewards"])
+
+    def close(self) -> None:
+        """The pool belongs to whoever made it."""
+
+
+class AsyncFunction:
+    """A coroutine function, awaited in the event loop and cancelled at its deadline."""
+
+    def __init__(self, reference: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self._reference, self._options, self._timeout_s = reference, dict(options), timeout_s
+        self._function = resolve(reference, kind="reward")
+
+    async def __call__(self, trajectory: Trajectory) -> Rewards:
+        what = _what(self._reference, trajectory)
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                value = await self._function(trajectory, **self._options)
+        except Exception as error:  # a user's function may raise anything; it becomes one typed error here
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s") from error
+            raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
+        try:
+            return read_score(value)
+        except ValueError as error:
+            raise RewardError(f"{what}: {error}") from None
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def score(reference: str, options: Mapping[str, Any], trajectory: JSON) -> JSON:
+    """The worker's side of `SyncFunction`."""
+    value = resolve(reference, kind="reward")(trajectory_from_json(trajectory), **options)
+    try:
+        return {"rewards": rewards_to_json(read_score(value))}
+    except ValueError as error:
+        return {"invalid": str(error)}
+
+
+def _what(reference: str, trajectory: Trajectory) -> str:
+    return f"reward {reference!r} on task {trajectory.task.id!r}"
+
+
+def _place(error: Exception) -> str:
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

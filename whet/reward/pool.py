@@ -1,0 +1,228 @@
+"""A pool of worker processes that can be killed: what runs in one cannot hang, crash or bloat the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from whet.reward.base import RewardError, RewardTimeout
+from whet.types import JSON
+
+START_TIMEOUT_S = 60.0
+"""For a new worker to start and import what it needs; no call's deadline pays for that."""
+MAX_REPLY_BYTES = 2**20
+STDERR_TAIL_BYTES = 4096
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception raised in a worker, as the cause of the `RewardError` raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class WorkerPool:
+    """Runs functions, named by import reference, in child processes; JSON goes in and JSON comes out.
+
+    Processes start with the first call that needs them. Calls beyond `workers` queue up; each one's `timeout_s`
+    starts when a worker takes it. A call that expires gets its worker (and the worker's children) killed; the
+    next call starts a new one. Safe to use from several tasks and from several event loops.
+    """
+
+    def __init__(self, workers: int, timeout_s: float, memory_mb: int = 0, preload: Sequence[str] = ()) -> None:
+        """`memory_mb`: address space of each worker (Linux; 0: no limit). `preload`: what it imports as it starts."""
+        if workers < 1:
+            raise ValueError(f"a worker pool needs at least 1 worker, not {workers}")
+        self.timeout_s = timeout_s
+        self._hello = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="whet-reward")
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._closed = False
+
+    async def call(self, function: str, arguments: Mapping[str, JSON], what: str) -> JSON:
+        """`function(**arguments)` in a worker. `what` names the call in errors.
+
+        Raises RewardTimeout when it exceeds `timeout_s`, RewardError when it raises or its worker dies.
+        """
+        request = {"function": function, "arguments": dict(arguments), "timeout_s": self.timeout_s}
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"{what}: its arguments cannot be sent to a worker as JSON: {error}") from error
+        if self._closed:
+            raise RewardError(f"{what}: the pool is closed")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._run, line, what)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes alive now."""
+        with self._lock:
+            return sorted(worker.pid for worker in self._all)
+
+    def close(self) -> None:
+        """Kill and reap every worker; calls in flight or queued raise RewardError. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for worker in self._all:
+                worker.kill()
+        self._threads.shutdown(wait=True)
+        for worker in list(self._all):
+            self._discard(worker)
+
+    def _run(self, line: bytes, what: str) -> JSON:
+        worker = self._take(what)
+        try:
+            reply = worker.exchange(line, self.timeout_s)
+        except TimeoutError as error:
+            self._discard(worker)
+            raise RewardTimeout(f"{what} took longer than {self.timeout_s:g} s; its worker was killed") from error
+        except _WorkerDied as error:
+            self._discard(worker)
+            raise RewardError(f"{what}: {'the pool was closed' if self._closed else error}") from error
+        self._give_back(worker)
+        return _read_reply(reply, what)
+
+    def _take(self, what: str) -> _Worker:
+        with self._lock:
+            if self._closed:
+                raise RewardError(f"{what}: the pool is closed")
+            if self._idle:
+                return self._idle.pop()
+            worker = _Worker()
+            self._all.add(worker)
+        hello = json.dumps(self._hello).encode() + b"\n"
+        try:
+            _read_reply(worker.exchange(hello, START_TIMEOUT_S), "starting a reward worker")
+        except (TimeoutError, _WorkerDied, RewardError) as error:
+            self._discard(worker)
+            if isinstance(error, RewardError):
+                raise
+            raise RewardError(f"{what}: its worker did not start: {error}") from error
+        return worker
+
+    def _give_back(self, worker: _Worker) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def _discard(self, worker: _Worker) -> None:
+        worker.close()
+        with self._lock:
+            self._all.discard(worker)
+
+
+class _WorkerDied(Exception):
+    """A worker ended, or broke the protocol, before it answered."""
+
+
+class _Worker:
+    """One child process with its three pipes. Used by one thread at a time, except for `kill`."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "whet.reward.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+            start_new_session=True,  # its own group: a kill reaches what the function itself started, Ctrl-C does not
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(pipe.fileno(), False)
+        self._stderr_tail = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exchange(self, line: bytes, timeout_s: float) -> bytes:
+        """Send one line, return the line that answers it. Raises TimeoutError or `_WorkerDied`."""
+        deadline = time.monotonic() + timeout_s
+        rest, reply = memoryview(line), bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdin, selectors.EVENT_WRITE)
+            selector.register(self._stdout, selectors.EVENT_READ)
+            selector.register(self._stderr, selectors.EVENT_READ)
+            while not reply.endswith(b"\n"):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
+                ready = {key.fileobj for key, _ in selector.select(remaining)}
+                if self._stderr in ready and not self._drain_stderr():
+                    selector.unregister(self._stderr)
+                if self._stdin in ready:
+                    rest = rest[self._write(rest) :]
+                    if not rest:
+                        selector.unregister(self._stdin)
+                if self._stdout in ready:
+                    reply += self._read()
+                if len(reply) > MAX_REPLY_BYTES:
+                    raise _WorkerDied(f"its answer is longer than {MAX_REPLY_BYTES} bytes; the worker was killed")
+        return bytes(reply)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group. The process is unreaped here, so its id is still its own."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            pipe.close()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._stdin.fileno(), data)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def _read(self) -> bytes:
+        data = os.read(self._stdout.fileno(), 65536)
+        if not data:
+            raise self._death()
+        return data
+
+    def _drain_stderr(self) -> bool:
+        """Keep the end of what is there; False at its end."""
+        data = os.read(self._stderr.fileno(), 65536)
+        self._stderr_tail = (self._stderr_tail + data)[-STDERR_TAIL_BYTES:]
+        return bool(data)
+
+    def _death(self) -> _WorkerDied:
+        self.kill()
+        code = self._process.wait()
+        try:
+            while self._drain_stderr():
+                pass
+        except BlockingIOError:
+            pass  # something the function started still holds the pipe; what is there has been read
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        words = self._stderr_tail.decode(errors="replace").strip()
+        return _WorkerDied(f"its worker died ({how}); " + (f"its last words: {words}" if words else "it said nothing"))
+
+
+def _read_reply(reply: bytes, what: str) -> JSON:
+    data = json.loads(reply)
+    if "value" in data:
+        return data["value"]
+    message = f"{what}: {data['kind']}: {data['message']} (at {data['where']})"
+    raise RewardError(message) from WorkerTraceback(data["traceback"])

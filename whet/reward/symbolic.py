@@ -1,0 +1,36 @@
+"""Symbolic equality through math-verify. Runs in a worker only: its cost has no bound of its own.
+
+Both texts have passed `whet.reward.grammar`. math-verify's own time limits are signals of the main thread and its
+plain-text parser evaluates Python expressions, so neither is used: the worker is killed at its deadline, and text is
+read as LaTeX only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+
+Verdict = Literal["equal", "different", "label", "answer"]
+"""`label`, `answer`: which of the two could not be read."""
+
+DECIMALS = 12
+"""To which decimals are compared with irrational numbers, where no exact comparison exists."""
+
+
+def compare(label: str, answer: str) -> Verdict:
+    label_forms, answer_forms = _parse(label), _parse(answer)
+    if not label_forms:
+        return "label"
+    if not answer_forms:
+        return "answer"
+    equal = verify(label_forms, answer_forms, float_rounding=DECIMALS, timeout_seconds=None)
+    return "equal" if equal else "different"
+
+
+def _parse(text: str) -> list[Any]:
+    config = LatexExtractionConfig()
+    return parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore

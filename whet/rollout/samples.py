@@ -1,0 +1,50 @@
+"""Trajectories to training samples: what was sampled is what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.types import UNSAMPLED, Group, Origin, Sample, Trajectory, Turn
+
+
+def samples_of(trajectory: Trajectory) -> list[Sample]:
+    """One sample per unbroken chain of turns; a turn that rewrote the history starts the next.
+
+    The loss mask covers exactly the tokens that the engine sampled.
+    """
+    chains: list[list[Turn]] = []
+    for turn in trajectory.turns:
+        if turn.restart or not chains:
+            chains.append([])
+        chains[-1].append(turn)
+    return [_sample_of(trajectory, chain, order) for order, chain in enumerate(chains)]
+
+
+def samples_of_groups(groups: Sequence[Group]) -> list[Sample]:
+    """All samples of a rollout, in order."""
+    return [sample for group in groups for trajectory in group.trajectories for sample in samples_of(trajectory)]
+
+
+def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sample:
+    tokens: list[int] = []
+    origin: list[Origin] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for turn in chain:
+        tokens.extend((*turn.context, *turn.tokens))
+        origin.extend((*turn.context_origin, *(Origin.MODEL for _ in turn.tokens)))
+        logprobs.extend((*(0.0 for _ in turn.context), *turn.logprobs))
+        versions.extend((*(UNSAMPLED for _ in turn.context), *turn.versions))
+    return Sample(
+        tokens=tuple(tokens),
+        origin=tuple(origin),
+        loss_mask=tuple(o is Origin.MODEL for o in origin),
+        logprobs=tuple(logprobs),
+        versions=tuple(versions),
+        group=trajectory.task.id,
+        trajectory=trajectory.id,
+        order=order,
+        reward=trajectory.rewards.total if trajectory.rewards is not None else 0.0,
+        valid=trajectory.outcome.valid and trajectory.rewards is not None,
+        temperature=trajectory.temperature,
+    )

@@ -1,0 +1,66 @@
+"""Publishing where the engine is in the trainer's process: no bytes move, and the proof is the same as elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+import torch
+
+from whet.engine.base import Engine
+from whet.model.attention import PackedRow
+from whet.model.causal import CausalModel
+from whet.model.digest import digest_of
+from whet.sync.base import SyncError
+from whet.train.base import Backend
+from whet.types import Receipt
+
+PROBE_TOKENS = 12
+PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Largest difference in nats between the engine's cached decode path and the trainer's packed row, by dtype."""
+
+
+class SharedPublisher:
+    """Publishes to an embedded engine, and compares digests and a probe before the version counts.
+
+    Args:
+        backend: whose weights are published.
+        model: the trainer's model, for the probe.
+        engine: who takes them over.
+        thread: where torch work runs.
+    """
+
+    def __init__(self, backend: Backend, model: CausalModel, engine: Engine, thread: Executor) -> None:
+        self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
+        self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
+
+    async def connect(self) -> None:
+        """Nothing to connect."""
+
+    async def publish(self, version: int) -> Receipt:
+        receipt = await self._engine.update(self._backend.named_weights(), version)
+        loop = asyncio.get_running_loop()
+        mine = await loop.run_in_executor(self._thread, self._digest)
+        if receipt.version != version or self._engine.version != version:
+            raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
+        if receipt.resident_digest != mine:
+            raise SyncError(f"version {version}: the engine holds weights with digest {receipt.resident_digest}, the trainer {mine}")
+        theirs = await self._engine.score(self._probe)
+        expected = await loop.run_in_executor(self._thread, self._score)
+        worst = max(abs(a - b) for a, b in zip(theirs, expected, strict=True))
+        if not worst <= PROBE_TOLERANCE[self._model.dtype]:
+            raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
+        return receipt
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _digest(self) -> str:
+        return digest_of(self._backend.named_weights())
+
+    @torch.no_grad()
+    def _score(self) -> list[float]:
+        tokens = torch.tensor(self._probe, device=self._model.device)
+        attend = PackedRow([len(self._probe)], self._model.device)
+        logits = self._model.logits(self._model.hidden(tokens, attend.positions, attend)).float()
+        return torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None]).squeeze(-1).tolist()

@@ -1,0 +1,74 @@
+"""The trainer seam: annotate tokens, accumulate gradients, step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from whet.algo.base import LossFunction, Need
+from whet.core.batch import TrainBatch
+from whet.observe.metrics import Metrics
+
+
+class NonFinite(RuntimeError):
+    """The loss or a gradient is NaN or infinite; no weight was changed by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """What a forward and backward pass over a batch found."""
+
+    loss: float
+    logprobs: Tensor
+    """Of the trained tokens under the weights that the pass used; 0 elsewhere. [T] float32, on the CPU"""
+    metrics: Metrics
+    num_tokens: int
+    """Tokens that went through the model."""
+
+
+class Backend(Protocol):
+    """A model that trains. Every method is collective: all ranks call it, in the same order."""
+
+    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        """Fill one column: `old_logprobs` or `ref_logprobs` under this backend's present weights, without gradient."""
+        ...
+
+    def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
+        """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
+
+        Raises:
+            NonFinite: if the loss is not a number.
+        """
+        ...
+
+    def optim_step(self) -> Metrics:
+        """Clip, step, zero the gradients; reports `optim/grad_norm` and `optim/lr`.
+
+        Raises:
+            NonFinite: if the gradient norm is not finite.
+        """
+        ...
+
+    def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        """The weights as a stream, named as in Hugging Face files."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write Hugging Face safetensors and config."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on: weights, optimizer, schedule."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def sleep(self) -> None:
+        """Free device memory that only training needs."""
+        ...
+
+    def wake(self) -> None: ...

@@ -1,0 +1,122 @@
+"""Batch arithmetic, and how a rollout's samples become optimizer steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.core.batch import TrainBatch
+
+
+class BatchConfig(Config):
+    """prompts_per_rollout x samples_per_prompt = samples_per_step x steps_per_rollout. Any one may be left out."""
+
+    prompts_per_rollout: int | None = Field(default=None, gt=0)
+    """Prompts that a rollout takes."""
+    samples_per_prompt: int | None = Field(default=None, gt=0)
+    """Trajectories sampled from each prompt."""
+    samples_per_step: int | None = Field(default=None, gt=0)
+    """Trajectories that one optimizer step learns from (the global batch size)."""
+    steps_per_rollout: int | None = Field(default=None, gt=0)
+    """Optimizer steps that a rollout feeds, per epoch."""
+    epochs: int = Field(default=1, gt=0)
+    """Passes over a rollout's samples; each one cuts them into steps anew, in a new order."""
+
+
+class BatchPlan(Config):
+    """The equation, solved."""
+
+    prompts_per_rollout: int
+    samples_per_prompt: int
+    samples_per_step: int
+    steps_per_rollout: int
+    epochs: int
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps per rollout, all epochs."""
+        return self.steps_per_rollout * self.epochs
+
+
+def plan_batch(config: BatchConfig) -> BatchPlan:
+    """Solve the batch equation.
+
+    Two missing values are filled by their usual ones first: one step per rollout, one sample per prompt.
+
+    Raises:
+        ValueError: if it has no solution in whole numbers; the text shows it with the numbers.
+    """
+    names = ("prompts_per_rollout", "samples_per_prompt", "samples_per_step", "steps_per_rollout")
+    known = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    for name in ("steps_per_rollout", "samples_per_prompt"):
+        if len(known) < 3 and name not in known:
+            known[name] = 1
+    if len(known) < 3:
+        missing = [name for name in names if name not in known]
+        raise ValueError(f"batch: cannot derive {' and '.join(missing)}; set one of them. {_equation(known)}")
+    left, right = names[:2], names[2:]
+    for name in names:
+        if name in known:
+            continue
+        mine, other = (left, right) if name in left else (right, left)
+        product = known[other[0]] * known[other[1]]
+        partner = known[next(n for n in mine if n != name)]
+        if product % partner:
+            raise ValueError(f"batch: {name} would be {product}/{partner}, which is no whole number. {_equation(known)}")
+        known[name] = product // partner
+    if known[left[0]] * known[left[1]] != known[right[0]] * known[right[1]]:
+        raise ValueError(f"batch: the sizes contradict each other. {_equation(known)}")
+    return BatchPlan(**known, epochs=config.epochs)
+
+
+def _equation(known: dict[str, int]) -> str:
+    def term(name: str) -> str:
+        return f"{name} ({known.get(name, '?')})"
+
+    text = (
+        f"{term('prompts_per_rollout')} x {term('samples_per_prompt')} = "
+        f"{term('samples_per_step')} x {term('steps_per_rollout')}"
+    )
+    if len(known) == 4:
+        text += (
+            f", but {known['prompts_per_rollout'] * known['samples_per_prompt']} is not "
+            f"{known['samples_per_step'] * known['steps_per_rollout']}"
+        )
+    return text
+
+
+def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:
+    """Cut a rollout's samples into its optimizer steps, every epoch in a new order.
+
+    The samples of one trajectory stay in one step. With one step per rollout nothing is reordered. Trajectories that left no
+    sample make steps smaller, never fewer.
+
+    Args:
+        batch: all samples of the rollout.
+        plan: the batch arithmetic.
+        seed: of the shuffles; give each rollout its own.
+    """
+    by_trajectory: dict[int, list[int]] = {}
+    for i, trajectory in enumerate(batch.trajectory.tolist()):
+        by_trajectory.setdefault(trajectory, []).append(i)
+    trajectories = list(by_trajectory)
+    rng = random.Random(seed)
+    for _ in range(plan.epochs):
+        if plan.optimizer_steps > 1:
+            rng.shuffle(trajectories)
+        for part in _even(trajectories, plan.steps_per_rollout):
+            if part:
+                yield batch.select([i for t in part for i in by_trajectory[t]])
+
+
+def _even(items: list[int], parts: int) -> Iterator[list[int]]:
+    """Cut a list into parts whose sizes differ by one at most."""
+    size, spare = divmod(len(items), parts)
+    start = 0
+    for i in range(parts):
+        stop = start + size + (i < spare)
+        yield items[start:stop]
+        start = stop

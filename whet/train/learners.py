@@ -1,0 +1,94 @@
+"""The models that take part in an update: the policy, and the frozen reference it may be measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whet.algo.base import Algorithm, Need
+from whet.core.batch import TrainBatch
+from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
+from whet.train.base import Backend
+from whet.train.batching import BatchPlan, steps_of
+from whet.types import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an update did."""
+
+    metrics: Metrics
+    train_logprobs: Tensor
+    """The trainer's log-probs of the trained tokens under the policy that the update began with; 0 elsewhere. [T]"""
+
+
+class Learners:
+    """Annotation and updates over a rollout's batch.
+
+    Args:
+        policy: the backend that trains.
+        reference: a frozen backend for `Need.REF_LOGPROBS`.
+        algorithm: credit and loss.
+        plan: batch arithmetic.
+        seed: of the shuffles into optimizer steps.
+    """
+
+    def __init__(
+        self, policy: Backend, reference: Backend | None, algorithm: Algorithm, plan: BatchPlan, seed: int
+    ) -> None:
+        self.policy = policy
+        self.reference = reference
+        self.algorithm = algorithm
+        self.plan = plan
+        self._seed = seed
+
+    def annotate(self, batch: TrainBatch) -> TrainBatch:
+        """Fill the columns that the algorithm needs."""
+        for need in sorted(self.algorithm.needs):
+            if need is Need.REF_LOGPROBS:
+                assert self.reference is not None, "build made no reference model"
+                batch = self.reference.annotate(batch, need)
+            else:
+                batch = self.policy.annotate(batch, need)
+        return batch
+
+    def update(self, batch: TrainBatch, progress: Progress) -> Update:
+        """Every optimizer step that the rollout feeds. Weights are global to each step; an untrainable step is skipped.
+
+        `progress.optimizer_step` moves with every step taken.
+        """
+        metrics: Metrics = {}
+        before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
+        for step in steps_of(batch, self.plan, self._seed * 1_000_003 + progress.rollout_id):
+            if not bool(step.loss_mask.any()):
+                continue
+            step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
+            found = self.policy.forward_backward(step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+            if before is None and self.plan.optimizer_steps == 1:
+                before = found.logprobs
+            metrics = merge_metrics(metrics, found.metrics)
+            metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
+            metrics = merge_metrics(metrics, self.policy.optim_step())
+            progress.optimizer_step += 1
+        if before is None:
+            before = torch.zeros(batch.num_tokens)
+        else:
+            metrics = merge_metrics(metrics, mismatch(batch, before))
+        return Update(metrics, before)
+
+
+def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
+    """How far the trainer's log-probs are from the engine's, over the trained tokens: |difference| and k3 KL(rollout || train)."""
+    mask = batch.loss_mask
+    if not bool(mask.any()):
+        return {}
+    difference = (train_logprobs - batch.rollout_logprobs)[mask].double()
+    count = int(mask.sum())
+    kl = difference.exp() - 1 - difference
+    return {
+        "mismatch/logprob_mean": Mean(difference.abs().sum(), count),
+        "mismatch/logprob_max": Max(difference.abs().max()),
+        "mismatch/kl": Mean(kl.sum(), count),
+    }

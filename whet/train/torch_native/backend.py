@@ -1,0 +1,168 @@
+"""The torch-native backend on one device: packed rows under a token budget, gradients added up, chunked log-probs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.algo.base import LossFunction, Need
+from whet.config import Config
+from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.logprobs import chunked_logprobs
+from whet.model.attention import PackedRow
+from whet.model.causal import CausalModel
+from whet.observe.metrics import Metrics, merge_metrics
+from whet.train.base import Backward, NonFinite
+from whet.train.torch_native.optim import OptimConfig, Optimizer
+from whet.train.torch_native.packing import pack
+
+LOGITS_BYTES = 256 * 2**20
+"""Size of one chunk of logits that log-probs are computed from."""
+
+
+class TrainConfig(Config):
+    """How the policy is trained."""
+
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    """AdamW and its schedule."""
+    max_tokens_per_device: int = Field(default=16_384, gt=0)
+    """Tokens of a packed row (a micro-batch). A longer sample sits alone."""
+    logprob_chunk_tokens: int | None = Field(default=None, gt=0)
+    """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
+
+
+class TorchBackend:
+    """A `Backend` on one device.
+
+    Args:
+        model: trained in place.
+        config: budget and optimizer.
+        total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
+    """
+
+    def __init__(self, model: CausalModel, config: TrainConfig, total_steps: int | None) -> None:
+        self.model = model
+        self.config = config
+        self.optimizer: Optimizer | None = None
+        if total_steps is not None:
+            self.optimizer = Optimizer(model.hf.named_parameters(), config.optim, total_steps)
+        self._chunk_tokens = config.logprob_chunk_tokens or max(LOGITS_BYTES // (4 * model.vocab_size), 64)
+
+    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        if need not in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS):
+            raise ValueError(f"this backend cannot compute {need}")
+        column = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        with torch.no_grad():
+            for rows in self._rows(batch):
+                part = batch.select(rows).to(self.model.device)
+                _scatter(column, batch, rows, self._outputs(part, entropy_grad=False).logprobs)
+        return batch.with_(**{need.value: column})
+
+    def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
+        assert batch.weights is not None, "weights are assigned before the batch is cut"
+        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        metrics: Metrics = {}
+        total = torch.zeros((), dtype=torch.float64)
+        for rows in self._rows(batch):
+            part = batch.select(rows).to(self.model.device)
+            assert part.weights is not None
+            out = self._outputs(part, entropy_grad=entropy_grad)
+            found = loss(part, out)
+            value = (part.weights * found.terms).sum()
+            if not bool(torch.isfinite(value)):
+                raise NonFinite(f"the loss of a micro-batch is {float(value)} ({_where(part, found.terms)})")
+            value.backward()
+            total += value.detach().to("cpu", torch.float64)
+            metrics = merge_metrics(metrics, found.metrics)
+            _scatter(logprobs, batch, rows, out.logprobs)
+        return Backward(float(total), logprobs, metrics, batch.num_tokens)
+
+    def optim_step(self) -> Metrics:
+        assert self.optimizer is not None, "a frozen model has no optimizer"
+        return self.optimizer.step()
+
+    def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        if kind == "adapter":
+            raise ValueError("this policy is trained whole: it has no adapter to publish")
+        return self.model.named_weights()
+
+    def export(self, folder: Path) -> None:
+        self.model.hf.save_pretrained(folder)
+
+    def save(self, folder: Path) -> None:
+        assert self.optimizer is not None, "a frozen model is not saved"
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: w.detach().contiguous() for name, w in self.model.named_weights()}
+        save_file(weights, folder / "weights.safetensors")
+        save_file({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
+        (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
+
+    def load(self, folder: Path) -> None:
+        assert self.optimizer is not None, "a frozen model is not loaded"
+        weights = load_file(folder / "weights.safetensors")
+        own = dict(self.model.named_weights())
+        if weights.keys() != own.keys():
+            odd = sorted(weights.keys() ^ own.keys())
+            raise ValueError(f"{folder}/weights.safetensors is of another model: {len(odd)} names differ, among them {odd[:3]}")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                if weights[name].shape != tensor.shape:
+                    raise ValueError(
+                        f"{folder}/weights.safetensors is of another model: {name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(weights[name])
+        steps = json.loads((folder / "optimizer.json").read_text())["steps"]
+        self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
+
+    def sleep(self) -> None:
+        """Nothing to free that the engine would not share."""
+
+    def wake(self) -> None:
+        """Nothing to bring back."""
+
+    def _rows(self, batch: TrainBatch) -> list[list[int]]:
+        """Samples of each micro-batch; those without a trained token are left out."""
+        trained = torch.zeros(batch.num_samples).index_add_(0, batch.sample_of_token, batch.loss_mask.float()) > 0
+        chosen = trained.nonzero().squeeze(-1)
+        rows = pack(batch.lengths[chosen].tolist(), self.config.max_tokens_per_device)
+        return [chosen[row].tolist() for row in rows]
+
+    def _outputs(self, batch: TrainBatch, *, entropy_grad: bool) -> TokenOutputs:
+        """Log-probs and entropies of the trained tokens; the vocabulary is only projected to where one follows."""
+        attend = PackedRow(batch.lengths.tolist(), self.model.device)
+        hidden = self.model.hidden(batch.tokens, attend.positions, attend)
+        wanted = batch.loss_mask.nonzero().squeeze(-1)
+        temperature = batch.temperature[batch.sample_of_token][wanted]
+        logprobs, entropy = chunked_logprobs(
+            self.model.logits,
+            hidden.index_select(0, wanted - 1),
+            batch.tokens[wanted],
+            temperature,
+            self._chunk_tokens,
+            entropy_grad=entropy_grad,
+        )
+        empty = torch.zeros(batch.num_tokens, dtype=logprobs.dtype, device=logprobs.device)
+        return TokenOutputs(empty.index_copy(0, wanted, logprobs), empty.index_copy(0, wanted, entropy))
+
+
+def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:
+    """Put the values of some samples back to their places in the whole batch."""
+    starts = batch.starts.tolist()
+    pieces = values.detach().to("cpu", column.dtype).split(batch.lengths[samples].tolist())
+    for i, piece in zip(samples, pieces, strict=True):
+        column[starts[i] : starts[i] + len(piece)] = piece
+
+
+def _where(batch: TrainBatch, terms: Tensor) -> str:
+    bad = (~torch.isfinite(terms)).nonzero().squeeze(-1)
+    if not len(bad):
+        return "every term is finite, their weighted sum is not"
+    samples = batch.sample_of_token[bad].unique().tolist()
+    return f"{len(bad)} tokens of the samples {samples[:5]} of its row"

@@ -1,0 +1,156 @@
+"""AdamW with a schedule and clipping; float32 master weights where the model's are of lower precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.config import Config
+from whet.observe.metrics import Last, Mean, Metrics
+from whet.train.base import NonFinite
+
+
+class OptimConfig(Config):
+    """AdamW (arXiv 1711.05101) and its schedule."""
+
+    lr: float = Field(default=1e-6, ge=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay; not applied to vectors (norms, biases)."""
+    clip_grad: float | None = Field(default=1.0, gt=0)
+    """Gradient norm that is not exceeded; unset: no clipping."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up, over the run's optimizer steps."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises from 0."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak that linear and cosine end at."""
+
+
+def lr_at(config: OptimConfig, step: int, total_steps: int) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `total_steps`."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    span = max(total_steps - config.warmup_steps, 1)
+    done = min((step - config.warmup_steps) / span, 1.0)
+    if config.schedule == "constant":
+        share = 1.0
+    elif config.schedule == "linear":
+        share = 1.0 - done
+    else:
+        share = 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+
+
+class Optimizer:
+    """Steps a model's parameters.
+
+    Parameters that are not float32 (or float64) get a float32 master: gradients are added up in float32 as each micro-batch's backward
+    pass ends, the master is stepped, and the parameter is its rounding.
+
+    Args:
+        named: the trainable parameters, by name.
+        config: AdamW's settings.
+        total_steps: length of the schedule.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Tensor]], config: OptimConfig, total_steps: int) -> None:
+        self.config = config
+        self.total_steps = total_steps
+        self.steps = 0
+        self._params = dict(named)
+        self._masters: dict[str, Tensor] = {}
+        for name, param in self._params.items():
+            self._masters[name] = param if param.dtype in (torch.float32, torch.float64) else self._master(param)
+        decayed = [m for m in self._masters.values() if m.dim() >= 2]
+        plain = [m for m in self._masters.values() if m.dim() < 2]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=True
+        )
+
+    def step(self) -> Metrics:
+        """Clip, step, zero.
+
+        Raises:
+            NonFinite: if the gradient norm is not finite; the weights are as they were.
+        """
+        limit = self.config.clip_grad if self.config.clip_grad is not None else math.inf
+        grad_norm = torch.nn.utils.get_total_norm([m.grad for m in self._masters.values() if m.grad is not None])
+        if not bool(torch.isfinite(grad_norm)):
+            bad = [n for n, m in self._masters.items() if m.grad is not None and not bool(torch.isfinite(m.grad).all())]
+            raise NonFinite(f"the gradient norm is {float(grad_norm)}; first parameters with such gradients: {', '.join(bad[:5])}")
+        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), limit, grad_norm)
+        lr = lr_at(self.config, self.steps, self.total_steps)
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self._round()
+        self.steps += 1
+        return {"optim/grad_norm": Mean(grad_norm, 1), "optim/lr": Last(lr)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Moments and masters, by name, for checkpoints."""
+        out: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            if master is not self._params[name]:
+                out[f"master/{name}"] = master.detach()
+            for key, value in self.adamw.state.get(master, {}).items():
+                out[f"{key}/{name}"] = value
+        return out
+
+    def load_tensors(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """Take over what `tensors` gave.
+
+        Raises:
+            ValueError: if a parameter's state is missing or of another shape.
+        """
+        self.steps = steps
+        for name, master in self._masters.items():
+            state: dict[str, Tensor] = {}
+            for key in ("step", "exp_avg", "exp_avg_sq") if steps else ():
+                if f"{key}/{name}" not in tensors:
+                    raise ValueError(f"the optimizer's checkpoint has no {key} for {name}")
+                state[key] = tensors[f"{key}/{name}"].clone()
+                if key != "step" and state[key].shape != master.shape:
+                    raise ValueError(f"the optimizer's checkpoint has {key} of {name} as {tuple(state[key].shape)}, not {tuple(master.shape)}")
+            if master is not self._params[name]:
+                if f"master/{name}" not in tensors:
+                    raise ValueError(f"the optimizer's checkpoint has no float32 master of {name}")
+                with torch.no_grad():
+                    master.copy_(tensors[f"master/{name}"])
+            if state:
+                self.adamw.state[master] = {
+                    k: v if k == "step" else v.to(master.device) for k, v in state.items()
+                }
+
+    def _master(self, param: Tensor) -> Tensor:
+        master = param.detach().to(torch.float32).clone().requires_grad_(True)
+
+        def collect(p: Tensor) -> None:
+            assert p.grad is not None
+            grad = p.grad.to(torch.float32)
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            p.grad = None
+
+        param.register_post_accumulate_grad_hook(collect)
+        return master
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, master in self._masters.items():
+            if master is not self._params[name]:
+                self._params[name].copy_(master)
