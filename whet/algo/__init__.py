@@ -37,8 +37,19 @@ def build_algorithm(config: AlgorithmConfig, plan: StepPlan) -> Algorithm:
     if config.name in ALGORITHMS:
         return ALGORITHMS[config.name](config, plan)
     if ":" not in config.name:
-        raise ValueError(f"algo.name: there is no algorithm {config.name!r}; built in: {', '.join(ALGORITHMS)}; or give module:factory")
+        raise ValueError(
+            f"algo.name: there is no algorithm {config.name!r}; give one of {', '.join(ALGORITHMS)}, or module:factory"
+        )
     return resolve(config.name, kind="algorithm")(dict(config.options), plan)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmConfig", "LossFunction", "LossTerms", "Need", "StepPlan", "build_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AlgorithmConfig",
+    "LossFunction",
+    "LossTerms",
+    "Need",
+    "StepPlan",
+    "build_algorithm",
+]

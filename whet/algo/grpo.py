@@ -5,6 +5,7 @@ With clip-higher and token-mean: DAPO's loss (arXiv 2503.14476).
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.config import Config
-from whet.core.advantages import group_advantages, group_sizes, one_per_trajectory
-from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.advantages import group_advantages, group_sizes
+from whet.core.batch import TokenOutputs, TrainBatch, one_per_trajectory
 from whet.core.kl import KL_ESTIMATORS, KLName
 from whet.core.losses import clipped_surrogate
 from whet.core.weights import REDUCERS, Reducer, ReducerName
@@ -41,15 +42,15 @@ class GRPOConfig(Config):
     kl_estimator: KLName = "k3"
     """How KL is estimated from the sampled tokens."""
     reference: bool | None = None
-    """Keep a frozen copy of the first policy. Unset: only if kl_coef is above 0; true observes the KL at coefficient 0 too."""
+    """Keep a frozen copy of the first policy. Unset: only if kl_coef is above 0; true observes the KL at 0 too."""
     old_logprobs: Literal["auto", "recompute", "rollout", "current"] = "auto"
-    """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the present ones,
-    detached (right only if a rollout feeds one step); auto: current if a rollout feeds one step, else recompute."""
+    """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the
+    present ones, detached (right only if a rollout feeds one step); auto: current if it feeds one, else recompute."""
 
     @model_validator(mode="after")
     def _consistent(self) -> GRPOConfig:
         if self.kl_coef > 0 and self.reference is False:
-            raise ValueError(f"kl_coef is {self.kl_coef} but reference is false: there is nothing to measure the KL against")
+            raise ValueError(f"kl_coef is {self.kl_coef} but reference is false: there is nothing to measure the KL to")
         return self
 
     @property
@@ -74,8 +75,8 @@ class GRPO:
             self.old_logprobs = "current" if plan.num_steps == 1 else "recompute"
         if self.old_logprobs == "current" and plan.num_steps > 1:
             raise ValueError(
-                f"algo.old_logprobs=current is right only if a rollout feeds one optimizer step, but here it feeds {plan.num_steps}; "
-                "use recompute or rollout"
+                "algo.grpo.old_logprobs=current is right only if a rollout feeds one optimizer step, but here it feeds "
+                f"{plan.num_steps}; use recompute or rollout"
             )
         needs = {Need.OLD_LOGPROBS} if self.old_logprobs == "recompute" else set[Need]()
         if config.keeps_reference:
@@ -92,7 +93,7 @@ class GRPO:
         usable = batch.valid & (sizes[batch.group] >= 2)
         owner = batch.sample_of_token
         mask = batch.loss_mask & usable[owner]
-        advantages = torch.where(mask, per_sample[owner], torch.zeros((), dtype=per_sample.dtype)).to(torch.float32)
+        advantages = per_sample[owner].masked_fill(~mask, 0.0).to(torch.float32)
         credited = batch.with_(advantages=advantages, returns=advantages, loss_mask=mask, valid=usable)
         if self.old_logprobs == "rollout":
             credited = credited.with_(old_logprobs=batch.rollout_logprobs)
@@ -102,7 +103,8 @@ class GRPO:
         """Clipped surrogate - entropy_coef * entropy + kl_coef * KL, per token."""
         config, mask = self.config, batch.loss_mask
         assert batch.advantages is not None
-        old = batch.old_logprobs if batch.old_logprobs is not None else out.logprobs.detach()
+        old = out.logprobs.detach() if self.old_logprobs == "current" else batch.old_logprobs
+        assert old is not None, "the old log-probs are annotated before the first step"
         clip = clipped_surrogate(
             out.logprobs, old, batch.advantages, config.clip_low, config.clip_high, config.clip_dual
         )
@@ -113,7 +115,7 @@ class GRPO:
         metrics: Metrics = {
             "policy/entropy": _mean(out.entropy, mask, count),
             "policy/clip_fraction": _mean(clip.clipped.to(torch.float32), mask, count),
-            "policy/ratio_max": Max(torch.where(mask, clip.ratio, torch.zeros_like(clip.ratio)).max()),
+            "policy/ratio_max": Max(clip.ratio.masked_fill(~mask, -math.inf).max()),
             "policy/kl_old": _mean(KL_ESTIMATORS["k3"](out.logprobs.detach(), old), mask, count),
         }
         if batch.ref_logprobs is not None:
@@ -131,8 +133,8 @@ def _mean(column: Tensor, mask: Tensor, count: Tensor) -> Mean:
 def _group_metrics(batch: TrainBatch, sizes: Tensor) -> Metrics:
     """How many groups there were to learn from, and how many taught nothing."""
     members = one_per_trajectory(batch)
-    spread = [batch.rewards[members][batch.group[members] == g] for g in range(len(sizes))]
-    zero = sum(1 for rewards in spread if len(rewards) >= 2 and bool((rewards == rewards[0]).all()))
+    groups = [batch.rewards[members][batch.group[members] == g] for g in range(len(sizes))]
+    zero = sum(1 for rewards in groups if len(rewards) >= 2 and bool((rewards == rewards[0]).all()))
     return {
         "groups/total": Total(len(sizes)),
         "groups/zero_variance": Mean(zero, len(sizes)),

@@ -6,7 +6,7 @@ import torch
 
 from whet.algo.base import LossTerms
 from whet.core.batch import TokenOutputs, TrainBatch
-from whet.observe.metrics import Mean
+from whet.observe.metrics import Mean, Total
 
 
 def sft_loss(batch: TrainBatch, out: TokenOutputs) -> LossTerms:
@@ -14,4 +14,4 @@ def sft_loss(batch: TrainBatch, out: TokenOutputs) -> LossTerms:
     mask = batch.loss_mask
     nll = torch.where(mask, -out.logprobs, torch.zeros_like(out.logprobs))
     count = mask.sum()
-    return LossTerms(nll, {"sft/loss": Mean(nll.detach().sum(), count), "sft/tokens": Mean(count, 1)})
+    return LossTerms(nll, {"sft/loss": Mean(nll.detach().sum(), count), "sft/tokens": Total(count)})

@@ -5,18 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whet.core.batch import TrainBatch
-
-
-def one_per_trajectory(batch: TrainBatch) -> Tensor:
-    """Indices of the first sample of each valid trajectory, so that siblings count once. [M] int64"""
-    seen: set[int] = set()
-    first: list[int] = []
-    for i, (trajectory, valid) in enumerate(zip(batch.trajectory.tolist(), batch.valid.tolist(), strict=True)):
-        if valid and trajectory not in seen:
-            seen.add(trajectory)
-            first.append(i)
-    return torch.tensor(first, dtype=torch.int64)
+from whet.core.batch import TrainBatch, one_per_trajectory
 
 
 def group_sizes(batch: TrainBatch) -> Tensor:
@@ -28,18 +17,17 @@ def group_sizes(batch: TrainBatch) -> Tensor:
 def group_advantages(batch: TrainBatch, *, normalize_std: bool = True, eps: float = 1e-6) -> Tensor:
     """GRPO: (reward - group mean) / (group std + eps), one number per sample. [N] float64
 
-    The std has N - 1 in its denominator. Statistics are over the group's valid trajectories; samples of a failed trajectory, and of a
-    group with fewer than two valid trajectories, get 0. Source: arXiv 2402.03300, section 4.1.2; without the division by the std:
-    Dr.GRPO, arXiv 2503.20783.
+    The std has one less than the group's size in its denominator. Statistics are over the group's valid trajectories;
+    samples of a failed trajectory, and of a group with fewer than two valid trajectories, get 0. Source: arXiv
+    2402.03300, section 4.1.2; without the division by the std: Dr.GRPO, arXiv 2503.20783.
     """
     members = one_per_trajectory(batch)
-    num_groups = int(batch.group.max()) + 1
     group, reward = batch.group[members], batch.rewards[members]
-    count = torch.bincount(group, minlength=num_groups).to(torch.float64)
-    mean = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, group, reward) / count.clamp(min=1)
+    count = group_sizes(batch).to(reward.dtype)
+    mean = torch.zeros_like(count).index_add_(0, group, reward) / count.clamp(min=1)
     advantages = batch.rewards - mean[batch.group]
     if normalize_std:
-        squares = torch.zeros(num_groups, dtype=torch.float64).index_add_(0, group, (reward - mean[group]).square())
+        squares = torch.zeros_like(count).index_add_(0, group, (reward - mean[group]).square())
         std = (squares / (count - 1).clamp(min=1)).sqrt()
         advantages = advantages / (std[batch.group] + eps)
     usable = batch.valid & (count[batch.group] >= 2)

@@ -1,7 +1,7 @@
 """What credit and losses see: columns in sample space. torch only, no layout, no mesh.
 
-Samples are contiguous. Entry t of a per-token column describes `tokens[t]` given its predecessors in its sample, so the first
-entry of a sample never trains.
+Samples are contiguous. Entry t of a per-token column describes `tokens[t]` given its predecessors in its sample, so the
+first entry of a sample never trains.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class TrainBatch:
             expected = num_samples if name in PER_SAMPLE else num_tokens
             if tuple(column.shape) != (expected,):
                 raise ValueError(f"column {name} has shape {tuple(column.shape)}, expected ({expected},)")
+        if bool(self.loss_mask[self.starts[self.lengths > 0]].any()):
+            raise ValueError("the first token of a sample has no predecessor, so it cannot train")
 
     def columns(self) -> dict[str, Tensor]:
         """The columns that are there, by name."""
@@ -108,35 +110,58 @@ class TrainBatch:
 
     def select(self, samples: Sequence[int]) -> TrainBatch:
         """The given samples, in the given order."""
-        index = torch.as_tensor(list(samples), dtype=torch.int64)
-        starts, lengths = self.starts, self.lengths
-        pieces = [torch.arange(int(starts[i]), int(starts[i] + lengths[i])) for i in index.tolist()]
-        token_index = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+        index = torch.tensor(list(samples), dtype=torch.int64, device=self.lengths.device)
+        starts, lengths = self.starts[index], self.lengths[index]
+        places = torch.arange(int(lengths.sum()), device=index.device)
+        token_index = places + torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
         chosen: dict[str, Any] = {
             name: column[index if name in PER_SAMPLE else token_index] for name, column in self.columns().items()
         }
         return TrainBatch(**chosen)
 
     def to(self, device: torch.device) -> TrainBatch:
-        """A copy on another device."""
-        return replace(self, **{name: column.to(device) for name, column in self.columns().items()})
+        """A copy on another device; float64 columns become float32 on mps, which has no float64."""
+        columns = self.columns()
+        if device.type == "mps":
+            columns = {name: c.float() if c.dtype == torch.float64 else c for name, c in columns.items()}
+        return replace(self, **{name: column.to(device) for name, column in columns.items()})
 
     def ragged(self, column: Tensor) -> list[list[float]]:
         """A per-token column as one list per sample."""
-        return [piece.tolist() for piece in column.split(self.lengths.tolist())]
+        return [as_list(piece) for piece in torch.split(column, as_list(self.lengths))]
 
 
 PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid"})
+
+
+def as_list(column: Tensor) -> list[Any]:
+    """The numbers of a column."""
+    return column.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def one_per_trajectory(batch: TrainBatch) -> Tensor:
+    """Indices of the first sample of each valid trajectory, so that siblings count once. [M] int64"""
+    first: dict[int, int] = {}
+    for i, (trajectory, valid) in enumerate(zip(as_list(batch.trajectory), as_list(batch.valid), strict=True)):
+        if valid:
+            first.setdefault(trajectory, i)
+    return torch.tensor(list(first.values()), dtype=torch.int64, device=batch.lengths.device)
 
 
 def batch_of(samples: Sequence[Sample]) -> TrainBatch:
     """Samples as columns.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there are none, or one was sampled greedily, so that its log-probs cannot be computed again.
     """
     if not samples:
         raise ValueError("there are no samples to train on: every trajectory failed before its first token")
+    for sample in samples:
+        if not sample.temperature > 0:
+            raise ValueError(
+                f"trajectory {sample.trajectory} was sampled at temperature {sample.temperature}: such a distribution "
+                "has no gradient; sample training rollouts at a temperature above 0"
+            )
     groups = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in samples))}
     trajectories = {name: i for i, name in enumerate(dict.fromkeys(s.trajectory for s in samples))}
 

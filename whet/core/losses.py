@@ -23,12 +23,17 @@ class ClipTerms:
 
 
 def clipped_surrogate(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_dual: float | None
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None = None,
 ) -> ClipTerms:
     """PPO's clipped surrogate, negated: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    With `clip_dual` c > 1 the term of a token with a negative advantage is at most -c A (dual clip, arXiv 1912.09729). The log-ratio
-    is clamped to +-20. Sources: arXiv 1707.06347, eq. 7; separate bounds (clip-higher): arXiv 2503.14476.
+    With `clip_dual` c > 1 the term of a token with a negative advantage is at most -c A (dual clip, arXiv 1912.09729).
+    The log-ratio is clamped to +-20. Sources: arXiv 1707.06347, eq. 7; separate bounds (clip-higher): arXiv 2503.14476.
     """
     ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = -ratio * advantages

@@ -1,6 +1,7 @@
 """Reducers as weights: a loss is `sum(weights * terms)`, and the denominator is global to the optimizer step.
 
-Weights are computed once, on the whole step, before anything is cut into micro-batches, rows or ranks, so no cut changes a gradient.
+Weights are computed once, on the whole step, before anything is cut into micro-batches, rows or ranks, so no cut
+changes a gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whet.core.batch import TrainBatch
+from whet.core.batch import TrainBatch, one_per_trajectory
 
 ReducerName = Literal["token_mean", "sample_mean"]
 Reducer = Callable[[TrainBatch], Tensor]
@@ -22,22 +23,19 @@ def token_mean(batch: TrainBatch) -> Tensor:
 
     DAPO (arXiv 2503.14476), eq. 8.
     """
-    mask = batch.loss_mask.to(torch.float32)
-    return mask / mask.sum().clamp(min=1)
+    return batch.loss_mask.to(torch.float32) / batch.loss_mask.sum().clamp(min=1)
 
 
 def sample_mean(batch: TrainBatch) -> Tensor:
-    """Every trajectory counts the same: w = mask / (its trained tokens) / (valid trajectories of the step). [T] float32
+    """Every trajectory counts the same: w = mask / its trained tokens / valid trajectories of the step. [T] float32
 
-    The samples of one trajectory count once, together. A valid trajectory whose tokens are all masked still counts in the
-    denominator, so masking one never makes the others louder. GRPO (arXiv 2402.03300), eq. 3.
+    The samples of one trajectory count once, together. A valid trajectory whose tokens are all masked still counts in
+    the denominator, so masking one never makes the others louder. GRPO (arXiv 2402.03300), eq. 3.
     """
-    mask = batch.loss_mask.to(torch.float32)
     owner = batch.trajectory[batch.sample_of_token]
-    num = int(batch.trajectory.max()) + 1
-    tokens_per_trajectory = torch.zeros(num, device=mask.device).index_add_(0, owner, mask)
-    num_valid = batch.trajectory[batch.valid].unique().numel()
-    return mask / tokens_per_trajectory.clamp(min=1)[owner] / max(num_valid, 1)
+    trained = torch.bincount(owner[batch.loss_mask], minlength=int(batch.trajectory.max()) + 1)
+    num_valid = len(one_per_trajectory(batch))
+    return batch.loss_mask.to(torch.float32) / (trained.clamp(min=1)[owner] * max(num_valid, 1))
 
 
 REDUCERS: dict[ReducerName, Reducer] = {"token_mean": token_mean, "sample_mean": sample_mean}

@@ -1,8 +1,9 @@
 """The chat template by delta: token ids only ever grow, and what was sampled is never tokenised again.
 
-A first prompt is rendered whole. A reply of the environment is rendered as the text that the template puts between the end of an
-assistant's turn and the start of the next one. Supervised rows go through the same pieces, so that training, rollout and evaluation see
-the same ids.
+A first prompt is rendered whole. A reply of the environment is rendered as the text that the template puts between the
+end of an assistant's turn and the start of the next one. Supervised rows go through the same pieces, so that training,
+rollout and evaluation see the same ids. A template that would rewrite earlier turns (drop their thinking, say) thus
+never gets to: history stays as it was sampled.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     """The tokenizer of a model folder.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or it cannot be read.
     """
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise ValueError(f"model.path: {folder} has no tokenizer (tokenizer.json, tokenizer_config.json); copy the model's own there")
-    return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
+        raise ValueError(f"model.path: {folder} has no tokenizer.json or tokenizer_config.json; copy the model's own there")
+    try:
+        return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path: the tokenizer of {folder} cannot be loaded: {error}") from error
 
 
 class Renderer:
@@ -42,6 +46,9 @@ class Renderer:
         tokenizer: a transformers tokenizer.
         parser: how the model writes tool calls.
         template_options: extra variables for the chat template, such as `enable_thinking`.
+
+    Raises:
+        ValueError: the tokenizer has no eos_token.
     """
 
     def __init__(
@@ -54,37 +61,54 @@ class Renderer:
         self._parser = parser
         self._options = dict(template_options or {})
         if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no eos_token; set it in tokenizer_config.json to the token that ends a turn")
-        self.stop_token_ids: tuple[int, ...] = (cast(int, tokenizer.eos_token_id),)
+            raise ValueError("the tokenizer has no eos_token; set it in tokenizer_config.json to what ends a turn")
         self._encode = lru_cache(maxsize=4096)(self._encode_text)
+        self.stop_token_ids = self._find_stop_tokens(cast(int, tokenizer.eos_token_id))
+        """What ends a turn: the token with which the template closes one, then the tokenizer's eos_token (often the
+        same)."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a piece of text, without anything added."""
+        """The ids of a piece of text, without anything added (no BOS either: write it into the text where the model
+        wants one)."""
         return self._encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        return cast(str, self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
 
     def prompt(self, task: Task, tools: Tools = ()) -> tuple[int, ...]:
-        """The ids of a task's first prompt, up to where the model begins."""
-        if isinstance(task.prompt, str):
-            return self.encode(task.prompt)
-        return self.encode(self._render(task.prompt, (*tools, *task.tools), generate=True))
-
-    def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
-        """The ids between a sampled turn and the next one: what closes the turn, the messages, and the next turn's opening.
+        """The ids of a task's first prompt, up to where the model begins.
 
         Args:
-            messages: what the environment says, at least one message.
-            last: the sampled turn; what of its closing it already holds is not added again.
+            task: a prompt of text is taken as it stands; messages go through the template.
+            tools: the environment's; a tool that the task brings along under the same name is left out.
+
+        Raises:
+            ValueError: there is no chat template, or it cannot render these messages.
         """
-        opening = (Message("user", "u"), Message("assistant", MARK))
-        text = self._render((*opening, *messages), (), generate=True)
-        tail = text[text.rindex(MARK) + len(MARK) :]
-        stop = self.tokenizer.decode(list(self.stop_token_ids[:1]))
-        if last and last[-1] in self.stop_token_ids and tail.startswith(stop):
-            tail = tail[len(stop) :]
+        if isinstance(task.prompt, str):
+            return self.encode(task.prompt)
+        names = [tool["function"]["name"] for tool in tools]
+        further = [tool for tool in task.tools if tool["function"]["name"] not in names]
+        return self.encode(self._render(task.prompt, (*tools, *further), generate=True))
+
+    def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
+        """The ids between a sampled turn and the next one: what closes the turn, the messages, and the next turn's
+        opening.
+
+        Args:
+            messages: what the environment says.
+            last: the sampled turn; what of its closing it already holds is not added again.
+
+        Raises:
+            ValueError: the chat template cannot render these messages after an assistant's turn.
+        """
+        tail = self._tail(messages, generate=True)
+        if last and last[-1] in self.stop_token_ids:
+            before, held, after = tail.partition(self.decode(last[-1:]))
+            if held and not before.strip():  # some templates put a space between a text and its end
+                tail = after
         return self.encode(tail)
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
@@ -96,36 +120,80 @@ class Renderer:
     def supervised(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """A whole conversation as ids, and which of them an assistant wrote (its stop token included, its opening not).
 
+        They are the ids of a rollout in which the model says the same. What follows the last assistant's message is
+        left out.
+
         Raises:
-            ValueError: if the template rewrites earlier turns, so that the conversation is no chain of prefixes.
+            ValueError: no message comes before the first of an assistant, or there is none of an assistant, or the
+                template renders an assistant's message otherwise than by continuing its own generation prompt.
         """
-        tokens: list[int] = []
-        mask: list[bool] = []
-        done = ""
-        stop = self.tokenizer.decode(list(self.stop_token_ids[:1]))
-        for i, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            before = self._render(messages[:i], tools, generate=True)
-            after = self._render(messages[: i + 1], tools, generate=False)
-            if not (before.startswith(done) and after.startswith(before)):
-                raise ValueError(f"the chat template rewrites what comes before message {i}; it cannot be used turn by turn")
-            said = after[len(before) :]
-            said = said[: said.rindex(stop) + len(stop)] if stop in said else said
-            for text, trained in ((before[len(done) :], False), (said, True)):
-                ids = self.encode(text)
-                tokens.extend(ids)
-                mask.extend([trained] * len(ids))
-            done = before + said
+        places = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        if not places or places[0] == 0:
+            what = "starts with an assistant's message" if places else "has no assistant's message to learn from"
+            roles = [message.role for message in messages]
+            raise ValueError(f"the conversation {what}, so there is no reply to a prompt in it; its roles are {roles}")
+        tokens = list(self.encode(self._render(messages[: places[0]], tools, generate=True)))
+        mask = [False] * len(tokens)
+        for i, following in zip(places, [*places[1:], None], strict=True):
+            said = self._said(messages[: i + 1], tools)
+            tokens.extend(said)
+            mask.extend([True] * len(said))
+            if following is not None:
+                context = self.reply(messages[i + 1 : following], said)
+                tokens.extend(context)
+                mask.extend([False] * len(context))
         return tuple(tokens), tuple(mask)
 
-    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        options: dict[str, Any] = {"tools": [dict(t) for t in tools]} if tools else {}
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [m.to_dict() for m in messages], tokenize=False, add_generation_prompt=generate, **options, **self._options
+    def _said(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
+        """What a model would have sampled to say the last message, its stop token included."""
+        before = self._render(messages[:-1], tools, generate=True)
+        after = self._render(messages, tools, generate=False)
+        if not after.startswith(before):
+            same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+            raise ValueError(
+                f"the chat template does not render message {len(messages) - 1} (assistant) after its own generation "
+                f"prompt: it writes {after[same : same + 40]!r} where the prompt has {before[same : same + 40]!r}; "
+                "a template option such as enable_thinking may settle it"
             )
-        except (ValueError, TemplateError) as error:
+        stop = self.stop_token_ids[0]
+        said = after[len(before) :]
+        text, closed, _ = said.rpartition(self.decode([stop]))
+        if not closed:  # the template ends a turn with plain text; a model ends it with a token all the same
+            text = said.removesuffix(self._tail((), generate=False))
+        return (*self.encode(text), stop)
+
+    def _tail(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """What the template writes after an assistant's text when these messages follow."""
+        text = self._render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
+        _, found, tail = text.partition(MARK)
+        if not found:
+            raise ValueError("the chat template leaves an assistant's text out, so it cannot be used turn by turn")
+        return tail
+
+    def _find_stop_tokens(self, eos: int) -> tuple[int, ...]:
+        """A base model's eos_token is often not the token that its chat template closes a turn with; both end one."""
+        if not self.tokenizer.chat_template:
+            return (eos,)
+        try:
+            closing = self.encode(self._tail((), generate=False).lstrip())[:1]
+        except ValueError:  # it wants more than a question and an answer; `prompt` and `reply` will say what
+            return (eos,)
+        added = [token for token in closing if token in self.tokenizer.added_tokens_decoder]
+        return tuple(dict.fromkeys((*added, eos)))
+
+    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                "the tokenizer has no chat template, so it cannot render messages: put the model's chat_template.jinja "
+                "into its folder, or set data.chat=false for prompts that are plain text"
+            )
+        options: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        try:
+            dicts = [message.to_dict() for message in messages]
+            text = self.tokenizer.apply_chat_template(
+                dicts, tokenize=False, add_generation_prompt=generate, **options, **self._options
+            )
+        except (ValueError, TypeError, TemplateError) as error:
             roles = [m.role for m in messages]
             raise ValueError(f"the tokenizer's chat template cannot render the roles {roles}: {error}") from error
         return cast(str, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from whet.data.parsers import Parsed
 from whet.types import JSON, Message, Task
@@ -12,12 +12,18 @@ from whet.types import JSON, Message, Task
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An environment's answer to a turn: messages, raw text that goes inside the assistant's turn, or neither (it is over)."""
+    """An environment's answer to a turn: messages, raw text that goes inside the assistant's turn, or neither (it is
+    over)."""
 
     messages: tuple[Message, ...] = ()
+    """Rendered as the chat template puts them between two turns of the assistant; what closes the turn is added if need
+    be."""
     text: str = ""
-    """Appended as it stands, without closing the assistant's turn."""
+    """Appended as it stands, with nothing around it. What was sampled stays: the text follows the turn's stop token, so
+    an environment that answers this way wants its own stop token (rollout.stop_token_ids), not the one that closes a
+    turn."""
     done: bool = False
+    """The conversation is over. What is answered along with it is not tokenised: nothing would be sampled after it."""
     reward: float | None = None
     """For this turn, if the environment gives any."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -30,23 +36,31 @@ class Step:
             raise ValueError("an environment's step that is not done must answer something")
 
 
+@runtime_checkable
 class Env(Protocol):
-    """One conversation's world. A new one is made for each trajectory."""
+    """One conversation's world. A new one is made for each trajectory, in the event loop: what waits or can fail is
+    done by `start`.
+
+    `start`, `step` and `close` may raise: a `TimeoutError` makes the trajectory a timeout, anything else an environment
+    error. They are cancelled when the trajectory's time is over; `close` is called in every case, once.
+    """
 
     @property
     def tools(self) -> Sequence[Mapping[str, JSON]]:
-        """OpenAI schemas of the tools that the model is told about."""
+        """OpenAI schemas of the tools that the model is told about. Read after `start`."""
         ...
 
     async def start(self, task: Task) -> Task:
-        """Begin; may change the prompt."""
+        """Begin. The task it returns is the one that is played and scored; its id must stay the same."""
         ...
 
     async def step(self, reply: Parsed) -> Step:
         """Answer a turn of the model."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of what `start` took, whether or not it came to an end."""
+        ...
 
 
 class SingleTurn:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from fractions import Fraction
 
 MAX_LENGTH = 200
 MAX_DEPTH = 20
 MAX_DIGITS = 60
-_TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|[-+*/()])")
+_TOKEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|[-+*/()])")
 
 
 def calculator(expression: str) -> str:
@@ -40,7 +39,8 @@ def _tokens(expression: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent over `sum = product (± product)*`, `product = factor (*/ factor)*`, `factor = ± factor | number | (sum)`."""
+    """Recursive descent over `sum = product (± product)*`, `product = factor (*/ factor)*`, `factor = ± factor | number
+    | (sum)`."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -107,6 +107,7 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def _decimal(value: Fraction) -> str:
-    """Rounded to six places, without trailing zeros."""
-    rounded = Decimal(round(value * 10**6)).scaleb(-6)
-    return format(rounded.normalize(), "f")
+    """Rounded to six places (ties to even), without trailing zeros."""
+    whole, rest = divmod(abs(round(value * 10**6)), 10**6)
+    digits = f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
+    return f"-{digits}" if value < 0 and digits != "0" else digits

@@ -5,26 +5,23 @@ This is the one place that catches a rollout's errors: whatever goes wrong becom
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
+from whet.data.parsers import Parsed
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Step
-from whet.types import (
-    Failure,
-    Finish,
-    Origin,
-    Outcome,
-    Request,
-    SamplingParams,
-    Task,
-    Trajectory,
-    Turn,
-)
+from whet.env.sampling import Reply, read_reply
+from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
+
+CLOSE_TIMEOUT_S = 30.0
+"""For an environment to close, whatever time its trajectory had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +34,48 @@ class Limits:
     max_turn_tokens: int
     """Sampled in one turn."""
 
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_turn_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-@dataclass(slots=True)
-class _Clock:
-    """Seconds by cause."""
 
-    seconds: Counter[str]
-    since: float
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a trajectory's time is over. Made inside the event loop; None: never."""
 
-    def charge(self, cause: str) -> None:
-        now = time.monotonic()
-        self.seconds[cause] += now - self.since
-        self.since = now
+    timeout_s: float | None = None
+    at: float | None = None
+    """By the event loop's clock."""
+
+    @classmethod
+    def after(cls, timeout_s: float | None) -> Deadline:
+        return cls(timeout_s, None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.at is None else max(0.0, self.at - asyncio.get_running_loop().time())
+
+    def error(self, place: str) -> TimeoutError:
+        """What a trajectory fails with that was still waiting for `place`."""
+        what = f"the trajectory's {self.timeout_s} s (rollout.timeout_s)"
+        return TimeoutError(f"{what} were over while it waited for {place}")
+
+    @asynccontextmanager
+    async def ends(self, place: str) -> AsyncIterator[None]:
+        """Cancel what is awaited inside once the time is over, and raise `error(place)`."""
+        limit = asyncio.timeout_at(self.at)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as late:
+            if limit.expired():
+                raise self.error(place) from late
+            raise
+
+
+class PromptTooLong(ValueError):
+    """A prompt leaves no room to sample."""
 
 
 async def run_trajectory(
@@ -60,6 +87,7 @@ async def run_trajectory(
     sampling: SamplingParams,
     limits: Limits,
     rank: tuple[int, ...] = (),
+    deadline: Deadline | None = None,
 ) -> Trajectory:
     """Play one task to its end.
 
@@ -72,31 +100,40 @@ async def run_trajectory(
         sampling: of every turn; `max_tokens` is replaced by what the limits leave, the seed is the trajectory's.
         limits: where it is cut.
         rank: its place among its rivals, for deterministic engines.
+        deadline: when its time is over, waiting for its turn in the engine included.
 
     Returns:
-        A trajectory without rewards. Failures are outcomes, never exceptions; what was sampled before one is kept.
+        A trajectory without rewards. Failures are outcomes, never exceptions; what was sampled before one is kept, a
+        turn that the deadline cut short included. An engine that fails makes it aborted, an environment an environment
+        error.
     """
-    turns: list[Turn] = []
-    counts: Counter[str] = Counter()
-    clock = _Clock(Counter(), time.monotonic())
+    run = _Run(trajectory_id, task, engine, renderer, sampling, limits, rank, deadline or Deadline())
     error: Failure | None = None
+    closing: Failure | None = None
     engine.open(trajectory_id)
     try:
-        outcome = await _play(trajectory_id, task, env, engine, renderer, sampling, limits, rank, turns, counts, clock)
-    except EngineRefused as refused:
-        outcome, error = Outcome.REFUSED, failure_of(refused, "engine")
+        outcome = await run.play(env)
+    except (EngineRefused, PromptTooLong) as refused:
+        outcome, error = Outcome.REFUSED, failure_of(refused, run.place)
     except TimeoutError as late:
-        outcome, error = Outcome.TIMEOUT, failure_of(late, "env")
+        outcome, error = Outcome.TIMEOUT, failure_of(late, run.place)
     except Exception as fault:  # the rollout boundary
-        outcome, error = Outcome.ENV_ERROR, failure_of(fault, "env")
+        outcome = Outcome.ABORTED if run.place == "engine" else Outcome.ENV_ERROR
+        error = failure_of(fault, run.place)
     finally:
         engine.release(trajectory_id)
-    try:
-        await env.close()
-    except Exception as fault:  # the rollout boundary
-        outcome, error = Outcome.ENV_ERROR, error or failure_of(fault, "env.close")
+        closing = await _close(env)
+    if closing is not None:
+        outcome, error = (Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
     return Trajectory(
-        trajectory_id, task, tuple(turns), outcome, None, error, sampling.temperature, dict(clock.seconds), dict(counts)
+        id=trajectory_id,
+        task=run.task,
+        turns=tuple(run.turns),
+        outcome=outcome,
+        error=error,
+        temperature=sampling.temperature,
+        timings=dict(run.seconds),
+        counts=dict(run.counts),
     )
 
 
@@ -105,73 +142,125 @@ def failure_of(error: BaseException, where: str) -> Failure:
     return Failure(type(error).__name__, str(error), where, "".join(traceback.format_exception(error)))
 
 
-async def _play(
-    name: str,
-    task: Task,
-    env: Env,
-    engine: Engine,
-    renderer: Renderer,
-    sampling: SamplingParams,
-    limits: Limits,
-    rank: tuple[int, ...],
-    turns: list[Turn],
-    counts: Counter[str],
-    clock: _Clock,
-) -> Outcome:
-    task = await env.start(task)
-    clock.charge("env")
-    context = renderer.prompt(task, env.tools)
-    origin = Origin.PROMPT
-    history: list[int] = []
-    for index in range(limits.max_turns):
-        history.extend(context)
-        room = min(limits.max_turn_tokens, limits.max_tokens - len(history))
-        if room < 1:
+async def _close(env: Env) -> Failure | None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await env.close()
+    except Exception as fault:  # the rollout boundary
+        return failure_of(fault, "env.close")
+    return None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A trajectory on its way, and what it is waiting for."""
+
+    id: str
+    task: Task
+    engine: Engine
+    renderer: Renderer
+    sampling: SamplingParams
+    limits: Limits
+    rank: tuple[int, ...]
+    deadline: Deadline
+    turns: list[Turn] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    place: str = ""
+    """What it is at: env.start, renderer, limits, engine, parser or env.step."""
+    history: list[int] = field(default_factory=list)
+    """Every token so far: what the engine continues."""
+
+    async def play(self, env: Env) -> Outcome:
+        async with self._waits_for("env.start"):
+            started = await env.start(self.task)
+        if started.id != self.task.id:
+            ids = f"from {self.task.id!r} to {started.id!r}"
+            raise ValueError(f"the environment changed the task's id {ids}; it must stay the same")
+        self.task = started
+        self.place = "renderer"
+        context, origin = self.renderer.prompt(self.task, env.tools), Origin.PROMPT
+        for _ in range(self.limits.max_turns):
+            self.history.extend(context)
+            room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(self.history))
+            if room < 1:
+                return self._without_room()
+            turn, parsed = await self._sample(context, origin, room)
+            if turn.finish is not Finish.STOP:
+                return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
+            async with self._waits_for("env.step"):
+                step = await env.step(parsed)
+            self.counts.update(step.counts)
+            if step.reward is not None:
+                self.turns[-1] = replace(turn, reward=step.reward)
+            if step.done:
+                return Outcome.COMPLETED
+            self.place = "renderer"
+            context, origin = self._context_of(step, turn), Origin.ENVIRONMENT
+        return Outcome.TRUNCATED
+
+    def _without_room(self) -> Outcome:
+        if self.turns:
             return Outcome.TRUNCATED
-        request = Request(
-            f"{name}/{index}", tuple(history), replace(sampling, max_tokens=room), name, rank=rank
+        self.place = "limits"
+        raise PromptTooLong(
+            f"the prompt has {len(self.history)} tokens, which leaves no room within rollout.max_tokens = "
+            f"{self.limits.max_tokens}; raise it, or drop such prompts with data.max_prompt_tokens"
         )
-        turn = await _sample_turn(request, context, origin, engine, renderer)
-        clock.charge("engine")
-        history.extend(turn.tokens)
-        turns.append(turn)
-        if turn.finish is not Finish.STOP:
-            return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
-        step = await env.step(renderer.parse(turn.tokens))
-        clock.charge("env")
-        counts.update(step.counts)
-        if step.reward is not None:
-            turns[-1] = replace(turn, reward=step.reward)
-        if step.done:
-            return Outcome.COMPLETED
-        context, origin = _context_of(step, renderer, turn.tokens), Origin.ENVIRONMENT
-    return Outcome.TRUNCATED
 
+    def _context_of(self, step: Step, turn: Turn) -> tuple[int, ...]:
+        if step.text:
+            return self.renderer.encode(step.text)
+        return self.renderer.reply(step.messages, turn.tokens)
 
-def _context_of(step: Step, renderer: Renderer, last: Sequence[int]) -> tuple[int, ...]:
-    if step.text:
-        return renderer.encode(step.text)
-    return renderer.reply(step.messages, last)
+    async def _sample(self, context: tuple[int, ...], origin: Origin, room: int) -> tuple[Turn, Parsed]:
+        """One model call. What it sampled is kept as a turn whatever happens to it."""
+        self.place = "engine"
+        left_s = self.deadline.left_s
+        if left_s == 0:
+            raise self.deadline.error("the engine")
+        sampling = replace(self.sampling, max_tokens=room)
+        request = Request(f"{self.id}/{len(self.turns)}", tuple(self.history), sampling, self.id, rank=self.rank)
+        reply = Reply()
+        began = time.monotonic()
+        try:
+            in_time = await read_reply(self.engine, request, left_s, reply)
+        finally:
+            self._charge("engine", began)
+            self._keep(reply, context, origin)
+        if not in_time:
+            raise self.deadline.error("the engine")
+        self.place = "parser"
+        parsed = self.renderer.parse(reply.tokens)
+        self.turns[-1] = replace(self.turns[-1], message=parsed.message)
+        return self.turns[-1], parsed
 
+    def _keep(self, reply: Reply, context: tuple[int, ...], origin: Origin) -> None:
+        """Its message is the plain text until it is parsed: a parser of the user's may fail."""
+        if not reply.tokens and reply.finish is None:
+            return
+        turn = Turn(
+            context=context,
+            context_origin=(origin,) * len(context),
+            tokens=tuple(reply.tokens),
+            logprobs=tuple(reply.logprobs),
+            versions=tuple(reply.versions),
+            message=Message("assistant", self.renderer.decode(reply.tokens)),
+            finish=reply.finish or Finish.ABORT,
+        )
+        self.turns.append(turn)
+        self.history.extend(turn.tokens)
 
-async def _sample_turn(
-    request: Request, context: tuple[int, ...], origin: Origin, engine: Engine, renderer: Renderer
-) -> Turn:
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    finish = Finish.ABORT
-    async for chunk in engine.generate(request):
-        tokens.extend(chunk.tokens)
-        logprobs.extend(chunk.logprobs)
-        versions.extend([chunk.version] * len(chunk.tokens))
-        finish = chunk.finish or finish
-    return Turn(
-        context,
-        (origin,) * len(context),
-        tuple(tokens),
-        tuple(logprobs),
-        tuple(versions),
-        renderer.parse(tokens).message,
-        finish,
-    )
+    @asynccontextmanager
+    async def _waits_for(self, place: str) -> AsyncIterator[None]:
+        """Name what is waited for, charge the time to it, and end the wait at the deadline."""
+        self.place = place
+        began = time.monotonic()
+        try:
+            async with self.deadline.ends(place):
+                yield
+        finally:
+            self._charge("env", began)
+
+    def _charge(self, cause: str, began: float) -> None:
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + time.monotonic() - began

@@ -11,20 +11,42 @@ from whet.env.base import Step
 from whet.env.tools import Tool, ToolArgumentError
 from whet.types import JSON, Message, Task, ToolCall
 
+MIN_REPLY_CHARS = 100
+"""Room for what says that a reply was shortened."""
+
 
 class ToolEnv:
-    """Runs the calls of a turn side by side and answers each, in order; what is malformed is answered with what is wrong.
+    """Runs the calls of a turn side by side and answers each, in the order in which the model wrote them.
+
+    What the model did wrong is answered with what is wrong, and counted: `tool_calls` that could be read,
+    `tool_calls_malformed` that could not, and `tool_errors`, the readable ones that named no tool, had wrong arguments,
+    or were refused by the tool.
 
     Args:
-        tools: what the model may call.
-        timeout_s: seconds that one call may take; a call over it fails the trajectory as a timeout.
+        tools: what the model may call; a reward or a test may share them, they keep no state.
+        timeout_s: seconds that one call may take, None for any time; a call over it makes the trajectory a timeout.
         max_calls: calls of one turn that are run; further ones are answered with an error.
+        max_reply_chars: longer answers lose their middle.
+
+    Raises:
+        ValueError: there are no tools, two have the same name, or a limit makes no sense.
     """
 
-    def __init__(self, tools: Sequence[Tool], timeout_s: float = 30.0, max_calls: int = 8) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], timeout_s: float | None = 30.0, max_calls: int = 8, max_reply_chars: int = 8192
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        if not tools or len(self._tools) != len(tools):
+            names = [tool.name for tool in tools]
+            raise ValueError(f"a tool environment needs tools with different names, not {names} (env.tools)")
+        if max_calls < 1 or max_reply_chars < MIN_REPLY_CHARS:
+            raise ValueError(
+                f"a tool environment needs max_calls of at least 1 and max_reply_chars of at least {MIN_REPLY_CHARS}, "
+                f"not {max_calls} and {max_reply_chars}"
+            )
         self._timeout_s = timeout_s
         self._max_calls = max_calls
+        self._max_reply_chars = max_reply_chars
 
     @property
     def tools(self) -> Sequence[Mapping[str, JSON]]:
@@ -38,22 +60,52 @@ class ToolEnv:
         if not calls and not reply.malformed:
             return Step(done=True)
         counts: Counter[str] = Counter(tool_calls=len(calls), tool_calls_malformed=len(reply.malformed))
-        answers = await asyncio.gather(*(self._answer(i, call, counts) for i, call in enumerate(calls)))
-        faults = [Message("tool", f"Error: {text}", name="error") for text in reply.malformed]
-        return Step(messages=(*answers, *faults), counts=counts)
+        answers = await self._run(calls, counts)
+        for fault in reply.malformed:  # each at its place among the calls; they are in order
+            answers.insert(fault.place, self._reply(f"Error: {fault.text}", "error", None))
+        return Step(messages=tuple(answers), counts=counts)
 
     async def close(self) -> None:
         pass
+
+    async def _run(self, calls: Sequence[ToolCall], counts: Counter[str]) -> list[Message]:
+        jobs = (self._answer(index, call, counts) for index, call in enumerate(calls))
+        # All are waited for, so that no call outlives its turn; then the first that failed speaks for them.
+        answers = await asyncio.gather(*jobs, return_exceptions=True)
+        messages: list[Message] = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            messages.append(answer)
+        return messages
 
     async def _answer(self, index: int, call: ToolCall, counts: Counter[str]) -> Message:
         tool = self._tools.get(call.name)
         try:
             if index >= self._max_calls:
-                raise ToolArgumentError(f"more than {self._max_calls} calls in one turn")
+                raise ToolArgumentError(f"more than {self._max_calls} calls in one turn; this one was not run")
             if tool is None:
                 raise ToolArgumentError(f"there is no tool {call.name!r}; the tools are: {', '.join(self._tools)}")
             content = await tool(call.arguments, self._timeout_s)
         except ToolArgumentError as error:
             counts["tool_errors"] += 1
             content = f"Error: {error}"
-        return Message("tool", content, name=call.name, tool_call_id=call.id)
+        return self._reply(content, call.name, call.id)
+
+    def _reply(self, content: str, name: str, call_id: str | None) -> Message:
+        return Message("tool", shorten(content, self._max_reply_chars), name=name, tool_call_id=call_id)
+
+
+def shorten(text: str, max_chars: int) -> str:
+    """The text, or its beginning and end around a note that says how much is missing. Never longer than `max_chars` (>=
+    100)."""
+    if len(text) <= max_chars:
+        return text
+    # The note's length depends on the number in it, which is never longer than that of the whole text.
+    kept = max_chars - len(_note(len(text)))
+    head = kept - kept // 2
+    return text[:head] + _note(len(text) - kept) + text[len(text) - kept // 2 :]
+
+
+def _note(num_chars: int) -> str:
+    return f"\n[... {num_chars} characters left out ...]\n"

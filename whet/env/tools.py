@@ -1,16 +1,22 @@
-"""Tools: typed Python functions. The schema comes from annotations and docstring; argument errors go back to the model."""
+"""Tools: typed Python functions. The schema comes from annotations and docstring; argument errors go back to the
+model."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
 
+from whet.env.threads import CallTimeout, DaemonThreads
 from whet.types import JSON
+
+_THREADS = DaemonThreads()
 
 
 class ToolArgumentError(ValueError):
@@ -21,21 +27,27 @@ class Tool:
     """A function that a model may call.
 
     Args:
-        function: typed, sync or async; its docstring's first paragraph describes the tool, its `Args:` section the parameters.
-            A `ValueError` that it raises goes back to the model as the tool's answer; any other exception is an environment error.
+        function: typed, sync or async; its docstring's first paragraph describes the tool, its `Args:` section the
+            parameters. A `ValueError` that it raises goes back to the model as the tool's answer, a `TimeoutError`
+            makes the trajectory a timeout, any other exception is an environment error. What it returns is shown to the
+            model: text as it stands, anything else as JSON (or `str` where JSON does not have it). A sync function runs
+            on a thread, so it may be called several times at once.
 
     Raises:
-        ValueError: if a parameter has no annotation, or the function has no docstring.
+        ValueError: the function has no name or docstring, or a parameter that no schema can describe.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.name: str = function.__name__
+        name = getattr(function, "__name__", None)
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"a tool must be a function with a name, not {function!r}; wrap it in a def")
+        self.name: str = name
         self._function = function
         doc = inspect.getdoc(function)
         if not doc:
             raise ValueError(f"tool {self.name} has no docstring; the model reads it to know what the tool does")
-        self.description = doc.split("\n\n", 1)[0].replace("\n", " ").strip()
-        self._arguments = _argument_model(function, _argument_docs(doc))
+        self.description = " ".join(doc.split("\n\n", 1)[0].split())
+        self._fields, self._arguments = _argument_model(self.name, function, _argument_docs(doc))
 
     @property
     def schema(self) -> dict[str, JSON]:
@@ -47,8 +59,12 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    async def __call__(self, arguments: Mapping[str, JSON], timeout_s: float) -> str:
-        """Run it; sync functions run on a thread.
+    async def __call__(self, arguments: Mapping[str, JSON], timeout_s: float | None) -> str:
+        """Run it.
+
+        Args:
+            arguments: as the model wrote them.
+            timeout_s: seconds it may take; None: any time.
 
         Raises:
             ToolArgumentError: the arguments do not fit, or the function refused them with a ValueError.
@@ -58,31 +74,58 @@ class Tool:
             checked = self._arguments.model_validate(dict(arguments))
         except ValidationError as error:
             raise ToolArgumentError(_explain(self.name, error)) from error
-        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        values = {name: getattr(checked, field) for name, field in self._fields.items()}
         try:
-            async with asyncio.timeout(timeout_s):
-                if inspect.iscoroutinefunction(self._function):
-                    result = await self._function(**values)
-                else:
-                    result = await asyncio.to_thread(self._function, **values)
-        except TimeoutError as error:
-            raise TimeoutError(f"tool {self.name} took longer than {timeout_s:g} s") from error
+            return await self._call(values, timeout_s)
+        except CallTimeout as late:
+            raise TimeoutError(f"tool {self.name} took longer than {timeout_s} s (env.tool_timeout_s)") from late
         except ValueError as error:
-            raise ToolArgumentError(str(error)) from error
-        return str(result)
+            raise ToolArgumentError(str(error) or type(error).__name__) from error
+
+    async def _call(self, values: Mapping[str, Any], timeout_s: float | None) -> str:
+        if not inspect.iscoroutinefunction(self._function):
+            return await _THREADS.run(lambda: _text(self._function(**values)), timeout_s)
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return _text(await self._function(**values))
+        except TimeoutError as error:
+            if limit.expired():
+                raise CallTimeout(f"longer than {timeout_s} s") from error
+            raise
 
 
-def _argument_model(function: Callable[..., Any], docs: Mapping[str, str]) -> type[BaseModel]:
-    hints = get_type_hints(function, include_extras=True)
+def _text(result: object) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+def _argument_model(
+    tool: str, function: Callable[..., Any], docs: Mapping[str, str]
+) -> tuple[dict[str, str], type[BaseModel]]:
+    """The arguments as a pydantic model, and the model's field for each parameter.
+
+    Fields are numbered and parameters are their aliases: pydantic keeps some names to itself (`_x`, `model_x`, `json`).
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"tool {tool}: {error}; import the annotation's type where the tool is defined") from error
+    names: dict[str, str] = {}
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(f"tool {function.__name__}: parameter *{name} cannot be described in a schema; name each parameter")
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"tool {tool}: parameter {parameter} cannot be given by name; use neither / nor *")
         if name not in hints:
-            raise ValueError(f"tool {function.__name__}: parameter {name} has no type annotation")
+            raise ValueError(f"tool {tool}: parameter {name} has no type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], Field(default, description=docs.get(name)))
-    return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+        names[name] = f"parameter_{len(names)}"
+        fields[names[name]] = (hints[name], Field(default, alias=name, description=docs.get(name)))
+    try:
+        model = create_model(tool, __config__=ConfigDict(extra="forbid"), **fields)
+        model.model_json_schema()
+    except PydanticUserError as error:
+        raise ValueError(f"tool {tool}: a parameter's type has no JSON schema: {error.message}") from error
+    return names, model
 
 
 def _argument_docs(doc: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The one attention function that trainer and engine share, registered through transformers' attention interface.
 
-A model's layers call it with the queries, keys and values of a whole row of tokens. Which tokens see which is the business of the
-`Attend` object that the caller passes through the model's keyword arguments: packed training rows here, a paged cache in the engine.
+A model's layers call it with the queries, keys and values of a whole row of tokens. Which tokens see which is the
+business of the `Attend` object that the caller passes through the model's keyword arguments: packed training rows here,
+a paged cache in the engine.
 """
 
 from __future__ import annotations
@@ -62,8 +63,17 @@ def whet_attention(
     return attend(layer, q, k, v, scale)[None], None
 
 
+def whet_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> None:
+    """No mask: `Attend` knows who sees whom. A model that asks for a local one is refused."""
+    if local_size is not None:
+        raise ValueError(
+            f"the model attends to a window of {local_size} tokens (sliding or chunked attention), which whet does not "
+            "support yet"
+        )
+
+
 AttentionInterface.register(ATTENTION, whet_attention)
-AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+AttentionMaskInterface.register(ATTENTION, whet_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +89,8 @@ class Bucket:
 class PackedRow:
     """Causal attention within each segment of a row, and never across.
 
-    Segments of similar length share one right-padded causal call: a real query never sees the padding behind it, and the padding's own
-    outputs are dropped, so the result is that of each segment alone.
+    Segments of similar length share one right-padded causal call: a real query never sees the padding behind it, and
+    the padding's own outputs are dropped, so the result is that of each segment alone.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device, max_waste: float = 1.3) -> None:
@@ -107,12 +117,14 @@ class PackedRow:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         outs: list[Tensor] = []
         for bucket in self.buckets:
-            padded = [
+            queries, keys, values = (
                 x.index_select(0, bucket.gather).view(bucket.num, bucket.length, *x.shape[1:]).transpose(1, 2)
                 for x in (q, k, v)
-            ]
-            out = F.scaled_dot_product_attention(*padded, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-            outs.append(out.transpose(1, 2).reshape(bucket.num * bucket.length, *out.shape[1::2]))
+            )
+            out = F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            outs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs).index_select(0, self.place)
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model as trainer and engine use it: hidden states of a row of tokens, and logits of some of them."""
+"""A Hugging Face causal language model as trainer and engine use it: hidden states of a row, logits of some."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.config import Config
 from whet.model.attention import ATTENTION, Attend, PackedRow
 
 DType = Literal["float32", "bfloat16", "float64"]
-PROBE_TOKENS = 5
+PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
+"""Two sequences that share a row when a model is checked."""
+PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Largest distance from the model's own logits, relative to their norm."""
 
 
 class ModelConfig(Config):
@@ -38,14 +43,21 @@ def pick_device(name: str) -> torch.device:
     Raises:
         ValueError: if the device is not there.
     """
-    if name != "auto":
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
         device = torch.device(name)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"model.device is {name!r}, but torch sees no CUDA device; use model.device=auto or cpu")
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    except RuntimeError as error:
+        raise ValueError(f"model.device is {name!r}, which torch does not know; use auto, cuda, mps or cpu") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices; use auto or cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"model.device is {name!r}, but torch has no Metal device here; use auto or cpu")
+    return device
 
 
 class CausalModel:
@@ -106,26 +118,36 @@ class CausalModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare five tokens with the model's own forward.
+        """Compare two sequences in one row with the model's own forward of each.
 
         Raises:
             ValueError: naming the model, if whet would run it wrongly.
         """
         name = type(self.hf).__name__
-        tokens = torch.arange(PROBE_TOKENS, device=self.device) % self.vocab_size
-        attend = PackedRow([PROBE_TOKENS], self.device)
-        mine = self.logits(self.hidden(tokens, attend.positions, attend)).float()
+        num_layers: int = self.config.get_text_config().num_hidden_layers
+        if not self.hf._supports_attention_backend:
+            raise ValueError(f"{name} does not use transformers' attention interface, so whet cannot run it")
+        pieces = [torch.tensor(piece, device=self.device) % self.vocab_size for piece in PROBE]
+        row = PackedRow([len(piece) for piece in pieces], self.device)
+        layers: list[int] = []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            layers.append(layer)
+            return row(layer, q, k, v, scale)
+
+        mine = self.logits(self.hidden(torch.cat(pieces), row.positions, attend)).float()
+        if sorted(layers) != list(range(num_layers)):
+            raise ValueError(f"{name}: only {len(layers)} of its {num_layers} layers attend; whet does not support the others yet")
         self.hf.set_attn_implementation("eager")
         try:
-            theirs = self.hf(input_ids=tokens[None], use_cache=False).logits[0].float()
+            theirs = torch.cat([self.hf(input_ids=piece[None], use_cache=False).logits[0].float() for piece in pieces])
         finally:
             self.hf.set_attn_implementation(ATTENTION)
-        tolerance = 1e-3 if self.dtype != torch.bfloat16 else 0.25
-        error = (mine - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
-        if not error < tolerance:
+        distance, norm = float((mine - theirs).norm()), float(theirs.norm())
+        if not distance <= PROBE_TOLERANCE[self.dtype] * norm:
             raise ValueError(
-                f"{name} gives other logits through whet's attention than through its own (relative error {error:.2g}): "
-                "it has a feature that whet does not support yet"
+                f"{name} gives other logits through whet's attention than through its own (distance {distance:.2g}; "
+                f"norm {norm:.2g}): it has a feature that whet does not support yet"
             )
 
 
@@ -141,18 +163,26 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
         "dtype": getattr(torch, config.dtype),
         "attn_implementation": ATTENTION,
         "trust_remote_code": config.trust_remote_code,
+        "output_loading_info": True,
     }
     try:
-        hf = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
+        found = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {error}") from error
+    hf, report = found
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model.path: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
+            f"among them {', '.join(missing[:3])}; they are of another model or incomplete"
+        )
     return prepare(hf, config, trainable=trainable)
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
     """A model of the given shape with random weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: other devices' generators are not restored
         hf = AutoModelForCausalLM.from_config(
             hf_config, attn_implementation=ATTENTION, dtype=getattr(torch, config.dtype)
         )
@@ -161,14 +191,19 @@ def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int
 
 def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> CausalModel:
     """Put a transformers model on its device, in the state that whet needs, and check it."""
-    hf.to(pick_device(config.device))  # pyright: ignore[reportArgumentType]
+    device = pick_device(config.device)
+    if device.type == "mps" and config.dtype == "float64":
+        raise ValueError("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
+    hf.to(device)  # pyright: ignore[reportArgumentType]
     hf.eval()  # no dropout: the trainer differentiates what the engine samples from
     hf.requires_grad_(trainable)
     model = CausalModel(hf)
     model.check()
     if trainable and config.gradient_checkpointing:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
-        hf.train()
+        hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        for module in hf.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
     return model
 
 

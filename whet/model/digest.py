@@ -8,24 +8,31 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_PRIME = 0x100000001B3
-_STEP = 0x1E3779B97F4A7C15
+CHUNK_WORDS = 2**22
+"""Words hashed at a time, so that a digest needs little memory beside the tensor."""
+LOW = 0xFFFFFFFF
 
 
 def tensor_digest(tensor: Tensor) -> int:
     """A position-dependent 64-bit hash of a tensor's bytes.
 
-    Each 4-byte word, whitened by an odd multiplier that depends on its place, is summed modulo 2^64: one changed word always changes
-    the sum, and swapped words change it unless they are equal.
+    Each 4-byte word, spread over 64 bits, is multiplied by an odd number that depends on its place; the products are
+    summed modulo 2^64. One changed word always changes the sum. So does a swap of two words that differ, up to 16 GiB:
+    the words differ in their low 32 bits, the multipliers in their low 33, so the product is never 0 modulo 2^64.
     """
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    spare = -flat.numel() % 4
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    spare = -data.numel() % 4
     if spare:
-        flat = torch.cat([flat, flat.new_zeros(spare)])
-    words = flat.view(torch.int32).to(torch.int64)
-    places = torch.arange(words.numel(), device=words.device, dtype=torch.int64)
-    multiplier = (places * _STEP) ^ (places + _PRIME) << 17 | 1
-    return int(((words ^ (words << 32)) * multiplier).sum().item()) & 0xFFFFFFFFFFFFFFFF
+        data = torch.cat([data, data.new_zeros(spare)])
+    if data.storage_offset() % 4:
+        data = data.clone()
+    words = data.view(torch.int32)
+    total = 0
+    for start in range(0, words.numel(), CHUNK_WORDS):
+        chunk = words[start : start + CHUNK_WORDS].to(torch.int64)
+        places = torch.arange(start, start + chunk.numel(), device=chunk.device)
+        total += int(((chunk ^ (chunk << 32)) * _multipliers(places)).sum())
+    return total & 0xFFFFFFFFFFFFFFFF
 
 
 def digest_of(weights: Iterable[tuple[str, Tensor]]) -> str:
@@ -34,3 +41,16 @@ def digest_of(weights: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(weights, key=lambda item: item[0]):
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:{tensor_digest(tensor):016x};".encode())
     return total.hexdigest()
+
+
+def _multipliers(places: Tensor) -> Tensor:
+    """Odd, irregular 64-bit numbers; the low 33 bits of any two of the first 2^32 differ."""
+    mixed = _mix(places & LOW)
+    return (_mix(mixed ^ 0x5BD1E995) << 33) | (mixed << 1) | 1
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of the 32-bit numbers in which every bit depends on all (MurmurHash3's finaliser)."""
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW
+    return x ^ (x >> 16)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
@@ -112,8 +113,8 @@ def make_model(folder: Path, texts: Iterable[str], shape: SmallModelConfig, seed
         intermediate_size=shape.intermediate_size,
         max_position_embeddings=shape.max_positions,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=cast(int, tokenizer.eos_token_id),
+        pad_token_id=cast(int, tokenizer.pad_token_id),
         bos_token_id=None,
     )
     model = random_causal(config, ModelConfig(path=str(folder), device="cpu"), seed=seed)

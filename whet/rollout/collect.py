@@ -5,15 +5,76 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from pydantic import Field
+
+from whet.config import Config
 from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.env.base import Env
-from whet.env.rollout import Limits, failure_of, run_trajectory
-from whet.reward import Reward
+from whet.env.rollout import Deadline, Limits, failure_of, run_trajectory
+from whet.reward.base import LabelError, Reward, RewardTimeout, read_score
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
+
+
+class RolloutConfig(Config):
+    """How the policy is sampled from, and where a trajectory is cut."""
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Of every turn; 0 is greedy (evaluation only)."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the most likely tokens that have this probability together; below 1 in evaluation only."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from so many most likely tokens, 0: from all; other than 0 in evaluation only."""
+    max_turns: int = Field(default=8, ge=1)
+    """Model calls of a trajectory. A plain question ends after one by itself."""
+    max_tokens: int = Field(default=4096, ge=2)
+    """Tokens of a whole trajectory: prompt, replies and the environment's answers."""
+    max_turn_tokens: int = Field(default=1024, ge=1)
+    """Tokens sampled in one turn."""
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Tokens that end a turn besides the tokenizer's own; they stay in the turn."""
+    timeout_s: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any
+    time."""
+
+    def sampling(self, stop_token_ids: Sequence[int]) -> SamplingParams:
+        """For the engine. `stop_token_ids` are the tokenizer's (`Renderer.stop_token_ids`)."""
+        return SamplingParams(
+            max_tokens=self.max_turn_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *self.stop_token_ids))),
+        )
+
+    def limits(self) -> Limits:
+        return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
+
+
+def check_trainable(config: RolloutConfig) -> None:
+    """Refuse what training cannot replay: it needs the log-prob of a token under the distribution that it was sampled
+    from.
+
+    Raises:
+        ValueError: naming the key, why, and what to set.
+    """
+    if config.temperature == 0:
+        raise ValueError(
+            "rollout.temperature=0 cannot be trained on: greedy samples of a task are all the same, and their log-probs "
+            "are 0; set it above 0 (1.0 samples from the policy itself), and temperature=0 for evaluation alone"
+        )
+    cut = {"top_p": (config.top_p, 1.0), "top_k": (config.top_k, 0)}
+    for key, (value, whole) in cut.items():
+        if value != whole:
+            raise ValueError(
+                f"rollout.{key}={value} cannot be trained on yet: the trainer computes log-probs over the whole vocabulary, "
+                f"and the tokens that {key} cuts off are not recorded; set rollout.{key}={whole}, and {key}={value} for "
+                "evaluation alone"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +87,8 @@ class Player:
     reward: Reward
     sampling: SamplingParams
     limits: Limits
-    timeout_s: float
-    """Seconds that one trajectory may take, engine time included; then it is a timeout."""
+    timeout_s: float | None
+    """Seconds that one trajectory may take, engine and reward included; then it is a timeout. None: any time."""
 
     async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
         """Play every task `samples_per_prompt` times, all at once; the engine decides how many run together.
@@ -38,49 +99,69 @@ class Player:
             seed: with the task's id and the sample's index it seeds the sampling.
 
         Returns:
-            One group per task, in the order of the tasks.
+            One group per task, in the order of the tasks. A trajectory that failed is in it, with its outcome.
+
+        Raises:
+            ValueError: two tasks have the same id, or there is nothing to play.
+            LabelError: the reward cannot use a task's label. The data are wrong, so nothing is played on.
         """
         if len({task.id for task in tasks}) != len(tasks):
             raise ValueError("the tasks of one rollout must have different ids")
-        jobs = [
-            self._one(task, i, k, seed) for i, task in enumerate(tasks) for k in range(samples_per_prompt)
-        ]
-        done = await asyncio.gather(*jobs)
+        if samples_per_prompt < 1:
+            raise ValueError(f"samples_per_prompt must be at least 1, not {samples_per_prompt}")
+        pairs = [(i, k) for i in range(len(tasks)) for k in range(samples_per_prompt)]
+        done = await _all([self._one(tasks[i], i, k, seed) for i, k in pairs])
         return [
             Group(task, tuple(done[i * samples_per_prompt : (i + 1) * samples_per_prompt]))
             for i, task in enumerate(tasks)
         ]
 
     async def _one(self, task: Task, index: int, k: int, seed: int) -> Trajectory:
-        name = f"{task.id}/{k}"
-        sampling = replace(self.sampling, seed=seed_of(seed, task.id, k))
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                trajectory = await run_trajectory(
-                    name, task, self.make_env(), self.engine, self.renderer, sampling, self.limits, (index, k)
-                )
-        except TimeoutError as late:
-            self.engine.release(name)
-            text = TimeoutError(f"trajectory {name} took longer than {self.timeout_s:g} s (rollout.timeout_s)")
-            return Trajectory(name, task, (), Outcome.TIMEOUT, None, failure_of(text.with_traceback(late.__traceback__), "rollout"))
-        return await self._judge(trajectory)
+        deadline = Deadline.after(self.timeout_s)
+        trajectory = await run_trajectory(
+            trajectory_id=f"{task.id}/{k}",
+            task=task,
+            env=self.make_env(),
+            engine=self.engine,
+            renderer=self.renderer,
+            sampling=replace(self.sampling, seed=seed_of(seed, task.id, k)),
+            limits=self.limits,
+            rank=(index, k),
+            deadline=deadline,
+        )
+        return await self._judge(trajectory, deadline) if trajectory.outcome.valid else trajectory
 
-    async def _judge(self, trajectory: Trajectory) -> Trajectory:
+    async def _judge(self, trajectory: Trajectory, deadline: Deadline) -> Trajectory:
         """Add the rewards. A reward that fails is an outcome, never a 0."""
-        if not trajectory.outcome.valid:
-            return trajectory
         began = time.monotonic()
         try:
-            rewards = await self.reward(trajectory)
-        except TimeoutError as late:
-            return replace(trajectory, outcome=Outcome.TIMEOUT, error=failure_of(late, "reward"))
+            async with deadline.ends("the reward"):
+                rewards = read_score(await self.reward(trajectory))
+        except LabelError:
+            raise
+        except (RewardTimeout, TimeoutError) as late:
+            outcome, rewards, error = Outcome.TIMEOUT, None, failure_of(late, "reward")
         except Exception as fault:  # the rollout boundary
-            return replace(trajectory, outcome=Outcome.REWARD_ERROR, error=failure_of(fault, "reward"))
+            outcome, rewards, error = Outcome.REWARD_ERROR, None, failure_of(fault, "reward")
+        else:
+            outcome, error = trajectory.outcome, None
         timings = {**trajectory.timings, "reward": time.monotonic() - began}
-        return replace(trajectory, rewards=rewards, timings=timings)
+        return replace(trajectory, outcome=outcome, rewards=rewards, error=error, timings=timings)
 
 
 def seed_of(seed: int, task_id: str, k: int) -> int:
     """The seed of one trajectory: 63 bits of a hash, the same on every machine."""
     digest = hashlib.blake2b(f"{seed}/{task_id}/{k}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Their results in order. When one raises, or this is cancelled, the others are cancelled and have ended before it
+    does."""
+    running = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

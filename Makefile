@@ -1,0 +1,37 @@
+# `make quickstart` and `make test` set up everything they need. PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SEED ?= 0
+
+.PHONY: setup quickstart test test-all lint bench controls clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"whet needs Python 3.11 or newer, this is {sys.version}"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+quickstart: setup
+	$(BIN)/whet quickstart --seed $(SEED)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python benchmarks/quickstart_seeds.py
+	$(BIN)/python benchmarks/quickstart_controls.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

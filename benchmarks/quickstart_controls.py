@@ -1,0 +1,104 @@
+"""Is it the reward that teaches, and is it the tool that answers? Two controls for the quickstart.
+
+    python benchmarks/quickstart_controls.py [SEED]
+
+Both start from the warmed-up model of `runs/quickstart-seed<SEED>` (made by benchmarks/quickstart_seeds.py) and repeat its reinforcement
+learning with one thing changed:
+
+- shuffled rewards: the rewards of each rollout are permuted over its trajectories, so they say nothing about who earned them;
+- blanked replies: the calculator answers with an empty text, in training and in evaluation; and the normally trained model is evaluated
+  once with blanked replies.
+
+Figures go to benchmarks/results/quickstart_controls.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from machine import RESULTS, machine
+
+import whet.build
+from whet.commands import evaluate, train
+from whet.env.tool_env import ToolEnv
+from whet.env.tools import Tool
+from whet.quickstart.run import QuickstartConfig, rl_config
+from whet.rollout.collect import Player
+from whet.settings import RunConfig
+from whet.types import Group, Task
+
+ACCURACY = "eval/held_out/reward/total"
+BLANKED = f"{Path(__file__).resolve()}:blanked_env"
+
+
+class ShuffledPlayer(Player):
+    """Permutes rewards over all trajectories of a call; a mean over the call stays what it was."""
+
+    async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
+        groups = await super().play(tasks, samples_per_prompt, seed)
+        rewards = [t.rewards for group in groups for t in group.trajectories]
+        random.Random(f"{seed}/{tasks[0].id}").shuffle(rewards)
+        left = iter(rewards)
+        return [replace(g, trajectories=tuple(replace(t, rewards=next(left)) for t in g.trajectories)) for g in groups]
+
+
+def blanked_env(options: Mapping[str, object] | None = None) -> ToolEnv:
+    """The quickstart's environment with a calculator that says nothing."""
+
+    def calculator(expression: str) -> str:
+        """Compute an arithmetic expression.
+
+        Args:
+            expression: numbers with + - * / and parentheses.
+        """
+        return ""
+
+    return ToolEnv([Tool(calculator)])
+
+
+def with_(config: RunConfig, **changes: object) -> RunConfig:
+    return RunConfig.model_validate({**config.model_dump(), **changes})
+
+
+def main() -> None:
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    config = QuickstartConfig(seed=seed, run_dir=f"runs/quickstart-seed{seed}")
+    run_dir = Path(config.run_dir)
+    results = json.loads((run_dir / "summary.json").read_text())
+    warm = run_dir / "warmup/model"
+    blank_env = {"name": BLANKED}
+
+    plain = whet.build.Player
+    whet.build.Player = ShuffledPlayer
+    shuffled = train(with_(rl_config(config, warm, "control_shuffled"), checkpoint={"resume": False}))
+    whet.build.Player = plain
+    shuffled_accuracy = evaluate(rl_config(config, shuffled, "control_shuffled_evaluation"))[ACCURACY]
+
+    final = rl_config(config, run_dir / "rl/model", "control_blanked_evaluation")
+    final_blanked = evaluate(with_(final, env=blank_env))[ACCURACY]
+    trained_blank = train(with_(rl_config(config, warm, "control_blanked"), env=blank_env, checkpoint={"resume": False}))
+    blanked = rl_config(config, trained_blank, "control_blanked_training_evaluation")
+    blanked_accuracy = evaluate(with_(blanked, env=blank_env))[ACCURACY]
+
+    figures = {
+        "accuracy_warmup": results["accuracy_warmup"],
+        "accuracy_rl": results["accuracy_rl"],
+        "accuracy_rl_shuffled_rewards": shuffled_accuracy,
+        "gain_shuffled_rewards": shuffled_accuracy - results["accuracy_warmup"],
+        "accuracy_rl_evaluated_with_blanked_replies": final_blanked,
+        "accuracy_trained_and_evaluated_with_blanked_replies": blanked_accuracy,
+    }
+    out = {"command": f"python benchmarks/quickstart_controls.py {seed}", "machine": machine(), "seed": seed, **figures}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "quickstart_controls.json").write_text(json.dumps(out, indent=1) + "\n")
+    for name, value in figures.items():
+        print(f"{name}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The quickstart, shortened: the whole path from random weights to reinforcement learning with real tool calls."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from whet.engine.embedded.engine import EmbeddedEngine
+from whet.observe import read_records
+from whet.quickstart.problems import draw_many
+from whet.quickstart.run import QuickstartConfig, run_quickstart
+from whet.train.torch_native.backend import TorchBackend
+from whet.types import Origin
+
+
+class Spy:
+    """What the engine handed out and what the backend trained on, seen from outside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sampled: Counter[tuple[int, ...]] = Counter()
+        self.trained: Counter[tuple[int, ...]] = Counter()
+        self.environment_tokens = 0
+        self.steps = 0
+        self._on = False
+        generate, forward_backward = EmbeddedEngine.generate, TorchBackend.forward_backward
+
+        async def spied_generate(engine, request):
+            tokens: list[int] = []
+            async for chunk in generate(engine, request):
+                tokens.extend(chunk.tokens)
+                yield chunk
+            if request.sampling.temperature > 0:  # evaluations are greedy
+                self.sampled[tuple(tokens)] += 1
+
+        def spied_forward_backward(backend, batch, loss, **options):
+            if loss.__name__ != "sft_loss":
+                self.see(batch)
+            return forward_backward(backend, batch, loss, **options)
+
+        monkeypatch.setattr(EmbeddedEngine, "generate", spied_generate)
+        monkeypatch.setattr(TorchBackend, "forward_backward", spied_forward_backward)
+
+    def see(self, batch) -> None:
+        self.steps += 1
+        assert not batch.loss_mask[batch.origin != Origin.MODEL].any(), "a token that was not sampled is trained"
+        self.environment_tokens += int((batch.origin == Origin.ENVIRONMENT).sum())
+        for tokens, mask in zip(batch.tokens.split(batch.lengths.tolist()), batch.loss_mask.split(batch.lengths.tolist()), strict=True):
+            run: list[int] = []
+            for token, trained in zip([*tokens.tolist(), None], [*mask.tolist(), False], strict=True):
+                if trained:
+                    run.append(token)
+                elif run:
+                    self.trained[tuple(run)] += 1
+                    run = []
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        spy = Spy(monkeypatch)
+        config = QuickstartConfig(
+            seed=3, run_dir=str(folder / "run"), num_demonstrations=1200, warmup_steps=110, num_rollouts=5, num_held_out=24
+        )
+        results = run_quickstart(config, folder / "summary.json")
+    return folder, results, spy
+
+
+def test_the_summary_has_what_it_promises(quickstart):
+    folder, results, _ = quickstart
+    written = json.loads((folder / "summary.json").read_text())
+    assert written == results
+    assert {
+        "accuracy_before",
+        "accuracy_warmup",
+        "accuracy_rl",
+        "tool_call_validity_warmup",
+        "tool_call_validity_rl",
+        "seconds",
+        "seconds_by_phase",
+        "tokens_per_second",
+        "run_dir",
+    } <= written.keys()
+    assert written["accuracy_before"] == 0.0
+    assert written["tool_call_validity_warmup"] > 0.5, "110 steps of warm-up teach the form of a tool call"
+    assert sum(written["seconds_by_phase"].values()) == pytest.approx(written["seconds"], rel=0.05)
+
+
+def test_the_mask_is_what_was_sampled(quickstart):
+    """Every run of trained tokens is a turn that the engine sampled, every sampled turn trains, and no tool reply does."""
+    folder, _, spy = quickstart
+    assert spy.steps == 5
+    assert spy.environment_tokens > 100, "tools were called, so replies were in context"
+    assert spy.trained == spy.sampled
+    for row in read_records(folder / "run/rl/rollouts"):
+        assert [o == Origin.MODEL for o in row["origin"]] == row["loss_mask"]
+
+
+def test_engine_and_trainer_agree_at_every_step(quickstart):
+    folder, _, _ = quickstart
+    rows = [json.loads(line) for line in (folder / "run/rl/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "policy/loss" in row]
+    assert len(steps) == 5
+    for row in steps:
+        assert row["mismatch/logprob_mean"] < 1e-6
+        assert row["mismatch/logprob_max"] < 1e-4
+
+
+def test_every_step_reports_what_users_look_for(quickstart):
+    folder, _, _ = quickstart
+    rows = [json.loads(line) for line in (folder / "run/rl/metrics.jsonl").read_text().splitlines()]
+    wanted = {
+        "reward/total",
+        "reward/math",
+        "response/tokens/mean",
+        "outcome/truncated",
+        "outcome/failed",
+        "groups/zero_variance",
+        "policy/entropy",
+        "policy/clip_fraction",
+        "policy/kl_old",
+        "optim/grad_norm",
+        "optim/lr",
+        "mismatch/logprob_mean",
+        "mismatch/logprob_max",
+        "tokens_per_second/rollout",
+        "tokens_per_second/update",
+        "memory/rss_gib",
+        "time/rollout_s",
+        "time/update_s",
+    }
+    for row in rows:
+        if "policy/loss" in row:
+            assert wanted <= row.keys(), wanted - row.keys()
+
+
+def test_the_exported_model_is_the_one_that_was_trained(quickstart):
+    """transformers loads it, and greedy decoding there gives the tokens that the engine's evaluation gave."""
+    folder, _, _ = quickstart
+    model = AutoModelForCausalLM.from_pretrained(folder / "run/rl/model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run/rl/model")
+    rows = read_records(next((folder / "run/evaluation_rl/evaluations/held_out/rollouts").glob("*.parquet")))
+    for row in rows[:4]:
+        num_prompt = row["origin"].index(Origin.MODEL)
+        first = [t for t, o in zip(row["tokens"], row["origin"], strict=True) if o == Origin.MODEL or o == Origin.PROMPT]
+        prompt = torch.tensor([row["tokens"][:num_prompt]])
+        num_new = row["turns"][0]["num_tokens"]
+        out = model.generate(prompt, max_new_tokens=num_new, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+        assert out[0, num_prompt:].tolist() == first[num_prompt : num_prompt + num_new]
+
+
+def test_held_out_problems_never_train(quickstart):
+    folder, _, _ = quickstart
+
+    def keys(name: str) -> set[str]:
+        rows = [json.loads(line)["metadata"] for line in (folder / "run/data" / name).read_text().splitlines()]
+        return {json.dumps(row) for row in rows}
+
+    assert not keys("train.jsonl") & keys("held_out.jsonl")
+    prompts = {json.loads(line)["prompt"] for line in (folder / "run/data/held_out.jsonl").read_text().splitlines()}
+    shown = {json.loads(line)["messages"][0]["content"] for line in (folder / "run/data/demonstrations.jsonl").read_text().splitlines()}
+    assert not prompts & shown
+    assert not set(draw_many(300, 0, held_out=False)) & set(draw_many(300, 0, held_out=True))
+
+
+def test_a_run_says_how_to_repeat_it(quickstart):
+    folder, _, _ = quickstart
+    from whet.config import load_config
+    from whet.settings import RunConfig
+
+    config = load_config(RunConfig, Path(folder / "run/rl/config.toml"))
+    assert config.num_rollouts == 5
+    assert config.env.tools == ("calculator",) or config.env.tools == ["calculator"]

@@ -1,0 +1,1 @@
+"""whet: reinforcement learning for language models, from a laptop to a cluster, with every token accounted for."""

@@ -1,0 +1,150 @@
+"""The command line. Heavy imports happen inside the commands, so that `whet --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="whet",
+    help="Reinforcement learning for language models, from a laptop to a cluster, with every token accounted for.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="TOML file with the run's settings.", metavar="CONFIG.toml")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings that replace the file's: train.optim.lr=1e-5 evaluate.sets.x.path=x.jsonl", metavar="KEY=VALUE..."),
+]
+Keys = Annotated[bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit.")]
+
+
+@app.command()
+def quickstart(
+    seed: Annotated[int, typer.Option(help="Of the model, the problems and the training.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Where everything goes; default: runs/quickstart-seed<SEED>.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write the results to this JSON file, too.")] = None,
+    rollouts: Annotated[int | None, typer.Option(help="Rollouts of the reinforcement learning; default: the full number.", min=1)] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="Steps of the supervised warm-up; default: the full number.", min=1)] = None,
+    problems: Annotated[int | None, typer.Option(help="Held-out problems; default: the full number.", min=1)] = None,
+) -> None:
+    """Make a small model and teach it to use a calculator: supervised warm-up, then GRPO. Minutes on two CPU cores."""
+    from whet.quickstart.run import QuickstartConfig, run_quickstart
+
+    given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
+    folder = run_dir or Path(f"runs/quickstart-seed{seed}")
+    settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
+    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary))
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+    """Train with reinforcement learning.
+
+    Rolls out prompts in groups, scores the trajectories, updates the policy, and evaluates; everything goes into run_dir. A run that was
+    stopped goes on from its newest checkpoint when it is started again. `whet train --keys` lists all settings.
+
+    Example: whet train examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B num_rollouts=100
+    """
+    from whet.config import load_config
+    from whet.settings import RunConfig
+
+    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or [])))
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+    """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
+    from whet.config import load_config
+    from whet.settings import SupervisedRunConfig
+
+    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or [])))
+
+
+@app.command()
+def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+    """Play a run's evaluation sets once: mean@n, pass@k, lengths, outcomes. Reads the same file as `whet train`."""
+    from whet.config import load_config
+    from whet.settings import RunConfig
+
+    _guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or [])))
+
+
+@app.command()
+def generate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option(help="Folder for the rollouts, one parquet file for each batch of prompts.")] = Path("rollouts"),
+    prompts: Annotated[int, typer.Option(help="Prompts to play.", min=1)] = 16,
+    keys: Keys = False,
+) -> None:
+    """Roll out without training: every token with its origin and log-prob, rewards included, to files."""
+    from whet.config import load_config
+    from whet.settings import RunConfig
+
+    _guarded(lambda: _commands().generate(load_config(RunConfig, config, overrides or []), output, prompts))
+
+
+@app.command()
+def version() -> None:
+    """Print whet's version and those of what it stands on."""
+    for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):
+        typer.echo(f"{name} {package_version(name)}")
+    typer.echo(f"python {sys.version.split()[0]}")
+
+
+def _commands() -> ModuleType:
+    import whet.commands
+
+    return whet.commands
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Run a command: what is the user's to mend is told in words and ends with status 2, without a traceback."""
+    try:
+        return work()
+    except ValueError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        typer.secho("stopped; start the same command again to go on from the newest checkpoint", fg="yellow", err=True)
+        raise typer.Exit(130) from error
+
+
+def show_keys(command: str) -> None:
+    """Print every setting of a command's file."""
+    from whet.config import describe
+    from whet.settings import RunConfig, SupervisedRunConfig
+
+    table = Table(title=f"settings of whet {command}", show_lines=False)
+    for column in ("key", "type", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for key in describe(SupervisedRunConfig if command == "sft" else RunConfig):
+        default = "required" if key.default is None else str(key.default)
+        table.add_row(key.path, key.type, default, key.doc)
+    Console().print(table)
+
+
+def main() -> None:
+    """Entry point of the `whet` command."""
+    arguments = sys.argv[1:]
+    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "evaluate", "generate"):
+        show_keys(arguments[0])
+        return
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""From the `[env]` table to a factory of environments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from whet.config import Config, resolve
+from whet.env.base import Env, SingleTurn
+from whet.env.calculator import calculator
+from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
+from whet.env.tools import Tool
+
+MakeEnv = Callable[[], Env]
+
+
+class EnvConfig(Config):
+    """What answers the model's turns."""
+
+    name: str = "single_turn"
+    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of an import reference."""
+    tools: list[str] = Field(default_factory=list)
+    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
+    max_calls_per_turn: int = Field(default=8, ge=1)
+    """Tool calls of one turn that are run; further ones are answered with an error."""
+    max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
+    """Longer tool replies lose their middle."""
+    parser: str = "hermes"
+    """How the model writes tool calls: hermes (as Qwen and Hermes models do), none, or an import reference to a
+    function."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EnvConfig:
+        if self.name not in ENVS and ":" not in self.name:
+            raise ValueError(f"there is no environment {self.name!r}; choose {_choices(ENVS)}")
+        if self.tools and self.name != "tools":
+            raise ValueError(f'env.tools belongs to env.name = "tools", not to {self.name!r}, which takes env.options')
+        if self.name == "tools" and not self.tools:
+            raise ValueError(f'env.name = "tools" needs env.tools: a list of {_choices(TOOLS)}')
+        if self.options and self.name in ENVS:
+            raise ValueError(f"env.options belongs to an import reference; {self.name!r} takes none")
+        for tool in self.tools:
+            if tool not in TOOLS and ":" not in tool:
+                raise ValueError(f"there is no tool {tool!r}; choose {_choices(TOOLS)}")
+        return self
+
+
+def _build_single_turn(config: EnvConfig) -> MakeEnv:
+    return SingleTurn
+
+
+def _build_tools(config: EnvConfig) -> MakeEnv:
+    tools = [build_tool(name) for name in config.tools]
+    make = partial(ToolEnv, tools, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars)
+    make()  # two tools of one name show here, not in the first rollout
+    return make
+
+
+ENVS: dict[str, Callable[[EnvConfig], MakeEnv]] = {"single_turn": _build_single_turn, "tools": _build_tools}
+
+TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
+
+
+def build_tool(name: str) -> Tool:
+    """A built-in tool, or the function that an import reference names.
+
+    Raises:
+        ValueError: there is none, or it cannot be a tool.
+    """
+    return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"))
+
+
+def build_env_factory(config: EnvConfig) -> MakeEnv:
+    """What makes a fresh environment for each trajectory.
+
+    Raises:
+        ValueError: a reference does not resolve, or does not take the options it is given.
+    """
+    if config.name in ENVS:
+        return ENVS[config.name](config)
+    factory = resolve(config.name, kind="environment")
+    if not callable(factory):
+        raise ValueError(f"environment {config.name!r} is a {type(factory).__name__}, not a class or function")
+    try:
+        inspect.signature(factory).bind(**config.options)
+    except TypeError as error:
+        call = ", ".join(f"{name}=..." for name in config.options)
+        raise ValueError(f"environment {config.name!r} cannot be called as f({call}): {error}") from None
+    return partial(_make_checked, factory, config)
+
+
+def _make_checked(factory: Callable[..., object], config: EnvConfig) -> Env:
+    env = factory(**config.options)
+    if not isinstance(env, Env):
+        parts = ("tools", "start", "step", "close")
+        missing = [part for part in parts if not hasattr(env, part)]
+        raise ValueError(f"environment {config.name!r} made a {type(env).__name__}, which has no {', '.join(missing)}")
+    return env
+
+
+def _choices(table: dict[str, Any]) -> str:
+    return ", ".join(repr(name) for name in table) + ' or an import reference "module:name"'

@@ -1,0 +1,69 @@
+"""One model call, read to its end or to the deadline, with nothing lost that the engine had sampled by then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from whet.engine.base import Engine
+from whet.types import Finish, Request
+
+ABORT_GRACE_S = 5.0
+"""For an engine to hand over what it sampled once it was told to stop."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What was sampled so far. `finish` is None until the engine says how it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+async def read_reply(engine: Engine, request: Request, left_s: float | None, reply: Reply) -> bool:
+    """Fill `reply` with what the engine samples; it is filled as far as it goes when this raises or is cancelled.
+
+    Args:
+        engine: who samples.
+        request: what is continued.
+        left_s: seconds until the engine is told to stop and to hand over what it has; None: never.
+        reply: filled here.
+
+    Returns:
+        Whether the engine came to its own end in time.
+    """
+    reading = asyncio.ensure_future(_read(engine, request, reply))
+    try:
+        await asyncio.wait({reading}, timeout=left_s)
+        in_time = reading.done()
+        if not in_time:
+            with suppress(TimeoutError):  # an engine that hangs does not answer an abort either
+                async with asyncio.timeout(ABORT_GRACE_S):
+                    await engine.abort(request.id)
+                    await asyncio.wait({reading})
+        if reading.done():
+            reading.result()
+        return in_time or reply.finish not in (None, Finish.ABORT)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _read(engine: Engine, request: Request, reply: Reply) -> None:
+    stream = engine.generate(request)
+    try:
+        async for chunk in stream:
+            reply.tokens.extend(chunk.tokens)
+            reply.logprobs.extend(chunk.logprobs)
+            reply.versions.extend([chunk.version] * len(chunk.tokens))
+            if chunk.finish is not None:
+                reply.finish = chunk.finish
+                break
+    finally:
+        # Now, not when it is collected: the engine takes the request out as its generator ends.
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()

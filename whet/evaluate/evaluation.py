@@ -1,0 +1,101 @@
+"""Evaluation sets: held-out tasks, each set with its own sampling, limits, environment and reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.data.rows import RowConfig
+from whet.env.build import EnvConfig
+from whet.evaluate.passk import pass_at_k
+from whet.observe import Mean, Metrics, RecordWriter, Total
+from whet.reward import RewardConfig
+from whet.rollout.collect import Player
+from whet.rollout.overrides import RolloutOverrides
+from whet.rollout.report import rollout_metrics
+from whet.rollout.samples import samples_of_groups
+from whet.types import Group, Task
+
+
+class EvaluationSetConfig(Config):
+    """One evaluation set. What is left out is as in training, except that sampling is greedy."""
+
+    path: str | list[str]
+    """Data files, as in data.train; `test.jsonl@[100:200]` takes a slice of the rows."""
+    rows: RowConfig | None = None
+    """Which column means what; unset: as in [data]."""
+    limit: int | None = Field(default=None, gt=0)
+    """Only the first so many tasks."""
+    samples_per_prompt: int = Field(default=1, gt=0)
+    """n of mean@n and pass@k."""
+    rollout: RolloutOverrides = Field(default_factory=lambda: RolloutOverrides(temperature=0.0))
+    """Sampling and limits that differ from training's."""
+    env: EnvConfig | None = None
+    """Environment, if it differs."""
+    reward: RewardConfig | None = None
+    """Reward, if it differs."""
+    pass_reward: float = 1.0
+    """A trajectory whose total reward is at least this passes, for pass@k."""
+
+
+class EvaluateConfig(Config):
+    """When to evaluate, and on what."""
+
+    interval: int | None = Field(default=None, gt=0)
+    """Evaluate before every so many rollouts; unset: only at the end."""
+    before_training: bool = False
+    """Also before the first rollout."""
+    sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
+    """The sets, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """A set, ready to play."""
+
+    name: str
+    tasks: Sequence[Task]
+    player: Player
+    samples_per_prompt: int
+    pass_reward: float
+    records: RecordWriter | None
+
+    async def run(self, rollout_id: int, seed: int) -> tuple[Metrics, list[Group]]:
+        """Play every task and sum up.
+
+        Returns:
+            Metrics named `eval/<set>/...`: mean@n reward, pass@k for powers of two up to n, lengths, outcomes. Failed trajectories
+            are counted and left out of the means.
+        """
+        groups = await self.player.play(self.tasks, self.samples_per_prompt, seed)
+        if self.records is not None:
+            self.records.write(rollout_id, groups, samples_of_groups(groups))
+        metrics = {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}
+        return metrics, groups
+
+    def _summary(self, groups: Sequence[Group]) -> Metrics:
+        out: Metrics = rollout_metrics(groups)
+        out[f"mean@{self.samples_per_prompt}"] = out["reward/total"]
+        k = 1
+        while k <= self.samples_per_prompt:
+            chances = [c for group in groups if (c := self._chance(group, k)) is not None]
+            out[f"pass@{k}"] = Mean(sum(chances), len(chances))
+            k *= 2
+        out["tasks"] = Total(len(groups))
+        return out
+
+    def _chance(self, group: Group, k: int) -> float | None:
+        """pass@k of one task over its valid trajectories; None if there are fewer than k."""
+        totals = [t.rewards.total for t in group.trajectories if t.outcome.valid and t.rewards is not None]
+        if len(totals) < k:
+            return None
+        return pass_at_k(len(totals), sum(r >= self.pass_reward for r in totals), k)
+
+
+def set_folder(run_dir: Path, name: str) -> Path:
+    """Where an evaluation set's records lie."""
+    return run_dir / "evaluations" / name

@@ -1,0 +1,32 @@
+"""What an evaluation set changes about sampling and limits."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.rollout.collect import RolloutConfig
+
+
+class RolloutOverrides(Config):
+    """Like `rollout`, but every key may be left out and is then as in training."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """0 is greedy."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the smallest set of likely tokens that has this probability."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Sample from the k likeliest tokens; 0: no limit."""
+    max_turns: int | None = Field(default=None, gt=0)
+    """Turns of the model in a trajectory."""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of a trajectory: prompt, replies and the environment's answers."""
+    max_turn_tokens: int | None = Field(default=None, gt=0)
+    """Tokens sampled in one turn."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Seconds that a trajectory may take."""
+
+    def over(self, base: RolloutConfig) -> RolloutConfig:
+        """`base` with what is set here."""
+        changes = {key: value for key, value in self.model_dump().items() if value is not None}
+        return RolloutConfig.model_validate({**base.model_dump(), **changes})

@@ -1,0 +1,56 @@
+"""What a rollout was like, as metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from whet.observe import Mean, Metrics, distribution
+from whet.types import Failure, Group, Outcome, Trajectory
+
+
+def rollout_metrics(groups: Sequence[Group]) -> Metrics:
+    """Rewards and their components, lengths, turns, outcomes, tool calls and waiting times of a rollout.
+
+    Rewards are means over the valid trajectories; rates are over all of them.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    num = len(trajectories)
+    scored = [t.rewards for t in trajectories if t.rewards is not None and t.outcome.valid]
+    out: Metrics = {"reward/total": Mean(sum(r.total for r in scored), len(scored))}
+    for name in sorted({name for r in scored for name in r.components}):
+        out[f"reward/{name}"] = Mean(sum(r.components.get(name, 0.0) for r in scored), len(scored))
+    out.update(distribution("response/tokens", [t.num_tokens_sampled for t in trajectories]))
+    out["response/turns"] = Mean(sum(len(t.turns) for t in trajectories), num)
+    outcomes = Counter(t.outcome for t in trajectories)
+    for outcome in Outcome:
+        if outcome in outcomes or outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
+            out[f"outcome/{outcome.value}"] = Mean(outcomes[outcome], num)
+    out["outcome/failed"] = Mean(sum(not t.outcome.valid for t in trajectories), num)
+    out.update(_tool_metrics(trajectories))
+    return out
+
+
+def _tool_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    counts: Counter[str] = Counter()
+    for trajectory in trajectories:
+        counts.update(trajectory.counts)
+    calls, malformed, errors = (counts[k] for k in ("tool_calls", "tool_calls_malformed", "tool_errors"))
+    if calls + malformed == 0:
+        return {}
+    return {
+        "tools/calls": Mean(calls, len(trajectories)),
+        "tools/validity": Mean(calls - errors, calls + malformed),
+    }
+
+
+def new_failures(groups: Sequence[Group], seen: set[tuple[str, str]]) -> list[tuple[str, Failure]]:
+    """The first failure of each kind and place that `seen` does not hold yet, with its trajectory's id; `seen` grows."""
+    out: list[tuple[str, Failure]] = []
+    for group in groups:
+        for trajectory in group.trajectories:
+            error = trajectory.error
+            if error is not None and (error.kind, error.where) not in seen:
+                seen.add((error.kind, error.where))
+                out.append((trajectory.id, error))
+    return out
