@@ -75,15 +75,13 @@ def main() -> None:
 
     plain = whet.build.Player
     whet.build.Player = ShuffledPlayer
-    shuffled = train(with_(rl_config(config, warm, "control_shuffled"), checkpoint={"resume": False}))
+    shuffled_accuracy = train(with_(rl_config(config, warm, "control_shuffled"), checkpoint={"resume": False}))[ACCURACY]
     whet.build.Player = plain
-    shuffled_accuracy = evaluate(rl_config(config, shuffled, "control_shuffled_evaluation"))[ACCURACY]
 
     final = rl_config(config, run_dir / "rl/model", "control_blanked_evaluation")
     final_blanked = evaluate(with_(final, env=blank_env))[ACCURACY]
-    trained_blank = train(with_(rl_config(config, warm, "control_blanked"), env=blank_env, checkpoint={"resume": False}))
-    blanked = rl_config(config, trained_blank, "control_blanked_training_evaluation")
-    blanked_accuracy = evaluate(with_(blanked, env=blank_env))[ACCURACY]
+    blanked = with_(rl_config(config, warm, "control_blanked"), env=blank_env, checkpoint={"resume": False})
+    blanked_accuracy = train(blanked)[ACCURACY]
 
     figures = {
         "accuracy_warmup": results["accuracy_warmup"],

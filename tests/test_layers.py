@@ -35,7 +35,7 @@ ONLY_IN = {
     "transformers": {"model", "data", "build", "quickstart"},
     "ray": {"cluster"},
     "megatron": {"train"},
-    "rich": {"observe", "cli"},
+    "rich": {"observe"},
     "typer": {"cli"},
     "pyarrow": {"observe", "data"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -10,8 +11,6 @@ from types import ModuleType
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 T = TypeVar("T")
 
@@ -128,13 +127,10 @@ def show_keys(command: str) -> None:
     from whet.config import describe
     from whet.settings import RunConfig, SupervisedRunConfig
 
-    table = Table(title=f"settings of whet {command}", show_lines=False)
-    for column in ("key", "type", "default", "meaning"):
-        table.add_column(column, overflow="fold")
     for key in describe(SupervisedRunConfig if command == "sft" else RunConfig):
-        default = "required" if key.default is None else str(key.default)
-        table.add_row(key.path, key.type, default, key.doc)
-    Console().print(table)
+        default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
+        typer.echo(f"{key.path}  ({key.type}, {default})")
+        typer.echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
 
 
 def main() -> None:

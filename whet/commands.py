@@ -26,7 +26,7 @@ from whet.checkpoint.store import CheckpointStore
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
 from whet.data.source import SourceConfig, TaskSource
-from whet.data.supervised import SupervisedSource
+from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine
 from whet.loop import Run, SupervisedRun, train_rl, train_sft
@@ -45,8 +45,12 @@ from whet.types import Group
 T = TypeVar("T")
 
 
-def train(config: RunConfig) -> Path:
-    """`whet train`: reinforcement learning to its end. Returns the folder of the exported model."""
+def train(config: RunConfig) -> Mapping[str, float]:
+    """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
+
+    Returns:
+        The last evaluation's `eval/<set>/<metric>`; nothing if there is no set, or if the run was complete already.
+    """
     check_trainable(config.rollout)
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps))
@@ -82,12 +86,12 @@ def train(config: RunConfig) -> Path:
         facts = run_facts(config, parts, source)
         observer.display.start(f"whet train: {run_dir}", num_rollouts, facts)
         try:
-            asyncio.run(with_engine(train_rl(run), parts.engine))
+            evaluated = asyncio.run(with_engine(train_rl(run), parts.engine))
             export_model(backend, parts.folder, run_dir / "model")
             observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
         finally:
             observer.close()
-    return run_dir / "model"
+    return evaluated
 
 
 def sft(config: SupervisedRunConfig) -> Path:
@@ -96,7 +100,7 @@ def sft(config: SupervisedRunConfig) -> Path:
     prepare_process(config)
     folder = resolve_model_path(config.model.path)
     renderer = Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
-    source = SupervisedSource(config.data, renderer, seed=config.seed)
+    source = supervised_source(config.data.model_copy(update={"seed": config.seed}), renderer)
     num_steps = length(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
     model = load_causal(folder, config.model, trainable=True)
     backend = TorchBackend(model, config.train, num_steps)

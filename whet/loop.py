@@ -90,10 +90,15 @@ class Run:
         return rollout_id == self.num_rollouts or (self.evaluate_every is not None and rollout_id % self.evaluate_every == 0)
 
 
-async def train_rl(run: Run) -> Progress:
-    """Reinforcement learning: roll out, assign credit, update, publish; see `docs/architecture.md`."""
+async def train_rl(run: Run) -> dict[str, float]:
+    """Reinforcement learning: roll out, assign credit, update, publish; see `docs/architecture.md`.
+
+    Returns:
+        The values of the last evaluation.
+    """
     progress = run.resume()
     phases = run.observer.phases
+    evaluated: dict[str, float] = {}
     await run.publisher.publish(progress.version)
     if run.evaluation_due(progress.rollout_id) and progress.rollout_id < run.num_rollouts:
         await evaluate(run, progress)
@@ -117,8 +122,8 @@ async def train_rl(run: Run) -> Progress:
             with phases.span("save"):
                 await run.compute(lambda: run.save(progress))
         if run.evaluation_due(progress.rollout_id):
-            await evaluate(run, progress)
-    return progress
+            evaluated = await evaluate(run, progress)
+    return evaluated
 
 
 async def roll_out(run: Run, progress: Progress) -> list[Group]:

@@ -142,7 +142,7 @@ def test_the_exported_model_is_the_one_that_was_trained(quickstart):
     folder, _, _ = quickstart
     model = AutoModelForCausalLM.from_pretrained(folder / "run/rl/model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "run/rl/model")
-    rows = read_records(next((folder / "run/evaluation_rl/evaluations/held_out/rollouts").glob("*.parquet")))
+    rows = read_records(next((folder / "run/rl/evaluations/held_out/rollouts").glob("*.parquet")))
     for row in rows[:4]:
         num_prompt = row["origin"].index(Origin.MODEL)
         first = [t for t, o in zip(row["tokens"], row["origin"], strict=True) if o == Origin.MODEL or o == Origin.PROMPT]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Protocol
 
 from pydantic import Field
 
+from whet.data.cursor import Cursor
 from whet.data.files import read_rows
 from whet.data.rows import ColumnCheck, RowConfig, task_from
 from whet.types import JSON, Task
@@ -75,7 +74,6 @@ class TaskSource:
             ValueError: the data cannot be read (`file:line`), are empty, or every prompt is too long.
         """
         self.name = name
-        self._config = config
         tasks = _read_tasks(config, name)
         self._tasks = tasks
         if config.max_prompt_tokens is not None:
@@ -83,8 +81,8 @@ class TaskSource:
                 raise ValueError("max_prompt_tokens is set, but this source was given no way to count tokens (length)")
             self._tasks = _fitting(tasks, length, config.max_prompt_tokens, _where(config))
         self.num_dropped = len(tasks) - len(self._tasks)
-        self._num_taken = 0
-        self._order: tuple[int, list[int]] | None = None
+        digest = _digest(self._tasks)
+        self._cursor = Cursor(name, len(self._tasks), digest, shuffle=config.shuffle, seed=config.seed)
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -93,54 +91,23 @@ class TaskSource:
 
     @property
     def epoch(self) -> int:
-        return self._num_taken // len(self._tasks)
+        return self._cursor.epoch
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def next(self, n: int) -> list[Task]:
-        if n < 1:
-            raise ValueError(f"cannot take {n} tasks, expected at least 1")
-        return [self._take() for _ in range(n)]
+        return [self._task(index, epoch) for index, epoch in self._cursor.take(n)]
 
     def state(self) -> dict[str, JSON]:
-        return {"num_taken": self._num_taken, **self._identity}
+        return self._cursor.state()
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        for key, mine in self._identity.items():
-            if state.get(key) != mine:
-                theirs = state.get(key)
-                what = f"the saved position of source {self.name!r} was taken with {key} {theirs!r}, not {mine!r}"
-                raise ValueError(f"{what}: restore it with the data and settings of that run, or start afresh")
-        num_taken = state.get("num_taken")
-        if not isinstance(num_taken, int) or num_taken < 0:
-            raise ValueError(f"the saved position of source {self.name!r} is {num_taken!r}, expected a count")
-        self._num_taken = num_taken
+        self._cursor.restore(state)
 
-    def _take(self) -> Task:
-        epoch, position = divmod(self._num_taken, len(self._tasks))
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, self._permutation(epoch))
-        self._num_taken += 1
-        task = self._tasks[self._order[1][position]]
+    def _task(self, index: int, epoch: int) -> Task:
+        task = self._tasks[index]
         return replace(task, id=f"{task.id.rpartition('#')[0]}#{epoch}")
-
-    def _permutation(self, epoch: int) -> list[int]:
-        order = list(range(len(self._tasks)))
-        if self._config.shuffle:
-            random.Random(self._config.seed + epoch).shuffle(order)
-        return order
-
-    @cached_property
-    def _identity(self) -> dict[str, JSON]:
-        """What has to be the same for a position to mean the same."""
-        config = self._config
-        return {
-            "length": len(self._tasks),
-            "digest": _digest(self._tasks),
-            "shuffle": config.shuffle,
-            "seed": config.seed if config.shuffle else None,
-        }
 
 
 def load_tasks(config: SourceConfig, *, name: str = "train", length: Callable[[Task], int] | None = None) -> list[Task]:

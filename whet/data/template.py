@@ -35,7 +35,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
         raise ValueError(f"model.path: {folder} has no tokenizer.json or tokenizer_config.json; copy the model's own there")
     try:
         return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model.path: the tokenizer of {folder} cannot be loaded: {error}") from error
 
 
@@ -117,8 +117,11 @@ class Renderer:
             tokens = tokens[:-1]
         return self._parser(self.decode(tokens))
 
-    def supervised(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """A whole conversation as ids, and which of them an assistant wrote (its stop token included, its opening not).
+    def supervised(
+        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0
+    ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """A whole conversation as ids, and which of them train: those that an assistant wrote (its stop token included,
+        its opening not).
 
         They are the ids of a rollout in which the model says the same. What follows the last assistant's message is
         left out.
@@ -137,7 +140,7 @@ class Renderer:
         for i, following in zip(places, [*places[1:], None], strict=True):
             said = self._said(messages[: i + 1], tools)
             tokens.extend(said)
-            mask.extend([True] * len(said))
+            mask.extend([i >= first_trained] * len(said))
             if following is not None:
                 context = self.reply(messages[i + 1 : following], said)
                 tokens.extend(context)

@@ -15,6 +15,10 @@ class EngineRefused(ValueError):
     """The engine will never be able to run this request; the text says why."""
 
 
+class EngineFailed(RuntimeError):
+    """The engine gave up a request or call that it had taken: a step raised (the cause), or it was closed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine can do."""
@@ -47,6 +51,8 @@ class Engine(Protocol):
 
         Raises:
             EngineRefused: if the request can never run.
+            EngineFailed: if the engine breaks or is closed meanwhile.
+            ValueError: if a request of that id is running.
         """
         ...
 
@@ -63,7 +69,7 @@ class Engine(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Take no further step; requests wait."""
+        """Take no further step, and return when a running one has ended; requests wait."""
         ...
 
     async def resume(self) -> None: ...
@@ -73,7 +79,7 @@ class Engine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give the cache's memory back."""
+        """Give the cache's memory back and take no step until `wake`; requests wait."""
         ...
 
     async def wake(self) -> None: ...

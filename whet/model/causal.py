@@ -167,8 +167,9 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
     }
     try:
         found = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {error}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        kind = type(error).__name__
+        raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {kind}: {error}") from error
     hf, report = found
     missing = sorted(report["missing_keys"])
     if missing:

@@ -10,12 +10,14 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from whet.build import write_summary
 from whet.commands import evaluate, sft, train
 from whet.config import Config
+from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
 from whet.observe import build_display, read_records
@@ -23,7 +25,7 @@ from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
 from whet.settings import RunConfig, SupervisedRunConfig
-from whet.types import JSON, Message
+from whet.types import JSON, Message, Origin
 
 
 class QuickstartConfig(Config):
@@ -70,9 +72,7 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
     with clock.phase("evaluate"):
         warmed = evaluate(rl_config(config, warm, "evaluation_warmup"))
     with clock.phase("rl"):
-        taught = train(rl_config(config, warm, "rl"))
-    with clock.phase("evaluate"):
-        after = evaluate(rl_config(config, taught, "evaluation_rl"))
+        after = train(rl_config(config, warm, "rl"))
     results: dict[str, JSON] = {
         "seed": config.seed,
         "accuracy_before": before["eval/held_out/reward/total"],
@@ -202,6 +202,15 @@ def _speeds(run_dir: Path) -> dict[str, float]:
     return out
 
 
+def _pieces(row: Mapping[str, Any], model: Path) -> Iterable[tuple[str, str]]:
+    """A recorded sequence as (who wrote it, text), white space made visible."""
+    tokenizer = load_tokenizer(model)
+    tokens = zip(row["origin"], row["tokens"], strict=True)
+    for origin, run in groupby(tokens, key=lambda pair: pair[0]):
+        text = tokenizer.decode([token for _, token in run])
+        yield Origin(origin).name.lower(), str(text).replace("\n", "\u21b5")
+
+
 def _show(results: Mapping[str, JSON], run_dir: Path) -> None:
     display = build_display("plain", ())
     display.table(
@@ -214,11 +223,9 @@ def _show(results: Mapping[str, JSON], run_dir: Path) -> None:
         ],
     )
     display.table("seconds", ("phase", "seconds"), [*results["seconds_by_phase"].items(), ("all", results["seconds"])])
-    rollouts = sorted((run_dir / "rl/rollouts").glob("*.parquet"))
-    if rollouts:
-        row = read_records(rollouts[-1])[0]
-        display.note(f"a trajectory of the last rollout, task {row['task_id']}, reward {row['reward']}:")
-        for turn in row["turns"]:
-            display.note(f"  {turn}")
+    row = read_records(max((run_dir / "rl/rollouts").glob("*.parquet")))[0]
+    display.note(f"a trajectory of the last rollout, task {row['task_id']}, label {row['label']}, reward {row['reward']:g}:")
+    for origin, text in _pieces(row, run_dir / "rl/model"):
+        display.note(f"  {origin:<12}{text}")
     display.note(f"data, models, metrics and every token: {run_dir}")
     display.close()

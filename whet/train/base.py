@@ -15,7 +15,7 @@ from whet.observe.metrics import Metrics
 
 
 class NonFinite(RuntimeError):
-    """The loss or a gradient is NaN or infinite; no weight was changed by it."""
+    """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Backward:
     """Of the trained tokens under the weights that the pass used; 0 elsewhere. [T] float32, on the CPU"""
     metrics: Metrics
     num_tokens: int
-    """Tokens that went through the model."""
+    """Tokens that went through the model: those of the samples with a trained token."""
 
 
 class Backend(Protocol):
@@ -65,7 +65,13 @@ class Backend(Protocol):
         """Write everything that `load` needs to go on: weights, optimizer, schedule."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            ValueError: if it is of another model.
+        """
+        ...
 
     def sleep(self) -> None:
         """Free device memory that only training needs."""

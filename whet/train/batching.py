@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from whet.config import Config
-from whet.core.batch import TrainBatch
+from whet.core.batch import TrainBatch, as_list
 
 
 class BatchConfig(Config):
@@ -65,7 +65,7 @@ def plan_batch(config: BatchConfig) -> BatchPlan:
         product = known[other[0]] * known[other[1]]
         partner = known[next(n for n in mine if n != name)]
         if product % partner:
-            raise ValueError(f"batch: {name} would be {product}/{partner}, which is no whole number. {_equation(known)}")
+            raise ValueError(f"batch: {name} would be {product}/{partner}, no whole number. {_equation(known)}")
         known[name] = product // partner
     if known[left[0]] * known[left[1]] != known[right[0]] * known[right[1]]:
         raise ValueError(f"batch: the sizes contradict each other. {_equation(known)}")
@@ -91,22 +91,24 @@ def _equation(known: dict[str, int]) -> str:
 def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:
     """Cut a rollout's samples into its optimizer steps, every epoch in a new order.
 
-    The samples of one trajectory stay in one step. With one step per rollout nothing is reordered. Trajectories that left no
-    sample make steps smaller, never fewer.
+    The samples of one trajectory stay in one step. Where a rollout feeds a single step, that step is the batch as it is.
+    Trajectories that left no sample make steps smaller; there are fewer only if trajectories are fewer than steps.
 
     Args:
         batch: all samples of the rollout.
         plan: the batch arithmetic.
         seed: of the shuffles; give each rollout its own.
     """
+    if plan.optimizer_steps == 1:
+        yield batch
+        return
     by_trajectory: dict[int, list[int]] = {}
-    for i, trajectory in enumerate(batch.trajectory.tolist()):
+    for i, trajectory in enumerate(as_list(batch.trajectory)):
         by_trajectory.setdefault(trajectory, []).append(i)
     trajectories = list(by_trajectory)
     rng = random.Random(seed)
     for _ in range(plan.epochs):
-        if plan.optimizer_steps > 1:
-            rng.shuffle(trajectories)
+        rng.shuffle(trajectories)
         for part in _even(trajectories, plan.steps_per_rollout):
             if part:
                 yield batch.select([i for t in part for i in by_trajectory[t]])

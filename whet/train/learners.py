@@ -9,6 +9,7 @@ from torch import Tensor
 
 from whet.algo.base import Algorithm, Need
 from whet.core.batch import TrainBatch
+from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Backend
 from whet.train.batching import BatchPlan, steps_of
@@ -21,7 +22,9 @@ class Update:
 
     metrics: Metrics
     train_logprobs: Tensor
-    """The trainer's log-probs of the trained tokens under the policy that the update began with; 0 elsewhere. [T]"""
+    """The trainer's log-probs of the trained tokens under the policy that the update began with. [T] float32
+
+    0 elsewhere, and everywhere if a rollout feeds several steps to an algorithm that did not ask for them."""
 
 
 class Learners:
@@ -57,36 +60,35 @@ class Learners:
     def update(self, batch: TrainBatch, progress: Progress) -> Update:
         """Every optimizer step that the rollout feeds. Weights are global to each step; an untrainable step is skipped.
 
-        `progress.optimizer_step` moves with every step taken.
+        `progress.optimizer_step` moves with every step taken. The difference from the engine's log-probs is measured before
+        the first one: on the whole batch where the old log-probs are there, else on that step.
         """
         metrics: Metrics = {}
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
+        if before is not None:
+            metrics = mismatch(batch, before)
         for step in steps_of(batch, self.plan, self._seed * 1_000_003 + progress.rollout_id):
             if not bool(step.loss_mask.any()):
                 continue
             step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
             found = self.policy.forward_backward(step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
-            if before is None and self.plan.optimizer_steps == 1:
-                before = found.logprobs
+            if before is None:
+                metrics = mismatch(step, found.logprobs)
+                before = found.logprobs if self.plan.optimizer_steps == 1 else torch.zeros(batch.num_tokens)
             metrics = merge_metrics(metrics, found.metrics)
             metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
             metrics = merge_metrics(metrics, self.policy.optim_step())
             progress.optimizer_step += 1
-        if before is None:
-            before = torch.zeros(batch.num_tokens)
-        else:
-            metrics = merge_metrics(metrics, mismatch(batch, before))
-        return Update(metrics, before)
+        return Update(metrics, torch.zeros(batch.num_tokens) if before is None else before)
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
-    """How far the trainer's log-probs are from the engine's, over the trained tokens: |difference| and k3 KL(rollout || train)."""
+    """How far the trainer's log-probs are from the engine's over the trained tokens: |difference|, KL(rollout || train)."""
     mask = batch.loss_mask
     if not bool(mask.any()):
         return {}
-    difference = (train_logprobs - batch.rollout_logprobs)[mask].double()
-    count = int(mask.sum())
-    kl = difference.exp() - 1 - difference
+    rollout, train = batch.rollout_logprobs[mask].double(), train_logprobs[mask].double()
+    difference, kl, count = train - rollout, k3(rollout, train), len(rollout)
     return {
         "mismatch/logprob_mean": Mean(difference.abs().sum(), count),
         "mismatch/logprob_max": Max(difference.abs().max()),

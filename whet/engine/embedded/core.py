@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from whet.engine.embedded.cache import BlockPool, KVStore, PagedAttend, rows_of
+from whet.engine.base import EngineRefused
+from whet.engine.embedded.cache import BlockPool, KVStore
+from whet.engine.embedded.paged import Planned, buckets, lay_out
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.model.causal import CausalModel
@@ -30,7 +34,7 @@ class EngineCore:
         cache_tokens: tokens the cache holds, in all.
         block_size: tokens per block.
         max_running: sequences that run at a time.
-        max_batch_tokens: tokens that a step computes at most.
+        max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
     """
 
     def __init__(
@@ -39,18 +43,39 @@ class EngineCore:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
         self.version = 0
+        self.num_computed = 0
+        """Tokens that went through the model in steps; what the cache saved is not among them."""
         self.store = KVStore(num_blocks, block_size)
         self.scheduler = Scheduler(
             BlockPool(num_blocks, block_size), self.store.copy_block, max_running, max_batch_tokens
         )
+        self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
+        """Longest sequence, prompt and reply together."""
+        self._max_batch_tokens = max_batch_tokens
         self._arrivals = 0
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request.
+    def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
+        """Refuse what could never run.
 
         Raises:
-            EngineRefused: if it could never run.
+            EngineRefused: naming the request `name`, and why `tokens` and `num_more` sampled ones cannot run.
         """
+        if not tokens:
+            raise EngineRefused(f"request {name} has no tokens to continue")
+        longest = len(tokens) + num_more
+        if longest > self.max_tokens:
+            raise EngineRefused(
+                f"request {name}: {len(tokens)} prompt tokens + max_tokens {num_more} = {longest}, over the limit of {self.max_tokens} "
+                "(the model's positions or the cache): lower the token limits or raise engine.embedded.cache_tokens"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
+            raise EngineRefused(
+                f"request {name} has token ids from {min(tokens)} to {max(tokens)}, but the model knows 0 to "
+                f"{self.model.vocab_size - 1}: was it made with another tokenizer?"
+            )
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request that passed `check`."""
         sequence = Sequence(request, self._arrivals, list(request.tokens))
         self.scheduler.add(sequence)
         self._arrivals += 1
@@ -62,47 +87,54 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[Progressed]:
-        """Plan, compute, sample; returns what got a token."""
-        plan = self.scheduler.plan()
-        assert plan, "the engine has work but could not plan any of it"
-        plan.sort(key=lambda item: item[1] > 1)  # decoding sequences first: stable, so otherwise in queue order
-        hidden = self._forward(plan)
-        ends = torch.tensor([new for _, new in plan]).cumsum(0) - 1
+        """Plan, compute, sample; returns what got a token.
+
+        Raises:
+            ValueError: if the model gives logits that are not finite.
+        """
+        parts = buckets(self.scheduler.plan())
+        assert parts, "the engine has work but could not plan any of it"
+        hidden = self._forward(parts)
+        plan = list(chain.from_iterable(parts))
         for sequence, new in plan:
             self.scheduler.advance(sequence, new)
         ready = [i for i, (sequence, _) in enumerate(plan) if sequence.pending == 0]
         if not ready:
             return []
-        logits = self.model.logits(hidden[ends[ready].to(hidden.device)])
+        ends = np.cumsum([new for _, new in plan]) - 1
+        logits = self.model.logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
         sequences = [plan[i][0] for i in ready]
-        tokens, logprobs = sample(
-            logits, [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
-        )
+        tokens, logprobs = sample(logits, [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences])
         return [self._append(*item) for item in zip(sequences, tokens, logprobs, strict=True)]
 
     def drop_caches(self) -> None:
+        """Forget what the cache holds; running sequences compute it again."""
         self.scheduler.drop_caches()
+
+    def forget(self) -> None:
+        """Drop the caches and give their memory back."""
+        self.scheduler.drop_caches()
+        self.store.clear()
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...], temperature: float) -> list[float]:
         """Log-probs of tokens[1:]: the first half is prefilled, the rest goes through decoding one token at a time."""
-        pool, size = self.scheduler.pool, self.scheduler.pool.block_size
-        probe = Sequence(Request("score", tokens, SamplingParams(max_tokens=1)), 0, list(tokens))
+        given = tokens[:-1]
+        probe = Sequence(Request("score", given, SamplingParams(max_tokens=1)), 0, list(given))
+        probe.blocks = self.scheduler.lend(len(given))
+        half = -(-len(given) // 2)
+        out: list[float] = []
         try:
-            while len(probe.blocks) * size < len(tokens):
-                probe.blocks.append(pool.allocate())
-            out: list[float] = []
             while probe.pending:
-                new = max(len(tokens) // 2, 1) if probe.cached == 0 else 1
-                logits = self.model.logits(self._forward([(probe, new)])).float() / temperature
+                new = min(half - probe.cached, self._max_batch_tokens) if probe.cached < half else 1
+                logits = self.model.logits(self._forward([[(probe, new)]]))
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
                 targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=logits.device)
-                logprobs = torch.log_softmax(logits, -1)[: len(targets)].gather(-1, targets[:, None])
-                out.extend(logprobs.squeeze(-1).tolist())
+                out.extend(torch.log_softmax(logits, -1).gather(-1, targets[:, None]).squeeze(-1).tolist())
                 probe.cached += new
-            return out
         finally:
-            for block in probe.blocks:
-                pool.drop(block)
+            self.scheduler.give_back(probe.blocks)
+        return out
 
     def _append(self, sequence: Sequence, token: int, logprob: float) -> Progressed:
         sequence.tokens.append(token)
@@ -116,26 +148,8 @@ class EngineCore:
             finish = Finish.LENGTH
         return Progressed(sequence, finish)
 
-    def _forward(self, plan: list[tuple[Sequence, int]]) -> Tensor:
+    def _forward(self, parts: list[list[Planned]]) -> Tensor:
         """Hidden states of the planned tokens, in the plan's order. [T, H]"""
-        device, size = self.model.device, self.store.block_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for sequence, new in plan:
-            first = sequence.cached
-            tokens.extend(sequence.tokens[first : first + new])
-            positions.extend(range(first, first + new))
-            slots.extend(sequence.blocks[p // size] * size + p % size for p in range(first, first + new))
-        num_decode = sum(new == 1 for _, new in plan)
-        parts = [(plan[:num_decode], 0), (plan[num_decode:], num_decode)]
-        decode, prefill = (
-            rows_of([s.blocks for s, _ in part], [s.cached for s, _ in part], [n for _, n in part], first, size, device)
-            if part
-            else None
-            for part, first in parts
-        )
-        attend = PagedAttend(self.store, torch.tensor(slots, device=device), num_decode, decode, prefill)
-        return self.model.hidden(
-            torch.tensor(tokens, device=device), torch.tensor(positions, device=device), attend
-        )
+        step = lay_out(parts, self.store, self.model.device)
+        self.num_computed += len(step.tokens)
+        return self.model.hidden(step.tokens, step.positions, step.attend)

@@ -6,25 +6,13 @@ A token's noise depends on nothing else, so neither batch composition nor timing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-class Heat(Protocol):
-    """What the sampler reads of a request's sampling parameters."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+from whet.types import SamplingParams
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -46,7 +34,8 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 def nucleus(logprobs: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
     """Log-probs renormalised over each row's top-k and top-p set; -inf outside. [B, V]
 
-    The top-p set is the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751), after top-k.
+    The top-p set is the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751), after top-k. Among
+    equally likely tokens the lower id comes first.
     """
     vocab = logprobs.shape[-1]
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
@@ -60,33 +49,50 @@ def nucleus(logprobs: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> T
     return torch.log_softmax(kept, dim=-1)
 
 
-def sample(logits: Tensor, heats: Sequence[Heat], positions: Sequence[int]) -> tuple[list[int], list[float]]:
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> tuple[list[int], list[float]]:
     """One token per row and its natural-log probability under the distribution that it was drawn from.
 
     Args:
         logits: [B, V].
-        heats: each row's sampling parameters; temperature 0 takes the most likely token, with log-prob 0.
+        params: each row's; temperature 0 takes the most likely token (the lowest id of equals), with log-prob 0.
         positions: each drawn token's place in its sequence.
+
+    Raises:
+        ValueError: if a row's logits are not finite.
     """
     if logits.device.type == "mps":  # has no float64
         logits = logits.cpu()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    greedy = [h.temperature == 0 for h in heats]
-    if all(greedy):
-        return logits.argmax(-1).tolist(), [0.0] * len(heats)
-    temperature = torch.tensor([h.temperature or 1.0 for h in heats], device=logits.device, dtype=logits.dtype)
-    logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    if any(h.top_k or h.top_p < 1 for h in heats):
-        logprobs = nucleus(logprobs, [h.top_k for h in heats], [h.top_p for h in heats])
+    top, best = logits.max(dim=-1)
+    if not bool(top.isfinite().all()):
+        raise ValueError("the model's logits are not finite: its weights are broken or training has diverged")
+    warm = [i for i, p in enumerate(params) if p.temperature > 0]
+    tokens, logprobs = best.tolist(), [0.0] * len(params)
+    if warm:
+        rows = [params[i] for i in warm]
+        temperature = torch.tensor([p.temperature for p in rows], device=logits.device, dtype=logits.dtype)
+        # Less the maximum first: a division by a small temperature would overflow otherwise.
+        heated = torch.log_softmax((logits[warm] - top[warm, None]) / temperature[:, None], dim=-1)
+        drawn, chances = _draw(_filter(heated, rows), uniforms([p.seed for p in rows], [positions[i] for i in warm]))
+        for i, token, logprob in zip(warm, drawn, chances, strict=True):
+            tokens[i], logprobs[i] = token, logprob
+    return tokens, logprobs
+
+
+def _filter(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Restrict the rows that ask for it; the others stay as they are, bit for bit."""
+    narrow = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1]
+    if narrow:
+        logprobs[narrow] = nucleus(logprobs[narrow], [params[i].top_k for i in narrow], [params[i].top_p for i in narrow])
+    return logprobs
+
+
+def _draw(logprobs: Tensor, noise: NDArray[np.float64]) -> tuple[list[int], list[float]]:
     cumulative = logprobs.double().exp().cumsum(-1)
-    drawn = torch.from_numpy(uniforms([h.seed for h in heats], positions)).to(logits.device)
-    tokens = torch.searchsorted(cumulative, (drawn * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    # Rounding may put the draw at the very end: take the last token that has any probability.
-    last = logits.shape[-1] - 1 - (logprobs > -torch.inf).flip(-1).int().argmax(-1)
-    tokens = torch.minimum(tokens, last)
-    chosen = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
-    if any(greedy):
-        cold = torch.tensor(greedy, device=logits.device)
-        tokens = torch.where(cold, logits.argmax(-1), tokens)
-        chosen = torch.where(cold, torch.zeros_like(chosen), chosen)
-    return tokens.tolist(), chosen.tolist()
+    total = cumulative[:, -1:].contiguous()
+    points = torch.from_numpy(noise).to(logprobs.device)[:, None] * total
+    # The first token whose cumulative sum exceeds the point has probability; where rounding leaves none, the last that has any.
+    tokens = torch.minimum(torch.searchsorted(cumulative, points, right=True), torch.searchsorted(cumulative, total))
+    return tokens.squeeze(-1).tolist(), logprobs.gather(-1, tokens).squeeze(-1).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -67,22 +68,26 @@ class TorchBackend:
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         assert batch.weights is not None, "weights are assigned before the batch is cut"
+        assert self.optimizer is not None, "a frozen model has no gradients"
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
-        total = torch.zeros((), dtype=torch.float64)
+        total, num_tokens = 0.0, 0
         for rows in self._rows(batch):
             part = batch.select(rows).to(self.model.device)
             assert part.weights is not None
             out = self._outputs(part, entropy_grad=entropy_grad)
             found = loss(part, out)
             value = (part.weights * found.terms).sum()
-            if not bool(torch.isfinite(value)):
-                raise NonFinite(f"the loss of a micro-batch is {float(value)} ({_where(part, found.terms)})")
+            number = float(value.detach())
+            if not math.isfinite(number):
+                self.optimizer.zero_grad()
+                raise NonFinite(f"the loss of a micro-batch is {number} ({_where(part, found.terms, rows)})")
             value.backward()
-            total += value.detach().to("cpu", torch.float64)
+            total += number
+            num_tokens += part.num_tokens
             metrics = merge_metrics(metrics, found.metrics)
             _scatter(logprobs, batch, rows, out.logprobs)
-        return Backward(float(total), logprobs, metrics, batch.num_tokens)
+        return Backward(total, logprobs, metrics, num_tokens)
 
     def optim_step(self) -> Metrics:
         assert self.optimizer is not None, "a frozen model has no optimizer"
@@ -106,18 +111,19 @@ class TorchBackend:
 
     def load(self, folder: Path) -> None:
         assert self.optimizer is not None, "a frozen model is not loaded"
-        weights = load_file(folder / "weights.safetensors")
+        path = folder / "weights.safetensors"
+        weights = load_file(path)
         own = dict(self.model.named_weights())
         if weights.keys() != own.keys():
             odd = sorted(weights.keys() ^ own.keys())
-            raise ValueError(f"{folder}/weights.safetensors is of another model: {len(odd)} names differ, among them {odd[:3]}")
+            raise ValueError(f"{path} is of another model: {len(odd)} names differ, among them {odd[:3]}")
         with torch.no_grad():
             for name, tensor in own.items():
-                if weights[name].shape != tensor.shape:
-                    raise ValueError(
-                        f"{folder}/weights.safetensors is of another model: {name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(weights[name])
+                found = weights[name]
+                if found.shape != tensor.shape or found.dtype != tensor.dtype:
+                    described, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (found, tensor))
+                    raise ValueError(f"{path} is of another model: {name} is {described}, not {wanted}")
+                tensor.copy_(found)
         steps = json.loads((folder / "optimizer.json").read_text())["steps"]
         self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
 
@@ -129,8 +135,7 @@ class TorchBackend:
 
     def _rows(self, batch: TrainBatch) -> list[list[int]]:
         """Samples of each micro-batch; those without a trained token are left out."""
-        trained = torch.zeros(batch.num_samples).index_add_(0, batch.sample_of_token, batch.loss_mask.float()) > 0
-        chosen = trained.nonzero().squeeze(-1)
+        chosen = batch.sample_of_token[batch.loss_mask].unique()
         rows = pack(batch.lengths[chosen].tolist(), self.config.max_tokens_per_device)
         return [chosen[row].tolist() for row in rows]
 
@@ -160,9 +165,10 @@ def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tens
         column[starts[i] : starts[i] + len(piece)] = piece
 
 
-def _where(batch: TrainBatch, terms: Tensor) -> str:
+def _where(part: TrainBatch, terms: Tensor, samples: list[int]) -> str:
+    """Which tokens are to blame, by the numbers that their samples have in the whole batch."""
     bad = (~torch.isfinite(terms)).nonzero().squeeze(-1)
     if not len(bad):
         return "every term is finite, their weighted sum is not"
-    samples = batch.sample_of_token[bad].unique().tolist()
-    return f"{len(bad)} tokens of the samples {samples[:5]} of its row"
+    blamed = [samples[i] for i in part.sample_of_token[bad].unique().tolist()]
+    return f"{len(bad)} tokens of the step's samples {blamed[:5]}"

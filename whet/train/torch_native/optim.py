@@ -54,8 +54,8 @@ def lr_at(config: OptimConfig, step: int, total_steps: int) -> float:
 class Optimizer:
     """Steps a model's parameters.
 
-    Parameters that are not float32 (or float64) get a float32 master: gradients are added up in float32 as each micro-batch's backward
-    pass ends, the master is stepped, and the parameter is its rounding.
+    Parameters of lower precision than float32 get a float32 master: gradients are added up in float32 as each micro-batch's
+    backward pass ends, the master is stepped, and the parameter is its rounding.
 
     Args:
         named: the trainable parameters, by name.
@@ -70,7 +70,7 @@ class Optimizer:
         self._params = dict(named)
         self._masters: dict[str, Tensor] = {}
         for name, param in self._params.items():
-            self._masters[name] = param if param.dtype in (torch.float32, torch.float64) else self._master(param)
+            self._masters[name] = param if param.dtype in (torch.float32, torch.float64) else _master_of(param)
         decayed = [m for m in self._masters.values() if m.dim() >= 2]
         plain = [m for m in self._masters.values() if m.dim() < 2]
         groups: list[dict[str, Any]] = [
@@ -87,28 +87,36 @@ class Optimizer:
         Raises:
             NonFinite: if the gradient norm is not finite; the weights are as they were.
         """
-        limit = self.config.clip_grad if self.config.clip_grad is not None else math.inf
-        grad_norm = torch.nn.utils.get_total_norm([m.grad for m in self._masters.values() if m.grad is not None])
+        grads = [m.grad for m in self._masters.values() if m.grad is not None]
+        grad_norm = torch.nn.utils.get_total_norm(grads)
         if not bool(torch.isfinite(grad_norm)):
-            bad = [n for n, m in self._masters.items() if m.grad is not None and not bool(torch.isfinite(m.grad).all())]
-            raise NonFinite(f"the gradient norm is {float(grad_norm)}; first parameters with such gradients: {', '.join(bad[:5])}")
-        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), limit, grad_norm)
+            names = [n for n, m in self._masters.items() if m.grad is not None and not bool(m.grad.isfinite().all())]
+            self.zero_grad()
+            raise NonFinite(
+                f"the gradient norm is {float(grad_norm)}; parameters with such gradients: {', '.join(names[:5]) or 'none'}"
+            )
+        if self.config.clip_grad is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.config.clip_grad, grad_norm)
         lr = lr_at(self.config, self.steps, self.total_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        self.zero_grad()
         self._round()
         self.steps += 1
         return {"optim/grad_norm": Mean(grad_norm, 1), "optim/lr": Last(lr)}
 
+    def zero_grad(self) -> None:
+        """Drop the gradients added up so far."""
+        self.adamw.zero_grad(set_to_none=True)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Moments and masters, by name, for checkpoints."""
+        """Moments and masters, by name, for checkpoints. A parameter that never had a gradient has step 0 and no moments."""
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             if master is not self._params[name]:
                 out[f"master/{name}"] = master.detach()
-            for key, value in self.adamw.state.get(master, {}).items():
+            for key, value in self.adamw.state.get(master, {"step": torch.zeros(())}).items():
                 out[f"{key}/{name}"] = value
         return out
 
@@ -119,38 +127,45 @@ class Optimizer:
             ValueError: if a parameter's state is missing or of another shape.
         """
         self.steps = steps
+        self.zero_grad()
+        self.adamw.state.clear()
         for name, master in self._masters.items():
-            state: dict[str, Tensor] = {}
-            for key in ("step", "exp_avg", "exp_avg_sq") if steps else ():
-                if f"{key}/{name}" not in tensors:
-                    raise ValueError(f"the optimizer's checkpoint has no {key} for {name}")
-                state[key] = tensors[f"{key}/{name}"].clone()
-                if key != "step" and state[key].shape != master.shape:
-                    raise ValueError(f"the optimizer's checkpoint has {key} of {name} as {tuple(state[key].shape)}, not {tuple(master.shape)}")
             if master is not self._params[name]:
-                if f"master/{name}" not in tensors:
-                    raise ValueError(f"the optimizer's checkpoint has no float32 master of {name}")
                 with torch.no_grad():
-                    master.copy_(tensors[f"master/{name}"])
-            if state:
-                self.adamw.state[master] = {
-                    k: v if k == "step" else v.to(master.device) for k, v in state.items()
+                    master.copy_(_entry(tensors, "master", name, master))
+            step = _entry(tensors, "step", name, torch.zeros(()))
+            if step > 0:
+                moments = {
+                    key: _entry(tensors, key, name, master).to(master.device, copy=True) for key in ("exp_avg", "exp_avg_sq")
                 }
-
-    def _master(self, param: Tensor) -> Tensor:
-        master = param.detach().to(torch.float32).clone().requires_grad_(True)
-
-        def collect(p: Tensor) -> None:
-            assert p.grad is not None
-            grad = p.grad.to(torch.float32)
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-            p.grad = None
-
-        param.register_post_accumulate_grad_hook(collect)
-        return master
+                self.adamw.state[master] = {"step": step.clone(), **moments}
 
     @torch.no_grad()
     def _round(self) -> None:
         for name, master in self._masters.items():
             if master is not self._params[name]:
                 self._params[name].copy_(master)
+
+
+def _master_of(param: Tensor) -> Tensor:
+    """A float32 copy that collects the parameter's gradients."""
+    master = param.detach().to(torch.float32).clone().requires_grad_(True)
+
+    def collect(p: Tensor) -> None:
+        assert p.grad is not None
+        grad = p.grad.to(torch.float32)
+        master.grad = grad if master.grad is None else master.grad.add_(grad)
+        p.grad = None
+
+    param.register_post_accumulate_grad_hook(collect)
+    return master
+
+
+def _entry(tensors: dict[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
+    tensor = tensors.get(f"{key}/{name}")
+    if tensor is None:
+        raise ValueError(f"the optimizer's checkpoint has no {key} of {name}; it is of another model or dtype")
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, like))
+        raise ValueError(f"the optimizer's checkpoint has {key} of {name} as {found}, not {wanted}")
+    return tensor

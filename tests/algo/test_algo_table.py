@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from algo_batches import outputs, rollout
+
+from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.grpo import GRPO
+from whet.algo.sft import sft_loss
+from whet.observe.metrics import flatten, merge_metrics
+
+
+def my_algorithm(options, plan):
+    return ("mine", options, plan)
+
+
+def test_the_built_in_one_gets_its_settings():
+    algorithm = build_algorithm(AlgorithmConfig.model_validate({"grpo": {"clip_high": 0.28}}), StepPlan(3))
+    assert isinstance(algorithm, GRPO)
+    assert algorithm.config.clip_high == 0.28 and algorithm.old_logprobs == "recompute"
+
+
+def test_an_algorithm_of_your_own_gets_options_and_plan():
+    config = AlgorithmConfig(name="test_algo_table:my_algorithm", options={"beta": 2})
+    assert build_algorithm(config, StepPlan(3)) == ("mine", {"beta": 2}, StepPlan(3))
+
+
+def test_an_unknown_one_names_those_there_are():
+    with pytest.raises(ValueError, match=r"no algorithm 'gpro'; give one of grpo, or module:factory"):
+        build_algorithm(AlgorithmConfig(name="gpro"), StepPlan(1))
+
+
+def test_sft_is_the_negative_log_likelihood_of_the_trained_tokens():
+    batch = rollout(("a", 0.0, True, [".##.#"]), ("b", 0.0, True, ["..."]), ("c", 0.0, True, [".#"]))
+    out = outputs(batch)
+    found = sft_loss(batch, out)
+    found.terms.sum().backward()
+    assert out.logprobs.grad.tolist() == [-1.0 if trained else 0.0 for trained in batch.loss_mask.tolist()]
+    expected = -out.logprobs.detach()[batch.loss_mask].double()
+    assert flatten(found.metrics) == {"sft/loss": pytest.approx(float(expected.mean())), "sft/tokens": 4.0}
+
+
+def test_sft_metrics_do_not_depend_on_the_cut():
+    batch = rollout(("a", 0.0, True, [".##.#"]), ("c", 0.0, True, [".#"]))
+    out = outputs(batch)
+    cut = [type(out)(out.logprobs[a:b], out.entropy[a:b]) for a, b in ((0, 5), (5, 7))]
+    parts = [sft_loss(batch.select([i]), piece).metrics for i, piece in enumerate(cut)]
+    assert flatten(merge_metrics(*parts)) == pytest.approx(flatten(sft_loss(batch, out).metrics))
+    assert torch.equal(sft_loss(batch, out).terms[batch.loss_mask.logical_not()].detach(), torch.zeros(3))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whet.core.kl import KL_ESTIMATORS, k1, k2, k3
+
+P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+KL = float((P * (P / Q).log()).sum())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-15, 0), st.floats(-15, 0))
+def test_each_estimator_is_its_formula(logprob, ref):
+    p, q = math.exp(logprob), math.exp(ref)
+    expected = {"k1": math.log(p / q), "k2": math.log(p / q) ** 2 / 2, "k3": q / p - 1 - math.log(q / p)}
+    for name, estimator in KL_ESTIMATORS.items():
+        pair = torch.tensor([logprob, ref], dtype=torch.float64)
+        assert float(estimator(pair[0], pair[1])) == pytest.approx(expected[name], rel=1e-9, abs=1e-9), name
+
+
+def test_k1_and_k3_are_unbiased_and_k2_is_not():
+    assert float((P * k1(P.log(), Q.log())).sum()) == pytest.approx(KL)
+    assert float((P * k3(P.log(), Q.log())).sum()) == pytest.approx(KL)
+    assert float((P * k2(P.log(), Q.log())).sum()) != pytest.approx(KL, rel=0.1)
+
+
+def test_the_gradient_of_k2_on_samples_is_the_gradient_of_the_kl():
+    logits = P.log().clone().requires_grad_(True)
+    logp = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad((logp.exp() * (logp - Q.log())).sum(), logits, retain_graph=True)
+    (sampled,) = torch.autograd.grad((P * k2(logp, Q.log())).sum(), logits)
+    torch.testing.assert_close(sampled, exact)
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+@pytest.mark.parametrize("pair", [(-300.0, -1.0), (-1.0, -300.0)])
+def test_far_tokens_stay_finite_in_float32(name, pair):
+    logprob = torch.tensor(pair[0], requires_grad=True)
+    value = KL_ESTIMATORS[name](logprob, torch.tensor(pair[1]))
+    value.backward()
+    assert math.isfinite(float(value.detach())) and math.isfinite(float(logprob.grad))
+
+
+def test_k3_keeps_its_digits_close_to_zero():
+    value = k3(torch.tensor(-1.0), torch.tensor(-1.0 + 2**-10))
+    x = 2.0**-10
+    assert float(value) == pytest.approx(math.expm1(x) - x, rel=2e-4)

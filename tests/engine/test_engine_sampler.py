@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whet.engine.embedded.sampler import nucleus, sample, uniforms
+from whet.types import SamplingParams
+
+BASE = SamplingParams(max_tokens=1)
+
+
+def expected_distribution(logits: list[float], params: SamplingParams) -> list[float]:
+    """Temperature, then top-k, then the smallest top-p set, in plain Python floats."""
+    top = max(logits)
+    weights = [math.exp((x - top) / params.temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: params.top_k or None]
+    total = sum(weights[i] for i in order)
+    kept: list[int] = []
+    while order and (params.top_p == 1 or sum(weights[i] for i in kept) / total < params.top_p):
+        kept.append(order.pop(0))
+    mass = sum(weights[i] for i in kept)
+    return [weights[i] / mass if i in kept else 0.0 for i in range(len(logits))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=2, max_size=12, unique=True),
+    temperature=st.floats(0.3, 3),
+    top_k=st.integers(0, 14),
+    top_p=st.sampled_from([0.05, 0.31, 0.57, 0.93, 1.0]),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_logprob_is_of_the_distribution_sampled_from(logits, temperature, top_k, top_p, seed):
+    params = SamplingParams(1, temperature, top_p=top_p, top_k=top_k, seed=seed)
+    tokens, logprobs = sample(torch.tensor([logits], dtype=torch.float64), [params], [5])
+    expected = expected_distribution(logits, params)
+    assert expected[tokens[0]] > 0
+    assert logprobs[0] == pytest.approx(math.log(expected[tokens[0]]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [BASE, replace(BASE, temperature=0.6), replace(BASE, top_k=4), replace(BASE, temperature=1.4, top_p=0.75)],
+)
+def test_frequencies_follow_the_distribution(params):
+    logits = [0.3, -1.2, 2.0, 0.9, -0.4, 1.1, -2.5, 0.0]
+    draws = 20_000
+    rows = torch.tensor([logits], dtype=torch.float64).expand(draws, -1)
+    tokens, _ = sample(rows, [replace(params, seed=s) for s in range(draws)], [17] * draws)
+    counts = np.bincount(tokens, minlength=len(logits))
+    expected = np.array(expected_distribution(logits, params)) * draws
+    assert not counts[expected == 0].any()
+    used = expected > 0
+    chi_square = (((counts - expected) ** 2)[used] / expected[used]).sum()
+    assert chi_square < 26.1  # the 0.9995 quantile at 8 - 1 degrees of freedom; fewer have a lower one
+
+
+def test_positions_of_one_seed_are_independent_draws():
+    draws = 20_000
+    noise = uniforms([12345] * draws, range(draws))
+    counts, _ = np.histogram(noise, bins=20, range=(0, 1))
+    assert ((counts - draws / 20) ** 2 / (draws / 20)).sum() < 45.0  # 0.9993 quantile at 19 degrees of freedom
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.03
+    neighbours = uniforms(range(draws), [3] * draws)
+    assert abs(np.corrcoef(noise, neighbours)[0, 1]) < 0.03
+    assert abs(np.corrcoef(neighbours[:-1], neighbours[1:])[0, 1]) < 0.03
+
+
+def test_noise_is_a_function_of_seed_and_position_alone():
+    many = uniforms([1, 2, 2**63 - 1, 1], [0, 5, 9, 1])
+    for i, (seed, position) in enumerate([(1, 0), (2, 5), (2**63 - 1, 9), (1, 1)]):
+        assert uniforms([seed], [position])[0] == many[i]
+    assert len(set(many)) == 4
+    assert ((many >= 0) & (many < 1)).all()
+
+
+def test_a_row_is_drawn_alike_in_any_batch():
+    torch.manual_seed(0)
+    logits = torch.randn(6, 50)
+    params = [
+        BASE,
+        replace(BASE, temperature=0.0),
+        replace(BASE, top_p=0.5),
+        replace(BASE, top_k=3),
+        replace(BASE, temperature=0.7),
+        BASE,
+    ]
+    params = [replace(p, seed=i) for i, p in enumerate(params)]
+    tokens, logprobs = sample(logits, params, [9] * 6)
+    for i in range(6):
+        assert sample(logits[i : i + 1], [params[i]], [9]) == ([tokens[i]], [logprobs[i]])  # to the bit
+
+
+@pytest.mark.parametrize(("top_p", "size"), [(0.1, 1), (0.5, 1), (0.501, 2), (0.75, 2), (0.76, 3), (1.0, 4)])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, size):
+    chances = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
+    kept = nucleus(chances.log(), [0], [top_p])[0]
+    order = [1, 3, 0, 2]  # the two equals: the lower id comes first
+    assert kept.isfinite().nonzero().flatten().tolist() == sorted(order[:size])
+    assert kept.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_ties_at_the_limit_leave_exactly_top_k_tokens():
+    kept = nucleus(torch.zeros(2, 6, dtype=torch.float64).log_softmax(-1), [2, 6], [1.0, 0.5])
+    assert kept[0].exp().tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 0])
+    assert kept[1].exp().tolist() == pytest.approx([1 / 3] * 3 + [0] * 3)
+
+
+def test_greedy_takes_the_lowest_id_of_equals_and_is_certain():
+    assert sample(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), [replace(BASE, temperature=0.0)], [0]) == ([1], [0.0])
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2**-53])
+def test_no_token_without_probability_is_drawn(monkeypatch, draw):
+    monkeypatch.setattr("whet.engine.embedded.sampler.uniforms", lambda seeds, positions: np.full(len(seeds), draw))
+    rows = torch.full((2, 9), -torch.inf)
+    rows[0, 3], rows[0, 5] = 0.0, 1.0
+    rows[1] = -3000.0  # so far below the others that its probability is 0 in float64
+    rows[1, 3], rows[1, 5] = 0.0, 1.0
+    tokens, logprobs = sample(rows, [BASE, BASE], [0, 0])
+    assert set(tokens) <= {3, 5}
+    assert all(math.isfinite(x) for x in logprobs)
+
+
+def test_a_tiny_temperature_is_nearly_greedy_and_does_not_overflow():
+    tokens, logprobs = sample(torch.tensor([[80.0, 90.0, -90.0]]), [replace(BASE, temperature=1e-37)], [0])
+    assert (tokens, logprobs) == ([1], [0.0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(bad, temperature):
+    with pytest.raises(ValueError, match="not finite"):
+        sample(torch.tensor([[0.0, bad, 1.0]]), [replace(BASE, temperature=temperature)], [0])
+
+
+def test_bfloat16_logits_are_sampled_in_float32():
+    logits = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.bfloat16)
+    tokens, logprobs = sample(logits, [BASE], [4])
+    assert logprobs[0] == pytest.approx(torch.log_softmax(logits.float(), -1)[0, tokens[0]].item(), abs=1e-7)

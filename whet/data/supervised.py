@@ -1,0 +1,244 @@
+"""Supervised rows: conversations as token ids, in which what an assistant says trains and everything else is
+context."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field, model_validator
+
+from whet.config import Config
+from whet.data.cursor import Cursor
+from whet.data.files import Row, describe_value, read_rows
+from whet.data.messages import messages_from, tools_from
+from whet.data.rows import fail_missing
+from whet.data.template import Renderer
+from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
+
+
+class SupervisedConfig(Config):
+    """Data files of conversations to learn from, and their order."""
+
+    path: str | list[str] = Field(min_length=1)
+    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
+    messages_key: str | None = "messages"
+    """Column of a conversation: a list of OpenAI messages. Every message of an assistant trains."""
+    prompt_key: str | None = None
+    """Instead of messages_key, with response_key: column of the prompt, text or a list of OpenAI messages."""
+    response_key: str | None = None
+    """Column of the reply to the prompt: text. It trains."""
+    tools_key: str | None = "tools"
+    """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Drop the conversations with more tokens (they are counted)."""
+    shuffle: bool = True
+    """A new order in every epoch; false: the order of the files."""
+    seed: int = 42
+    """Of the shuffles."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_replace_messages(cls, values: JSON) -> JSON:
+        if isinstance(values, dict) and "messages_key" not in values and values.get("prompt_key") is not None:
+            return {**values, "messages_key": None}
+        return values
+
+    @model_validator(mode="after")
+    def _one_form(self) -> SupervisedConfig:
+        if (self.prompt_key is None) != (self.response_key is None):
+            raise ValueError("prompt_key and response_key go together; set both, or neither and messages_key")
+        if (self.messages_key is None) == (self.prompt_key is None):
+            raise ValueError("set either messages_key, or prompt_key and response_key")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is said, and the tools that the assistant is told about."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, JSON], ...] = ()
+    """OpenAI schemas."""
+    origin: str = ""
+    """`file:line`, for error messages."""
+    first_trained: int = 0
+    """What the assistant says before this message is context: a prompt's earlier turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A conversation's ids and which of them train, in five bytes a token: all of a data set is held in memory."""
+
+    index: int
+    """Among all conversations, dropped ones included."""
+    tokens: array[int]
+    mask: bytes
+
+
+class SupervisedSource:
+    """An endless stream of supervised samples with a cursor, as `TaskSource` is one of tasks.
+
+    A sample's group and trajectory are its id, `name/index#epoch`. None of its tokens was sampled: all have the origin
+    `PROMPT`, and the loss mask says which train: an assistant's, the stop token included.
+
+    Args:
+        conversations: tokenised here, as rollouts in which the model says the same would be.
+        renderer: messages to ids.
+        max_tokens: longer conversations are dropped, and counted in `num_dropped`.
+        shuffle: a new order in every epoch.
+        seed: of the shuffles.
+        name: the source's.
+
+    Raises:
+        ValueError: there are no conversations, all are too long, or one cannot be rendered (with its `file:line`).
+    """
+
+    def __init__(
+        self,
+        conversations: Iterable[Conversation],
+        renderer: Renderer,
+        *,
+        max_tokens: int | None = None,
+        shuffle: bool = True,
+        seed: int = 42,
+        name: str = "train",
+    ) -> None:
+        self.name = name
+        rows = [_tokenise(index, conversation, renderer) for index, conversation in enumerate(conversations)]
+        if not rows:
+            raise ValueError(f"source {name!r} has no conversations to learn from")
+        self._rows = [row for row in rows if max_tokens is None or len(row.tokens) <= max_tokens]
+        if not self._rows:
+            lengths = [len(row.tokens) for row in rows]
+            spread = f"they have {min(lengths)} to {max(lengths)} tokens"
+            raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}")
+        self.num_dropped = len(rows) - len(self._rows)
+        self._cursor = Cursor(name, len(self._rows), _digest(self._rows), shuffle=shuffle, seed=seed)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next sample belongs to, from 0 on."""
+        return self._cursor.epoch
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return len(self._rows)
+
+    def next(self, n: int) -> list[Sample]:
+        """The next `n` samples."""
+        return [self._sample(index, epoch) for index, epoch in self._cursor.take(n)]
+
+    def state(self) -> dict[str, JSON]:
+        """The cursor, as JSON."""
+        return self._cursor.state()
+
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            ValueError: it was taken from another source; another tokenizer makes it another.
+        """
+        self._cursor.restore(state)
+
+    def _sample(self, index: int, epoch: int) -> Sample:
+        row = self._rows[index]
+        num_tokens = len(row.tokens)
+        sample_id = f"{self.name}/{row.index}#{epoch}"
+        return Sample(
+            tokens=tuple(row.tokens),
+            origin=(Origin.PROMPT,) * num_tokens,
+            loss_mask=tuple(map(bool, row.mask)),
+            logprobs=(0.0,) * num_tokens,
+            versions=(UNSAMPLED,) * num_tokens,
+            group=sample_id,
+            trajectory=sample_id,
+        )
+
+
+def supervised_source(config: SupervisedConfig, renderer: Renderer, *, name: str = "train") -> SupervisedSource:
+    """The source that a configuration asks for.
+
+    Raises:
+        ValueError: the data cannot be read or rendered (`file:line`), are empty, or every conversation is too long.
+    """
+    return SupervisedSource(
+        read_conversations(config),
+        renderer,
+        max_tokens=config.max_tokens,
+        shuffle=config.shuffle,
+        seed=config.seed,
+        name=name,
+    )
+
+
+def read_conversations(config: SupervisedConfig) -> list[Conversation]:
+    """The conversations of data files, in their order.
+
+    Raises:
+        ValueError: a file cannot be read, a column is missing or holds what it should not (`file:line`), or there are
+            no rows.
+    """
+    where = config.path if isinstance(config.path, str) else ", ".join(config.path)
+    columns: dict[str, None] = {}
+    conversations: list[Conversation] = []
+    for row in read_rows(config.path):
+        columns.update(dict.fromkeys(row.values))
+        conversations.append(_conversation(row, config))
+    if not conversations:
+        raise ValueError(f"there are no rows in {where}")
+    default = SupervisedConfig.model_fields["tools_key"].default
+    if config.tools_key not in (None, default) and config.tools_key not in columns:
+        fail_missing(where, "tools_key", config.tools_key, columns)
+    return conversations
+
+
+def _conversation(row: Row, config: SupervisedConfig) -> Conversation:
+    if config.messages_key is not None:
+        value, where = _required(row, "messages_key", config.messages_key)
+        messages, first_trained = messages_from(value, where), 0
+    else:
+        assert config.prompt_key is not None and config.response_key is not None
+        prompt = _prompt(row, config.prompt_key)
+        messages, first_trained = (*prompt, _response(row, config.response_key)), len(prompt)
+    tools = None if config.tools_key is None else row.values.get(config.tools_key)
+    schemas = tools_from(tools, f"{row.origin}: column {config.tools_key!r}")
+    return Conversation(messages, schemas, row.origin, first_trained)
+
+
+def _prompt(row: Row, key: str) -> tuple[Message, ...]:
+    value, where = _required(row, "prompt_key", key)
+    return (Message("user", value),) if isinstance(value, str) else messages_from(value, where)
+
+
+def _response(row: Row, key: str) -> Message:
+    value, where = _required(row, "response_key", key)
+    if not isinstance(value, str):
+        raise ValueError(f"{where} holds {describe_value(value)}, expected text")
+    return Message("assistant", value)
+
+
+def _required(row: Row, setting: str, name: str) -> tuple[JSON, str]:
+    if name not in row.values:
+        fail_missing(row.origin, setting, name, row.values)
+    return row.values[name], f"{row.origin}: column {name!r}"
+
+
+def _tokenise(index: int, conversation: Conversation, renderer: Renderer) -> _Tokens:
+    try:
+        tokens, mask = renderer.supervised(
+            conversation.messages, conversation.tools, conversation.first_trained
+        )
+    except ValueError as error:
+        raise ValueError(f"{conversation.origin or f'conversation {index}'}: {error}") from error
+    return _Tokens(index, array("i", tokens), bytes(mask))
+
+
+def _digest(rows: Sequence[_Tokens]) -> str:
+    """The sha256 of what trains, in order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{row.index} {len(row.tokens)} ".encode() + row.tokens.tobytes() + row.mask)
+    return digest.hexdigest()
