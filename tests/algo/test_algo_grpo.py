@@ -150,7 +150,7 @@ def test_old_logprobs_that_were_not_annotated_are_missed():
 def test_metrics_are_means_over_trained_tokens_however_the_batch_is_cut():
     algorithm = grpo(2, kl_coef=0.1, clip_low=0.1, clip_high=0.1)
     batch = rollout(*ROLLOUT)
-    batch = batch.with_(ref_logprobs=outputs(batch, 3).logprobs.detach(), old_logprobs=outputs(batch, 4).logprobs.detach())
+    batch = batch.with_(ref_logprobs=outputs(batch, 3).logprobs.detach(), old_logprobs=outputs(batch, 8).logprobs.detach())
     batch, _ = algorithm.assign_credit(batch)
     out, mask = outputs(batch), batch.loss_mask
     whole = flatten(algorithm.loss(batch, out).metrics)

@@ -120,7 +120,7 @@ def test_in_memory_tools_are_told(renderer):
         ({"message": []}, {}, r"rows\.jsonl:1.*no column 'messages' \(messages_key\).*did you mean 'message'"),
         ({"messages": "hi"}, {}, r"rows\.jsonl:1: column 'messages' holds .*expected a list"),
         ({"messages": [{"role": "user", "content": "a"}]}, {}, r"rows\.jsonl:1: the conversation has no assistant"),
-        ({"q": "a", "r": 3}, {"prompt_key": "q", "response_key": "r"}, r"column 'r' holds 3, expected text"),
+        ({"q": "a", "r": 3}, {"prompt_key": "q", "response_key": "r"}, r"column 'r' holds a number \(3\), expected text"),
         ({"q": "a"}, {"prompt_key": "q", "response_key": "r"}, r"no column 'r' \(response_key\)"),
         ({"messages": [{"role": "user", "content": "a"}]}, {"tools_key": "t"}, r"no column 't' \(tools_key\)"),
     ],

@@ -216,7 +216,7 @@ def test_a_template_that_rejects_a_role_says_which():
     renderer = Renderer(tokenizer_of("llama2"))
     with pytest.raises(ValueError, match=r"cannot render the roles \['system', 'user'\].*must alternate"):
         renderer.prompt(Task("t", (Message("system", "s"), Message("user", "u"))))
-    with pytest.raises(ValueError, match=r"'tool', 'assistant'.*must alternate"):
+    with pytest.raises(ValueError, match=r"'tool', 'tool'.*must alternate"):
         renderer.supervised(
             [Message("user", "u"), Message("assistant", "a"), Message("tool", "t"), Message("tool", "t"), Message("assistant", "b")]
         )

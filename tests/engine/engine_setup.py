@@ -17,7 +17,7 @@ from whet.types import Chunk, Finish, Request
 VOCAB = 97
 DEADLINE_S = 60
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -31,9 +31,10 @@ _SHAPE = {
     "pad_token_id": None,
 }
 CONFIGS = {
-    "qwen3": lambda: Qwen3Config(head_dim=16, **_SHAPE),
-    "qwen2": lambda: Qwen2Config(**_SHAPE),
-    "llama": lambda: LlamaConfig(**(_SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 4})),
+    "qwen3": lambda: Qwen3Config(head_dim=16, **SHAPE),
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "small": lambda: Qwen3Config(head_dim=8, **(SHAPE | {"hidden_size": 32, "num_hidden_layers": 1})),
+    "llama": lambda: LlamaConfig(**(SHAPE | {"num_hidden_layers": 3, "num_key_value_heads": 4})),
 }
 
 

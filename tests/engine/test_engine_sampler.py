@@ -28,9 +28,9 @@ def expected_distribution(logits: list[float], params: SamplingParams) -> list[f
     return [weights[i] / mass if i in kept else 0.0 for i in range(len(logits))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
-    logits=st.lists(st.floats(-8, 8), min_size=2, max_size=12, unique=True),
+    logits=st.lists(st.integers(-80, 80).map(lambda n: n / 10), min_size=2, max_size=12, unique=True),
     temperature=st.floats(0.3, 3),
     top_k=st.integers(0, 14),
     top_p=st.sampled_from([0.05, 0.31, 0.57, 0.93, 1.0]),

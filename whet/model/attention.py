@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 ATTENTION = "whet"
 
@@ -63,11 +63,11 @@ def whet_attention(
     return attend(layer, q, k, v, scale)[None], None
 
 
-def whet_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> None:
+def whet_mask(*args: Any, config: PreTrainedConfig, local_size: int | None = None, **kwargs: Any) -> None:
     """No mask: `Attend` knows who sees whom. A model that asks for a local one is refused."""
     if local_size is not None:
         raise ValueError(
-            f"the model attends to a window of {local_size} tokens (sliding or chunked attention), which whet does not "
+            f"{config.model_type} attends to a window of {local_size} tokens (sliding or chunked attention), which whet does not "
             "support yet"
         )
 

@@ -1,0 +1,207 @@
+"""The scheduler without a model: a step is `plan`, then `advance` and one sampled token for whoever has nothing pending."""
+
+from __future__ import annotations
+
+import pytest
+
+from whet.engine.embedded.cache import BlockPool, OutOfBlocks
+from whet.engine.embedded.scheduler import Scheduler, Sequence
+from whet.types import Request, SamplingParams
+
+
+class Machine:
+    """A scheduler, and what its blocks would hold: the tokens, to check that every sequence finds its own."""
+
+    def __init__(self, num_blocks: int, block_size: int = 4, max_running: int = 8, max_batch_tokens: int = 64) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self.scheduler = Scheduler(self.pool, self._copy, max_running, max_batch_tokens)
+        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.arrivals = 0
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self.pool.block_size
+        self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+
+    def add(self, tokens: range | list[int], max_tokens: int = 8, name: str = "", rank: tuple[int, ...] = ()) -> Sequence:
+        request = Request(str(self.arrivals), tuple(tokens), SamplingParams(max_tokens), name, rank)
+        sequence = Sequence(request, self.arrivals, list(tokens))
+        self.arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        size = self.pool.block_size
+        return sequence.blocks[position // size] * size + position % size
+
+    def step(self) -> dict[Sequence, int]:
+        planned = self.scheduler.plan()
+        for sequence, new in planned:
+            for position in range(sequence.cached, sequence.cached + new):
+                block = sequence.blocks[position // self.pool.block_size]
+                assert not self.pool.shared(block), "a shared block was about to be written"
+                self.slots[self.slot(sequence, position)] = sequence.tokens[position]
+        for sequence, new in planned:
+            self.scheduler.advance(sequence, new)
+        for sequence, _ in planned:
+            held = [self.slots[self.slot(sequence, p)] for p in range(sequence.cached)]
+            assert held == sequence.tokens[: sequence.cached], "a sequence does not find its own tokens"
+            if sequence.pending == 0:
+                sequence.tokens.append(1000 + len(sequence.tokens))
+        return dict(planned)
+
+    def end(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self.scheduler.finish(sequence, keep=False)
+        self.scheduler.drop_caches()
+        assert self.pool.num_free == self.pool.num_blocks
+
+
+def test_blocks_are_counted():
+    pool = BlockPool(2, 4)
+    a, b = pool.allocate(), pool.allocate()
+    with pytest.raises(OutOfBlocks):
+        pool.allocate()
+    pool.hold(a)
+    pool.drop(a)
+    assert (pool.num_free, pool.shared(a)) == (0, False)
+    pool.drop(a)
+    pool.drop(b)
+    assert pool.num_free == 2
+    with pytest.raises(AssertionError, match="is free"):
+        pool.drop(a)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_blocks_for_tokens(tokens, expected):
+    assert BlockPool(9, 4).blocks_for(tokens) == expected
+
+
+def test_a_long_prompt_is_cut_and_decoding_goes_on_beside_it():
+    machine = Machine(32, max_batch_tokens=10)
+    quick = machine.add(range(3))
+    assert machine.step() == {quick: 3}
+    long = machine.add(range(100, 125))
+    steps = [machine.step() for _ in range(4)]
+    assert steps == [{quick: 1, long: 9}, {quick: 1, long: 9}, {quick: 1, long: 7}, {quick: 1, long: 1}]
+    machine.end(quick, long)
+
+
+def test_a_long_prefill_leaves_a_token_to_those_behind_it():
+    machine = Machine(32, max_batch_tokens=10)
+    behind = [machine.add([i, i + 1], rank=(5,)) for i in range(3)]
+    machine.step()
+    long = machine.add(range(100, 130), rank=(0,))
+    machine.step()
+    assert machine.step() == {long: 7, **dict.fromkeys(behind, 1)}
+    machine.end(long, *behind)
+
+
+def test_admission_follows_rank_then_arrival_and_nobody_overtakes():
+    machine = Machine(6, max_running=8)
+    sequences = [machine.add([10 * i] * 7, max_tokens=1, rank=(r,)) for i, r in enumerate((2, 0, 1, 0))]
+    assert list(machine.step()) == [sequences[1], sequences[3], sequences[2]]  # 2 blocks each
+    tiny = machine.add([7], max_tokens=1, rank=(9,))
+    machine.scheduler.finish(sequences[1], keep=False)
+    machine.scheduler.finish(sequences[3], keep=False)
+    assert set(machine.step()) == {sequences[2], sequences[0], tiny}
+    machine.end(sequences[0], sequences[2], tiny)
+
+
+def test_max_running_is_a_limit():
+    machine = Machine(32, max_running=2)
+    sequences = [machine.add([i]) for i in range(3)]
+    assert list(machine.step()) == sequences[:2]
+    machine.scheduler.finish(sequences[0], keep=False)
+    assert list(machine.step()) == sequences[1:]
+    machine.end(*sequences[1:])
+
+
+def test_the_last_in_line_is_preempted_and_comes_back_with_all_its_tokens():
+    machine = Machine(5)
+    first, last = machine.add(range(8), 9), machine.add(range(20, 28), 9)
+    while machine.scheduler.num_preempted == 0:
+        machine.step()
+    assert machine.scheduler.running == [first] and last.blocks == [] and last.cached == 0
+    sampled = last.tokens[8:]
+    assert sampled
+    while machine.scheduler.waiting:
+        machine.step()
+        if first.num_sampled == 9 and first in machine.scheduler.running:
+            machine.scheduler.finish(first, keep=False)
+    assert last.tokens[8 : 8 + len(sampled)] == sampled and last.pending in (0, 1)
+    machine.end(last)
+
+
+def test_siblings_wait_for_the_leader_and_others_do_not_wait_for_them():
+    machine = Machine(64, max_batch_tokens=6)
+    leader, sibling = machine.add(range(11)), machine.add(range(11))
+    other = machine.add([50])
+    assert machine.step() == {leader: 6}
+    assert machine.step() == {leader: 5, other: 1}
+    assert machine.step() == {leader: 1, other: 1, sibling: 1}
+    machine.end(leader, sibling, other)
+
+
+def test_forks_share_whole_blocks_and_copy_the_one_they_write():
+    machine = Machine(64)
+    siblings = [machine.add(range(11)) for _ in range(4)]
+    for _ in range(3):
+        machine.step()
+    tables = [sequence.blocks for sequence in siblings]
+    assert len({tuple(table[:2]) for table in tables}) == 1
+    assert len({table[2] for table in tables}) == 4
+    machine.end(*siblings)
+
+
+def test_the_last_copy_needs_no_room_when_nobody_shares_any_more():
+    """The pool is full of one prompt: evicting it from the shared ones is what makes its block writable."""
+    machine = Machine(2)
+    first = machine.add(range(7), max_tokens=1)
+    machine.step()
+    machine.scheduler.finish(first, keep=False)
+    assert machine.pool.num_free == 0
+    second = machine.add(range(7), max_tokens=1)
+    assert machine.step() == {second: 1}
+    machine.end(second)
+
+
+def test_idle_caches_go_oldest_first_and_prompts_before_conversations():
+    machine = Machine(12)
+    for i, name in enumerate(("old", "new")):
+        sequence = machine.add([100 * i + t for t in range(8)], max_tokens=1, name=name)
+        machine.step()
+        machine.scheduler.finish(sequence, keep=True)
+    assert machine.pool.num_free == 8
+    big = machine.add(range(500, 538), max_tokens=2)  # 10 blocks
+    machine.step()
+    assert list(machine.scheduler._conversations) == ["new"]
+    machine.scheduler.finish(big, keep=False)
+    again = machine.add(list(range(100, 108)) + [9], name="new")
+    assert machine.step() == {again: 1}
+    machine.end(again)
+
+
+def test_nothing_is_evicted_in_vain():
+    machine = Machine(8)
+    kept = machine.add(range(8), max_tokens=1, name="kept")
+    machine.step()
+    machine.scheduler.finish(kept, keep=True)
+    busy = machine.add(range(200, 216), max_tokens=1)
+    machine.step()
+    waiting = machine.add(range(300, 322), max_tokens=1)
+    assert machine.step() == {busy: 1}
+    assert "kept" in machine.scheduler._conversations
+    machine.scheduler.finish(busy, keep=False)
+    assert machine.step() == {waiting: 22}
+    machine.end(waiting)
+
+
+def test_lent_blocks_come_from_idle_caches_and_then_from_the_last_in_line():
+    machine = Machine(6)
+    first, last = machine.add(range(8), name="a"), machine.add(range(20, 28), name="b")
+    machine.step()
+    blocks = machine.scheduler.lend(12)
+    assert len(blocks) == 3 and machine.scheduler.running == [first] and machine.scheduler.waiting == [last]
+    machine.scheduler.give_back(blocks)
+    assert blocks == []
+    machine.end(first, last)

@@ -1,0 +1,184 @@
+"""Real rollouts on a tiny random model: what trains is what the embedded engine sampled, and nothing of a tool's reply ever does."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from scripted import RENDERER, STOP, run
+from transformers import Qwen3Config
+
+from whet.core.batch import batch_of
+from whet.data.parsers import Malformed, Parsed
+from whet.data.template import Renderer
+from whet.engine.embedded.core import EngineCore
+from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.env.calculator import calculator
+from whet.env.rollout import Limits
+from whet.env.tool_env import ToolEnv
+from whet.env.tools import Tool
+from whet.model.attention import PackedRow
+from whet.model.causal import ModelConfig, random_causal
+from whet.rollout.collect import Player
+from whet.rollout.samples import samples_of_groups
+from whet.types import UNSAMPLED, Message, Origin, Outcome, Rewards, SamplingParams, Task, ToolCall
+
+EVERY = 6
+"""One token in so many ends a turn: a random model's turns are short, and conversations have several."""
+STOPS = (STOP, *range(EVERY, len(RENDERER.tokenizer), EVERY))
+
+
+def parse_by_length(text: str) -> Parsed:
+    """A random model writes no calls, so its texts stand for some: good ones, wrong ones, malformed ones, and none."""
+    kind = len(text) % 4
+    if kind == 0:
+        return Parsed(Message("assistant", text))
+    if kind == 1:
+        return Parsed(Message("assistant", text), (Malformed("no call", 0),))
+    call = ToolCall("calculator", {"expression": "12*3" if kind == 2 else "12**3"}, "call_0")
+    return Parsed(Message("assistant", text, (call,)))
+
+
+async def reward(trajectory):
+    return Rewards(float(len(trajectory.response) % 2))
+
+
+class Spy:
+    """Looks on what the engine is asked for and hands over."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.sampled = defaultdict(list)
+        """(token, log-prob, version) by conversation."""
+        self.contexts = {}
+        """The last request of each conversation and what it got."""
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    async def generate(self, request):
+        earlier = self.contexts.get(request.conversation, ())
+        assert request.tokens[: len(earlier)] == earlier, "a request must extend the one before"
+        self.contexts[request.conversation] = request.tokens
+        async for chunk in self._engine.generate(request):
+            pairs = zip(chunk.tokens, chunk.logprobs, strict=True)
+            self.sampled[request.conversation] += [(token, logprob, chunk.version) for token, logprob in pairs]
+            self.contexts[request.conversation] += chunk.tokens
+            yield chunk
+
+
+@pytest.fixture(scope="module")
+def model():
+    size = len(RENDERER.tokenizer)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(vocab_size=size, max_position_embeddings=1024, tie_word_embeddings=True, **shape, **heads)
+    return random_causal(config, ModelConfig(path="tiny", device="cpu"), seed=3)
+
+
+def collect(model, seed, *, deterministic=True, version=0, timeout_s=None):
+    async def main():
+        with ThreadPoolExecutor(1) as thread:
+            config = EmbeddedConfig(cache_tokens=4096, max_batch_tokens=256)
+            engine = EmbeddedEngine(model, config, thread, shares_weights=True, deterministic=deterministic)
+            if version:
+                await engine.update(model.named_weights(), version)
+            spy = Spy(engine)
+            params = SamplingParams(64, stop_token_ids=STOPS)
+            tools = [Tool(calculator)]
+            player = Player(
+                spy, Renderer(RENDERER.tokenizer, parse_by_length), lambda: ToolEnv(tools), reward, params, Limits(4, 400, 24), timeout_s
+            )
+            tasks = [Task(f"t/{n}", (Message("user", f"{n}*3?"),), str(n)) for n in range(5)]
+            try:
+                return await player.play(tasks, 4, seed), spy
+            finally:
+                await engine.close()
+
+    return run(main())
+
+
+@pytest.fixture(scope="module")
+def rollout(model):
+    return collect(model, 1, version=3)
+
+
+def test_the_trained_tokens_are_exactly_what_the_engine_sampled(rollout):
+    groups, spy = rollout
+    samples = samples_of_groups(groups)
+    assert len(samples) == 20 and all(sample.valid for sample in samples)
+    for sample in samples:
+        columns = zip(sample.tokens, sample.logprobs, sample.versions, strict=True)
+        trained = [row for row, trains in zip(columns, sample.loss_mask, strict=True) if trains]
+        assert trained == spy.sampled[sample.trajectory]
+        assert {version for _, _, version in trained} == {3}
+        assert sample.tokens == spy.contexts[sample.trajectory]
+
+
+def test_no_token_of_a_tool_s_reply_trains(rollout):
+    groups, _ = rollout
+    trajectories = {t.id: t for group in groups for t in group.trajectories}
+    assert sum(len(t.turns) for t in trajectories.values()) > 1.5 * len(trajectories)  # conversations do go on
+    assert {t.outcome for t in trajectories.values()} == {Outcome.COMPLETED, Outcome.TRUNCATED}
+    counts = [t.counts for t in trajectories.values()]
+    assert all(sum(c.get(key, 0) for c in counts) > 0 for key in ("tool_calls", "tool_calls_malformed", "tool_errors"))
+    replies = 0
+    for sample in samples_of_groups(groups):
+        whole, turns = RENDERER.decode(sample.tokens), trajectories[sample.trajectory].turns
+        replies += whole.count("<tool_response>\n")
+        for place, (origin, trains) in enumerate(zip(sample.origin, sample.loss_mask, strict=True)):
+            assert trains == (origin is Origin.MODEL)
+            assert trains or (sample.logprobs[place], sample.versions[place]) == (0.0, UNSAMPLED)
+        contexts = [token for turn in turns for token in turn.context]
+        assert contexts == [t for t, trains in zip(sample.tokens, sample.loss_mask, strict=True) if not trains]
+        for turn in turns[1:]:
+            assert "<tool_response>" in RENDERER.decode(turn.context)
+            assert set(turn.context_origin) == {Origin.ENVIRONMENT}
+    assert replies > 10
+
+
+def test_the_log_probs_are_those_of_the_model_at_those_places(rollout, model):
+    """Each sample through the model in one pass: a shift by one token, or a lost one, would show."""
+    groups, _ = rollout
+    batch = batch_of(samples_of_groups(groups))
+    attend = PackedRow(batch.lengths.tolist(), torch.device("cpu"))
+    with torch.no_grad():
+        logits = model.logits(model.hidden(batch.tokens, attend.positions, attend)).double()
+    places = batch.loss_mask.nonzero().squeeze(-1)
+    expected = torch.log_softmax(logits[places - 1], -1).gather(-1, batch.tokens[places, None]).squeeze(-1)
+    assert len(places) > 100
+    torch.testing.assert_close(batch.rollout_logprobs[places].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_the_same_seed_gives_the_same_rollout_and_another_does_not(model, rollout):
+    def tokens(groups):
+        return [[turn.tokens for turn in t.turns] for group in groups for t in group.trajectories]
+
+    again, _ = collect(model, 1, version=3)
+    other, _ = collect(model, 2, version=3)
+    assert tokens(again) == tokens(rollout[0])
+    assert tokens(other) != tokens(again)
+
+
+def test_a_rollout_out_of_time_keeps_what_the_engine_had_sampled(model, monkeypatch):
+    """The engine is slowed down so that the deadline falls into its work; the aborted turns are whole."""
+    step = EngineCore.step
+
+    def slow_step(core):
+        time.sleep(0.02)
+        return step(core)
+
+    monkeypatch.setattr(EngineCore, "step", slow_step)
+    groups, spy = collect(model, 1, deterministic=False, timeout_s=0.3)
+    trajectories = [t for group in groups for t in group.trajectories]
+    late = [t for t in trajectories if t.outcome is Outcome.TIMEOUT]
+    assert late and "engine" in {t.error.where for t in late if t.error is not None}, [t.error for t in late]
+    assert {t.error.where for t in late if t.error is not None} == {"engine"}, [(t.error.where,t.error.message) for t in late]
+    for t in trajectories:
+        kept = [row for turn in t.turns for row in zip(turn.tokens, turn.logprobs, turn.versions, strict=True)]
+        assert kept == spy.sampled[t.id]
+    assert sum(t.num_tokens_sampled for t in late) > 0
+    assert not any(sample.valid for sample in samples_of_groups(groups) if sample.trajectory in {t.id for t in late})

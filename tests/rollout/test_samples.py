@@ -1,0 +1,78 @@
+"""From trajectories to samples: unbroken chains of turns, and a mask that is what was sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whet.rollout.samples import samples_of, samples_of_groups
+from whet.types import UNSAMPLED, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
+
+TASK = Task("t", "q")
+
+
+def turn(context, tokens, origin=Origin.ENVIRONMENT, restart=False):
+    return Turn(
+        context=tuple(context),
+        context_origin=(origin,) * len(context),
+        tokens=tuple(tokens),
+        logprobs=tuple(-float(token) for token in tokens),
+        versions=tuple(token % 3 for token in tokens),
+        message=Message("assistant", ""),
+        finish=Finish.STOP,
+        restart=restart,
+    )
+
+
+def trajectory(*turns, outcome=Outcome.COMPLETED, rewards: Rewards | None = Rewards(0.5)):
+    return Trajectory("t/0", TASK, turns, outcome, rewards, temperature=0.7)
+
+
+IDS = st.lists(st.integers(0, 50), min_size=1, max_size=4)
+TURNS = st.lists(st.tuples(IDS, IDS, st.booleans()), min_size=1, max_size=6)
+
+
+@given(TURNS)
+def test_samples_hold_every_token_once_and_train_what_was_sampled(parts):
+    turns = [turn(context, tokens, restart=restart) for context, tokens, restart in parts]
+    samples = samples_of(trajectory(*turns))
+    assert len(samples) == 1 + sum(restart for _, _, restart in parts[1:])
+    assert [sample.order for sample in samples] == list(range(len(samples)))
+    flat = [
+        (token, trains, logprob, version)
+        for s in samples
+        for token, trains, logprob, version in zip(s.tokens, s.loss_mask, s.logprobs, s.versions, strict=True)
+    ]
+    expected = []
+    for context, tokens, _ in parts:
+        expected += [(token, False, 0.0, UNSAMPLED) for token in context]
+        expected += [(token, True, -float(token), token % 3) for token in tokens]
+    assert flat == expected
+
+
+def test_a_restart_starts_a_new_sample():
+    first, second, third = turn([1], [2], Origin.PROMPT), turn([3], [4]), turn([5, 6], [7], Origin.PROMPT, restart=True)
+    one, two = samples_of(trajectory(first, second, third))
+    assert (one.tokens, one.origin, one.order) == ((1, 2, 3, 4), (0, 1, 2, 1), 0)
+    assert (two.tokens, two.origin, two.order) == ((5, 6, 7), (0, 0, 1), 1)
+    assert one.trajectory == two.trajectory == "t/0" and one.group == two.group == "t"
+    assert (two.reward, two.temperature, two.valid) == (0.5, 0.7, True)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_only_valid_outcomes_with_a_reward_count(outcome):
+    whole = trajectory(turn([1], [2]), outcome=outcome)
+    (sample,) = samples_of(whole)
+    assert sample.valid == (outcome in (Outcome.COMPLETED, Outcome.TRUNCATED))
+    (unscored,) = samples_of(replace(whole, rewards=None))
+    assert (unscored.valid, unscored.reward) == (False, 0.0)
+
+
+def test_groups_are_flattened_in_order():
+    a, b = (replace(trajectory(turn([1], [n])), id=f"t/{n}") for n in (2, 3))
+    empty = Trajectory("t/4", TASK, (), Outcome.TIMEOUT)
+    samples = samples_of_groups([Group(TASK, (a, empty)), Group(TASK, (b,))])
+    assert [sample.trajectory for sample in samples] == ["t/2", "t/3"]

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from tiny_policy import rollout, rollout_samples, trajectory
+
+from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
+from whet.algo.grpo import GRPO
+from whet.core.batch import batch_of
+from whet.observe.metrics import Mean, flatten
+from whet.train.base import Backward
+from whet.train.batching import BatchPlan
+from whet.train.learners import Learners, mismatch
+from whet.types import Progress
+
+
+@dataclass
+class FakeBackend:
+    """Answers log-probs of `level`, and remembers what it was asked to do, in order."""
+
+    level: float = -1.0
+    calls: list = field(default_factory=list)
+
+    def annotate(self, batch, need):
+        self.calls.append(("annotate", need))
+        return batch.with_(**{need.value: torch.where(batch.loss_mask, self.level, 0.0)})
+
+    def forward_backward(self, batch, loss, *, entropy_grad=False):
+        self.calls.append(("forward_backward", batch, entropy_grad))
+        logprobs = torch.where(batch.loss_mask, self.level - 0.1 * (len(self.calls) > 2), 0.0)
+        return Backward(2.0, logprobs, {"fake/steps": Mean(1, 1)}, batch.num_tokens)
+
+    def optim_step(self):
+        self.calls.append(("optim_step",))
+        return {"optim/grad_norm": Mean(3.0, 1)}
+
+
+def plan(steps, epochs=1):
+    return BatchPlan(prompts_per_rollout=3, samples_per_prompt=3, samples_per_step=9, steps_per_rollout=steps, epochs=epochs)
+
+
+def learners(steps=1, epochs=1, reference=None, **settings):
+    algorithm = GRPO(GRPOConfig(**settings), StepPlan(steps * epochs))
+    return Learners(FakeBackend(), reference, algorithm, plan(steps, epochs), seed=4)
+
+
+def update(found, progress=None):
+    batch, _ = found.algorithm.assign_credit(found.annotate(rollout()))
+    progress = progress or Progress()
+    return found.update(batch, progress), batch, progress
+
+
+def steps_seen(found):
+    return [call[1] for call in found.policy.calls if call[0] == "forward_backward"]
+
+
+def test_each_need_is_asked_of_whom_it_concerns():
+    reference = FakeBackend(level=-7.0)
+    found = learners(2, reference=reference, kl_coef=0.1)
+    batch = found.annotate(rollout())
+    assert found.policy.calls == [("annotate", Need.OLD_LOGPROBS)]
+    assert reference.calls == [("annotate", Need.REF_LOGPROBS)]
+    assert batch.old_logprobs.min() == -1.0 and batch.ref_logprobs.min() == -7.0
+
+
+@pytest.mark.parametrize("reducer", ["sample_mean", "token_mean"])
+def test_the_weights_of_each_step_sum_to_one(reducer):
+    found = learners(2, 3, reducer=reducer, entropy_coef=0.1)
+    _, _, progress = update(found)
+    assert progress.optimizer_step == 6
+    for step in steps_seen(found):
+        usable = step.trajectory[step.valid].unique()
+        trained = step.trajectory[step.sample_of_token[step.loss_mask]].unique()
+        share = len(trained) / len(usable) if reducer == "sample_mean" else 1.0
+        assert float(step.weights.sum()) == pytest.approx(share)
+    order = [call[0] for call in found.policy.calls]
+    assert order == ["annotate", *["forward_backward", "optim_step"] * 6]
+    assert all(call[2] for call in found.policy.calls if call[0] == "forward_backward")
+
+
+def test_each_rollout_is_cut_in_its_own_way_and_always_the_same():
+    cuts = []
+    for rollout_id in (0, 0, 1):
+        found = learners(2)
+        update(found, Progress(rollout_id=rollout_id))
+        cuts.append([step.trajectory.tolist() for step in steps_seen(found)])
+    assert cuts[0] == cuts[1] != cuts[2]
+
+
+def test_a_step_without_a_trained_token_is_skipped():
+    samples = [*trajectory("a", 0, [".##"], reward=1.0), *trajectory("b", 0, [".##"], reward=0.0)]
+    found = learners()
+    batch, _ = found.algorithm.assign_credit(batch_of(samples))
+    progress = Progress()
+    done = found.update(batch, progress)
+    assert found.policy.calls == [] and progress.optimizer_step == 0
+    assert done.metrics == {} and done.train_logprobs.tolist() == [0.0] * 6
+
+
+def test_only_the_empty_steps_are_skipped():
+    samples = [s for s in rollout_samples() if s.group != "b"]
+    samples += [*trajectory("z", 0, [".##"], reward=1.0)]
+    found = learners(7)
+    batch, _ = found.algorithm.assign_credit(found.annotate(batch_of(samples)))
+    progress = Progress()
+    found.update(batch, progress)
+    assert progress.optimizer_step == len(steps_seen(found)) == 5  # the failed and the lonely trajectory have theirs
+
+
+def test_metrics_are_means_over_the_steps():
+    done, _, _ = update(learners(2))
+    values = flatten(done.metrics)
+    assert values["policy/loss"] == 2.0 and values["optim/grad_norm"] == 3.0 and values["fake/steps"] == 1.0
+
+
+def difference(batch, level):
+    return (level - batch.rollout_logprobs.double())[batch.loss_mask]
+
+
+def test_one_step_measures_the_mismatch_on_its_own_pass():
+    done, batch, _ = update(learners())
+    away = difference(batch, -1.0)
+    values = flatten(done.metrics)
+    assert values["mismatch/logprob_mean"] == pytest.approx(float(away.abs().mean()))
+    assert values["mismatch/logprob_max"] == pytest.approx(float(away.abs().max()))
+    assert values["mismatch/kl"] == pytest.approx(float((away.exp() - 1 - away).mean()))
+    assert torch.equal(done.train_logprobs, torch.where(batch.loss_mask, -1.0, 0.0))
+
+
+def test_several_steps_measure_it_on_the_old_logprobs():
+    done, batch, _ = update(learners(2))
+    assert flatten(done.metrics)["mismatch/logprob_mean"] == pytest.approx(float(difference(batch, -1.0).abs().mean()))
+    assert torch.equal(done.train_logprobs, batch.old_logprobs)
+
+
+def test_several_steps_on_the_engines_logprobs_measure_it_before_the_first():
+    found = learners(2, old_logprobs="rollout")
+    done, batch, _ = update(found)
+    first = steps_seen(found)[0]
+    assert flatten(done.metrics)["mismatch/logprob_mean"] == pytest.approx(float(difference(first, -1.0).abs().mean()))
+    assert done.train_logprobs.tolist() == [0.0] * batch.num_tokens
+
+
+def test_without_trained_tokens_there_is_no_mismatch():
+    batch = rollout()
+    assert mismatch(batch.with_(loss_mask=torch.zeros_like(batch.loss_mask)), torch.zeros(batch.num_tokens)) == {}
+
+
+def test_an_algorithm_prepares_each_step_after_its_weights():
+    class Prepared(GRPO):
+        def prepare(self, batch):
+            assert batch.weights is not None
+            return batch.with_(returns=torch.full_like(batch.weights, 5.0))
+
+        def loss(self, batch, out):
+            return LossTerms(batch.returns, {})
+
+    found = Learners(FakeBackend(), None, Prepared(GRPOConfig(), StepPlan(1)), plan(1), seed=0)
+    update(found)
+    assert steps_seen(found)[0].returns.unique().tolist() == [5.0]
