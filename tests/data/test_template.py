@@ -152,7 +152,7 @@ def test_template_options_reach_the_generation_prompt_of_every_turn():
 def test_replies_of_several_tools_are_grouped():
     renderer = Renderer(tokenizer_of("chatml"))
     text = renderer.decode(renderer.reply([Message("tool", "1"), Message("tool", "2")], renderer.stop_token_ids))
-    first, second = ("\n<tool_response>\n%s\n</tool_response>" % n for n in "12")
+    first, second = (f"\n<tool_response>\n{n}\n</tool_response>" for n in "12")
     assert text == f"\n<|im_start|>user{first}{second}<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -113,9 +113,9 @@ def test_a_value_error_goes_to_the_model_and_other_errors_do_not():
         """Picky."""
         raise ValueError("x must be even") if x == 1 else ValueError if x == 2 else KeyError("k")
 
-    with pytest.raises(ToolArgumentError, match="^x must be even$"):
+    with pytest.raises(ToolArgumentError, match=r"^x must be even$"):
         call(picky, {"x": 1})
-    with pytest.raises(ToolArgumentError, match="^ValueError$"):
+    with pytest.raises(ToolArgumentError, match=r"^ValueError$"):
         call(picky, {"x": 2})
     with pytest.raises(KeyError):
         call(picky, {"x": 3})
@@ -147,7 +147,7 @@ def test_time_limits_name_the_tool_but_a_tool_s_own_timeout_speaks_for_itself():
             call(function, {}, 0.01)
     release.set()
     for function in (own, own_too):
-        with pytest.raises(TimeoutError, match="^no answer from the server$"):
+        with pytest.raises(TimeoutError, match=r"^no answer from the server$"):
             call(function, {})
     assert call(search, {"query": "a", "limit": 1}, None) == '["a"]'
 

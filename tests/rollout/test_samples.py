@@ -27,8 +27,8 @@ def turn(context, tokens, origin=Origin.ENVIRONMENT, restart=False):
     )
 
 
-def trajectory(*turns, outcome=Outcome.COMPLETED, rewards: Rewards | None = Rewards(0.5)):
-    return Trajectory("t/0", TASK, turns, outcome, rewards, temperature=0.7)
+def trajectory(*turns, outcome=Outcome.COMPLETED):
+    return Trajectory("t/0", TASK, turns, outcome, Rewards(0.5), temperature=0.7)
 
 
 IDS = st.lists(st.integers(0, 50), min_size=1, max_size=4)

@@ -100,7 +100,7 @@ def test_raw_text_follows_what_was_sampled_and_removes_nothing():
     trajectory = play(engine, env)
     assert trajectory.turns[1].context == ids("<information>36</information>")
     assert set(trajectory.turns[1].context_origin) == {Origin.ENVIRONMENT}
-    assert engine.requests[1].tokens == RENDERER.prompt(TASK) + (*ids("a"), STOP) + ids("<information>36</information>")
+    assert engine.requests[1].tokens == (*RENDERER.prompt(TASK), *ids("a"), STOP, *ids("<information>36</information>"))
 
 
 def test_the_environment_may_reward_turns_and_change_the_task():

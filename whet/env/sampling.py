@@ -34,7 +34,7 @@ async def read_reply(engine: Engine, request: Request, left_s: float | None, rep
         reply: filled here.
 
     Returns:
-        Whether the engine came to its own end in time.
+        Whether the engine came to an end in time.
     """
     reading = asyncio.ensure_future(_read(engine, request, reply))
     try:
@@ -47,7 +47,7 @@ async def read_reply(engine: Engine, request: Request, left_s: float | None, rep
                     await asyncio.wait({reading})
         if reading.done():
             reading.result()
-        return in_time or reply.finish not in (None, Finish.ABORT)
+        return in_time
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

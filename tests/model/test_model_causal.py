@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from whet.model.attention import PackedRow
+from whet.model.causal import ModelConfig, load_causal, pick_device, prepare, random_causal, read_config
+from whet.train.torch_native.backend import TorchBackend, TrainConfig
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+TOKENS = torch.tensor([5, 4, 60, 0, 17, 9])
+
+
+def qwen3(**changes):
+    return Qwen3Config(**{**SIZES, "head_dim": 4, **changes})
+
+
+def config(**changes):
+    return ModelConfig(**{"path": "tiny", "device": "cpu", **changes})
+
+
+def logits(model, tokens=TOKENS):
+    row = PackedRow([len(tokens)], model.device)
+    return model.logits(model.hidden(tokens, row.positions, row))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random_causal(qwen3(), config(), seed=0).hf.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_exported_is_an_ordinary_model_with_the_same_logits(tied, tmp_path):
+    model = random_causal(qwen3(tie_word_embeddings=tied), config(), seed=3)
+    TorchBackend(model, TrainConfig(), total_steps=1).export(tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
+    assert "whet" not in (tmp_path / "config.json").read_text()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert theirs.config._attn_implementation != "whet"
+    with torch.no_grad():
+        expected = theirs.eval()(input_ids=TOKENS[None]).logits[0]
+        torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
+        again = load_causal(tmp_path, config(), trainable=False)
+        assert torch.equal(logits(again), logits(model))
+    greedy = theirs.generate(TOKENS[None], max_new_tokens=8, do_sample=False, eos_token_id=None)[0]
+    mine = TOKENS
+    with torch.no_grad():
+        for _ in range(8):
+            mine = torch.cat([mine, logits(model, mine)[-1:].argmax(-1)])
+    assert mine.tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_weight_has_one_name_and_tied_ones_share_it(tied):
+    model = random_causal(qwen3(tie_word_embeddings=tied), config(), seed=0)
+    names = [name for name, _ in model.named_weights()]
+    assert len(names) == len(set(names))
+    assert ("lm_head.weight" in names) == (not tied)
+    assert (model.lm_head.weight is model.decoder.embed_tokens.weight) == tied
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_folder_is_loaded_in_the_dtype_asked_for(folder, dtype):
+    model = load_causal(folder, config(dtype=dtype), trainable=True)
+    assert model.dtype == getattr(torch, dtype) and model.vocab_size == 61 and model.max_positions == 64
+    assert all(p.requires_grad and p.dtype == model.dtype for p in model.hf.parameters())
+    with torch.no_grad():
+        expected = logits(load_causal(folder, config(), trainable=False))
+        near = {"rtol": 0.05, "atol": 0.1} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(logits(model).float(), expected, **near)
+
+
+def test_a_frozen_model_has_no_gradients(folder):
+    assert not any(p.requires_grad for p in load_causal(folder, config(), trainable=False).hf.parameters())
+
+
+def test_folders_that_hold_no_model_are_refused(tmp_path, folder):
+    with pytest.raises(ValueError, match=r"nowhere has no config.json"):
+        load_causal(tmp_path / "nowhere", config(), trainable=False)
+    (folder / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model: SafetensorError"):
+        load_causal(folder, config(), trainable=False)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model: OSError"):
+        load_causal(folder, config(), trainable=False)
+    (folder / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
+    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model.*unheard_of"):
+        load_causal(folder, config(), trainable=False)
+
+
+def test_weights_that_lack_tensors_are_refused(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    gone = "model.layers.1.mlp.up_proj.weight"
+    save_file({name: w for name, w in weights.items() if name != gone}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"lack 1 tensors that its config.json asks for, among them {gone}"):
+        load_causal(folder, config(), trainable=False)
+
+
+def test_weights_of_other_shapes_are_refused(folder):
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": 32}))
+    with pytest.raises(ValueError, match="cannot be loaded as a causal language model"):
+        load_causal(folder, config(), trainable=False)
+
+
+def test_devices_that_are_not_there_are_refused():
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto").type in ("cuda", "mps", "cpu")
+    with pytest.raises(ValueError, match=r"model.device is 'gpu', which torch does not know; use auto"):
+        pick_device("gpu")
+    with pytest.raises(ValueError, match=r"model.device is 'cuda:99', but torch sees \d+ CUDA devices"):
+        pick_device("cuda:99")
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ValueError, match=r"model.device is 'mps', but torch has no Metal device"):
+            pick_device("mps")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        LlamaConfig(**SIZES),
+        GraniteConfig(**SIZES, logits_scaling=3.0, attention_multiplier=0.3, residual_multiplier=0.5),
+        CohereConfig(**SIZES, logit_scale=0.25),
+        MistralConfig(**SIZES, sliding_window=None),
+        GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=4, n_positions=64, eos_token_id=0, bos_token_id=None),
+    ],
+    ids=lambda family: family.model_type,
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_families_with_other_arithmetic_run(family, dtype):
+    random_causal(family, config(dtype=dtype), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (MistralConfig(**SIZES, sliding_window=8), "mistral attends to a window of 8 tokens"),
+        (Gemma2Config(**SIZES, head_dim=4, sliding_window=16), "gemma2 attends to a window of 16 tokens"),
+        (BloomConfig(vocab_size=61, hidden_size=16, n_layer=2, n_head=4), "BloomForCausalLM does not use transformers'"),
+    ],
+    ids=["sliding", "alternating", "no-interface"],
+)
+def test_models_that_need_another_attention_are_refused_by_name(family, message):
+    with pytest.raises(ValueError, match=message):
+        random_causal(family, config(), seed=0)
+
+
+class Louder(Qwen3ForCausalLM):
+    """Scales its logits in a place that whet does not know."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits * 1.3
+        return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_forward_that_differs_is_caught(dtype):
+    hf = Louder._from_config(qwen3(), attn_implementation="whet", dtype=getattr(torch, dtype))
+    with pytest.raises(ValueError, match="Louder gives other logits through whet's attention than through its own"):
+        prepare(hf, config(dtype=dtype), trainable=True)
+
+
+@pytest.mark.parametrize("name", ["logits_scaling", "logit_scale", "final_logit_softcapping"])
+def test_an_attribute_that_the_model_does_not_heed_is_caught(name):
+    with pytest.raises(ValueError, match="gives other logits"):
+        random_causal(qwen3(**{name: 1.5}), config(), seed=0)
+
+
+def test_what_leaks_between_the_segments_of_a_row_is_caught():
+    hf = Qwen3ForCausalLM._from_config(qwen3(), attn_implementation="whet")
+
+    def convolve(module, args, out):
+        return out + torch.nn.functional.pad(out, (0, 0, 1, 0))[:, :-1]
+
+    hf.model.embed_tokens.register_forward_hook(convolve)
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM gives other logits"):
+        prepare(hf, config(), trainable=False)
+
+
+def test_a_layer_that_does_not_attend_is_caught():
+    hf = Qwen3ForCausalLM._from_config(qwen3(), attn_implementation="whet")
+    hf.model.layers[1].self_attn.forward = lambda hidden_states, **kwargs: (hidden_states, None)
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM: only 1 of its 2 layers attend"):
+        prepare(hf, config(), trainable=False)
+
+
+def test_the_check_leaves_whets_attention_in_place():
+    assert random_causal(qwen3(), config(), seed=0).hf.config._attn_implementation == "whet"
+
+
+def test_random_weights_depend_on_their_seed_alone():
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    one, two = (dict(random_causal(qwen3(), config(), seed=s).named_weights()) for s in (0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    again = dict(random_causal(qwen3(), config(), seed=0).named_weights())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(one[name], again[name]) and not torch.equal(one[name], two[name])
+
+
+def test_gradient_checkpointing_recomputes_layers_and_turns_no_dropout_on():
+    family = GPT2Config(
+        vocab_size=61, n_embd=16, n_layer=2, n_head=4, n_positions=64, eos_token_id=0, bos_token_id=None, resid_pdrop=0.5
+    )
+    calls, results = {}, {}
+    for recompute in (False, True):
+        model = random_causal(family, config(gradient_checkpointing=recompute), seed=0)
+        seen = calls.setdefault(recompute, [])
+        model.decoder.h[0].ln_1.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        out = logits(model)
+        out.sum().backward()
+        results[recompute] = out.detach()
+    assert (len(calls[False]), len(calls[True])) == (1, 2)
+    assert torch.equal(results[False], results[True])
+
+
+def test_a_config_is_read_without_its_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert read_config(folder).vocab_size == 61

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from whet.model import digest
+from whet.model.digest import digest_of, tensor_digest
+
+MASK = 2**64 - 1
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+def mix(x):
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def reference(data: bytes) -> int:
+    """The digest in Python's own integers."""
+    data += bytes(-len(data) % 4)
+    total = 0
+    for place in range(len(data) // 4):
+        word = int.from_bytes(data[4 * place : 4 * place + 4], "little", signed=True)
+        low = mix(place)
+        multiplier = (mix(low ^ 0x5BD1E995) << 33) | (low << 1) | 1
+        total += (word ^ (word << 32)) * multiplier
+    return total & MASK
+
+
+def as_bytes(tensor):
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 255), max_size=50), st.integers(1, 9))
+def test_any_chunking_gives_the_sum_in_exact_integers(data, chunk_words):
+    tensor = torch.tensor(data, dtype=torch.uint8)
+    whole, digest.CHUNK_WORDS = digest.CHUNK_WORDS, chunk_words
+    try:
+        assert tensor_digest(tensor) == reference(bytes(data))
+    finally:
+        digest.CHUNK_WORDS = whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_the_bytes_count_not_where_they_lie(dtype):
+    tensor = (torch.arange(35) % 2 if dtype == torch.bool else torch.arange(35)).to(dtype)
+    rows = tensor.view(5, 7)
+    assert tensor_digest(tensor) == tensor_digest(rows) == reference(as_bytes(tensor))
+    assert tensor_digest(rows.T) == reference(as_bytes(rows.T))
+    assert tensor_digest(tensor[3:]) == reference(as_bytes(tensor[3:])), "a slice that starts in the middle of a word"
+    assert tensor_digest(tensor[:0]) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40), st.data())
+def test_one_changed_bit_is_always_seen(words, data):
+    tensor = torch.tensor(words, dtype=torch.int32)
+    other = tensor.clone()
+    place = data.draw(st.integers(0, len(words) - 1))
+    bit = data.draw(st.integers(0, 31))
+    other[place] ^= (1 << bit) - (1 << 32 if bit == 31 else 0)
+    assert tensor_digest(tensor) != tensor_digest(other)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=40), st.data())
+def test_two_elements_that_swap_places_are_always_seen(values, data):
+    tensor = torch.tensor(values, dtype=torch.float32)
+    a, b = (data.draw(st.integers(0, len(values) - 1)) for _ in range(2))
+    bits = tensor.view(torch.int32)
+    assume(bits[a] != bits[b])
+    other = tensor.clone()
+    other[a], other[b] = tensor[b], tensor[a]
+    assert tensor_digest(tensor) != tensor_digest(other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(12)), st.permutations(range(12)))
+def test_any_reordering_is_seen(one, two):
+    assume(one != two)
+    assert tensor_digest(torch.tensor(one).float()) != tensor_digest(torch.tensor(two).float())
+
+
+def test_the_multipliers_differ_in_the_bits_that_the_proof_needs():
+    multipliers = digest._multipliers(torch.arange(100_000))
+    assert bool((multipliers % 2 == 1).all())
+    assert len((multipliers & (2**33 - 1)).unique()) == 100_000
+
+
+WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b.weight": torch.arange(6.0).view(2, 3) + 1, "c": torch.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a.weight": WEIGHTS["a.weight"].bfloat16()},
+        {"a.weight": WEIGHTS["a.weight"].view(torch.int32)},
+        {"a.weight": WEIGHTS["a.weight"].view(3, 2)},
+        {"a.weight": WEIGHTS["b.weight"], "b.weight": WEIGHTS["a.weight"]},
+        {"c": torch.zeros(4)},
+        {"c": -torch.zeros(3)},
+        {"d": torch.zeros(0)},
+    ],
+    ids=["dtype", "dtype-same-bytes", "shape", "names-swapped", "longer", "minus-zero", "one-more"],
+)
+def test_what_a_weight_is_called_and_made_of_is_in_the_digest(change):
+    assert digest_of(WEIGHTS.items()) != digest_of({**WEIGHTS, **change}.items())
+
+
+def test_a_renamed_weight_is_seen_and_the_order_of_the_stream_is_not():
+    renamed = {name.replace("c", "d"): tensor for name, tensor in WEIGHTS.items()}
+    assert digest_of(renamed.items()) != digest_of(WEIGHTS.items())
+    assert digest_of(reversed(WEIGHTS.items())) == digest_of(WEIGHTS.items())
+    assert len(digest_of(WEIGHTS.items())) == 32
+
+
+def test_parameters_and_values_that_are_no_numbers_have_digests():
+    parameter = torch.nn.Parameter(torch.tensor([float("nan"), float("inf")]))
+    assert tensor_digest(parameter) == reference(as_bytes(parameter.detach()))
+    assert tensor_digest(torch.tensor(7.0)) == reference(as_bytes(torch.tensor([7.0])))
