@@ -99,7 +99,7 @@ class Task:
     prompt: tuple[Message, ...] | str
     """Messages go through the chat template; a string is used as it stands."""
     label: str | None = None
-    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    metadata: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
     tools: tuple[Mapping[str, JSON], ...] = ()
     """OpenAI tool schemas that this row brings along (an environment may add its own)."""
     origin: str = ""
@@ -121,7 +121,7 @@ class Rewards:
     """A score and the named parts that it is the weighted sum of."""
 
     total: float
-    components: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict[str, float])
     detail: str = ""
     """Why, in words a person can read (optional)."""
 
@@ -171,9 +171,9 @@ class Trajectory:
     error: Failure | None = None
     temperature: float = 1.0
     """The sampling temperature of every model turn in it."""
-    timings: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent waiting, by cause: engine, env, reward."""
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """What happened in it, counted: tool_calls, tool_calls_malformed, tool_errors ..."""
 
     @property

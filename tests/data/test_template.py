@@ -189,6 +189,12 @@ def test_an_empty_reply_is_a_stop_token():
     assert [t for t, m in zip(tokens, mask, strict=True) if m] == list(renderer.stop_token_ids)
 
 
+def test_text_that_quotes_the_stop_token_is_kept_whole():
+    renderer = Renderer(tokenizer_of("chatml"))
+    tokens, mask = renderer.supervised([Message("user", "a"), Message("assistant", "b<|im_end|>c")])
+    assert renderer.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == "b<|im_end|>c<|im_end|>"
+
+
 def test_a_message_that_quotes_the_mark_is_not_cut():
     renderer = Renderer(tokenizer_of("chatml"))
     text = renderer.decode(renderer.reply([Message("tool", f"a{MARK}b")], renderer.stop_token_ids))

@@ -302,6 +302,63 @@ def test_a_model_that_has_diverged_is_an_error_and_poisons_nothing():
         with pytest.raises(EngineFailed, match="not finite"):
             await reply_to(engine, ask("a"))
         await engine.update(good.items(), 2)
+        return await reply_to(engine, short)
+
+    short = Request("b", PROMPT[:5], SamplingParams(5, 1.0))  # ends within a block that the broken weights filled
+    assert serve(engine, play).tokens == alone(short).tokens
+
+
+def test_a_score_given_up_while_it_is_computed_does_not_stop_the_engine():
+    engine = engine_of(tiny())
+    begun, go_on, score = threading.Event(), threading.Event(), engine.core.score
+
+    def slow(*args):
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return score(*args)
+
+    engine.core.score = slow  # type: ignore[method-assign]
+
+    async def play() -> Reply:
+        scoring = asyncio.create_task(engine.score(PROMPT))
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        scoring.cancel()
+        await asyncio.gather(scoring, return_exceptions=True)
+        go_on.set()
+        return await reply_to(engine, ask("a"))
+
+    assert serve(engine, play).tokens == alone(ask("a")).tokens
+
+
+def test_a_name_taken_again_during_a_step_does_not_get_the_old_ones_end():
+    engine = engine_of(tiny())
+    gate = Gate(engine)
+
+    async def play() -> Reply:
+        old = asyncio.create_task(reply_to(engine, ask("a", 1)))
+        await gate.entered()
+        old.cancel()
+        await asyncio.gather(old, return_exceptions=True)
+        new = asyncio.create_task(reply_to(engine, ask("a")))
+        await turns()
+        gate.open()
+        return await new
+
+    assert serve(engine, play).tokens == alone(ask("a")).tokens
+
+
+def test_a_runner_that_is_cancelled_tells_those_who_wait():
+    engine = engine_of(tiny())
+
+    async def play() -> Reply:
+        call = asyncio.create_task(reply_to(engine, ask("a", 200)))
+        while engine.core.num_computed < 20:
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks():
+            if task.get_name() == "engine":
+                task.cancel()
+        with pytest.raises(EngineFailed, match="closed"):
+            await call
         return await reply_to(engine, ask("a"))
 
     assert serve(engine, play).tokens == alone(ask("a")).tokens

@@ -176,7 +176,7 @@ def test_idle_caches_go_oldest_first_and_prompts_before_conversations():
     machine.step()
     assert list(machine.scheduler._conversations) == ["new"]
     machine.scheduler.finish(big, keep=False)
-    again = machine.add(list(range(100, 108)) + [9], name="new")
+    again = machine.add([*range(100, 108), 9], name="new")
     assert machine.step() == {again: 1}
     machine.end(again)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 from whet.model import digest
 from whet.model.digest import digest_of, tensor_digest
 
-MASK = 2**64 - 1
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
@@ -18,16 +19,18 @@ def mix(x):
     return x ^ (x >> 16)
 
 
-def reference(data: bytes) -> int:
+def reference(data: bytes, chunk_words: int = digest.CHUNK_WORDS) -> bytes:
     """The digest in Python's own integers."""
     data += bytes(-len(data) % 4)
-    total = 0
-    for place in range(len(data) // 4):
-        word = int.from_bytes(data[4 * place : 4 * place + 4], "little", signed=True)
-        low = mix(place)
-        multiplier = (mix(low ^ 0x5BD1E995) << 33) | (low << 1) | 1
-        total += (word ^ (word << 32)) * multiplier
-    return total & MASK
+    words = [int.from_bytes(data[i : i + 4], "little", signed=True) for i in range(0, len(data), 4)]
+    sums = []
+    for start in range(0, len(words) or 1, chunk_words):
+        total = 0
+        for place, word in enumerate(words[start : start + chunk_words]):
+            low = mix(place)
+            total += word * ((mix(low ^ 0x5BD1E995) << 33) | (low << 1) | 1)
+        sums.append((total + 2**63) % 2**64 - 2**63)
+    return hashlib.blake2b(repr(sums).encode(), digest_size=8).digest()
 
 
 def as_bytes(tensor):
@@ -36,11 +39,11 @@ def as_bytes(tensor):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=50), st.integers(1, 9))
-def test_any_chunking_gives_the_sum_in_exact_integers(data, chunk_words):
+def test_the_sums_are_those_of_exact_integers(data, chunk_words):
     tensor = torch.tensor(data, dtype=torch.uint8)
     whole, digest.CHUNK_WORDS = digest.CHUNK_WORDS, chunk_words
     try:
-        assert tensor_digest(tensor) == reference(bytes(data))
+        assert tensor_digest(tensor) == reference(bytes(data), chunk_words)
     finally:
         digest.CHUNK_WORDS = whole
 
@@ -52,7 +55,7 @@ def test_only_the_bytes_count_not_where_they_lie(dtype):
     assert tensor_digest(tensor) == tensor_digest(rows) == reference(as_bytes(tensor))
     assert tensor_digest(rows.T) == reference(as_bytes(rows.T))
     assert tensor_digest(tensor[3:]) == reference(as_bytes(tensor[3:])), "a slice that starts in the middle of a word"
-    assert tensor_digest(tensor[:0]) == 0
+    assert tensor_digest(tensor[:0]) == reference(b"")
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,9 +89,17 @@ def test_any_reordering_is_seen(one, two):
 
 
 def test_the_multipliers_differ_in_the_bits_that_the_proof_needs():
-    multipliers = digest._multipliers(torch.arange(100_000))
+    multipliers = digest._multipliers(digest.CHUNK_WORDS, torch.device("cpu"))
     assert bool((multipliers % 2 == 1).all())
-    assert len((multipliers & (2**33 - 1)).unique()) == 100_000
+    assert len((multipliers & (2**33 - 1)).unique()) == digest.CHUNK_WORDS
+
+
+def test_words_that_swap_places_across_chunks_are_seen():
+    tensor = torch.arange(2 * digest.CHUNK_WORDS + 5, dtype=torch.int32)
+    other = tensor.clone()
+    other[7], other[digest.CHUNK_WORDS + 7] = tensor[digest.CHUNK_WORDS + 7], tensor[7]
+    swapped_chunks = torch.cat([*reversed(tensor[: 2 * digest.CHUNK_WORDS].split(digest.CHUNK_WORDS)), tensor[-5:]])
+    assert len({tensor_digest(tensor), tensor_digest(other), tensor_digest(swapped_chunks)}) == 3
 
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b.weight": torch.arange(6.0).view(2, 3) + 1, "c": torch.zeros(3)}

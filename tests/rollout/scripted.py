@@ -63,6 +63,7 @@ class ScriptedEngine:
 
     def release(self, conversation: str) -> None:
         self.released[conversation] += 1
+        assert not any(request.startswith(f"{conversation}/") for request in self.running), "released while it generates"
 
     async def abort(self, request_id: str) -> None:
         if request_id in self.aborts:
@@ -85,7 +86,11 @@ class ScriptedEngine:
                 self.sampled.append((request.conversation, item))
                 yield item
         finally:
-            self.running.discard(request.id)
+            try:
+                for _ in range(20):  # taking a request out takes a while: whoever does not wait for it shows
+                    await asyncio.sleep(0)
+            finally:
+                self.running.discard(request.id)
 
     def check_idle(self) -> None:
         """Nothing was left open, and nothing was let go of twice."""

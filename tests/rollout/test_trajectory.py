@@ -246,6 +246,7 @@ def test_time_over_in_the_engine_keeps_what_it_had_sampled():
     assert trajectory.outcome is Outcome.TIMEOUT
     assert [turn.message.content for turn in trajectory.turns] == ["a", "half"]
     assert trajectory.turns[1].finish is Finish.ABORT
+    assert engine.sampled[-1][1].finish is Finish.ABORT  # it was asked to stop, and did
     error = trajectory.error
     assert error is not None and (error.kind, error.where) == ("TimeoutError", "engine")
     assert error.message == "the trajectory's 0.05 s (rollout.timeout_s) were over while it waited for the engine"
@@ -311,7 +312,7 @@ def test_a_cancelled_trajectory_lets_go_of_everything(script, env):
 
     async def main():
         job = asyncio.ensure_future(run_trajectory("t/0", TASK, env, engine, RENDERER, PARAMS, LIMITS))
-        for _ in range(20):
+        for _ in range(100):
             await asyncio.sleep(0)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-CHUNK_WORDS = 2**22
-"""Words hashed at a time, so that a digest needs little memory beside the tensor."""
+CHUNK_WORDS = 2**18
+"""Words that are summed at a time, so that a digest needs little memory beside the tensor."""
 LOW = 0xFFFFFFFF
 
 
-def tensor_digest(tensor: Tensor) -> int:
-    """A position-dependent 64-bit hash of a tensor's bytes.
+def tensor_digest(tensor: Tensor) -> bytes:
+    """A position-dependent hash of a tensor's bytes: 8 bytes.
 
-    Each 4-byte word, spread over 64 bits, is multiplied by an odd number that depends on its place; the products are
-    summed modulo 2^64. One changed word always changes the sum. So does a swap of two words that differ, up to 16 GiB:
-    the words differ in their low 32 bits, the multipliers in their low 33, so the product is never 0 modulo 2^64.
+    The tensor is cut into chunks of 4-byte words. Each word is multiplied by an odd 64-bit number that depends on its place
+    in the chunk, and the products are summed modulo 2^64. One changed word always changes its chunk's sum. So do two words
+    that swap places: they differ in their low 32 bits, the multipliers in their low 33, so the product of the differences is
+    not 0 modulo 2^64. The sums, in order, are hashed with BLAKE2.
     """
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     spare = -data.numel() % 4
@@ -27,25 +29,24 @@ def tensor_digest(tensor: Tensor) -> int:
     if data.storage_offset() % 4:
         data = data.clone()
     words = data.view(torch.int32)
-    total = 0
-    for start in range(0, words.numel(), CHUNK_WORDS):
-        chunk = words[start : start + CHUNK_WORDS].to(torch.int64)
-        places = torch.arange(start, start + chunk.numel(), device=chunk.device)
-        total += int(((chunk ^ (chunk << 32)) * _multipliers(places)).sum())
-    return total & 0xFFFFFFFFFFFFFFFF
+    multipliers = _multipliers(CHUNK_WORDS, words.device)
+    sums = [(chunk * multipliers[: chunk.numel()]).sum() for chunk in words.split(CHUNK_WORDS)]
+    numbers: list[int] = torch.stack(sums).tolist()
+    return hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
 
 
 def digest_of(weights: Iterable[tuple[str, Tensor]]) -> str:
     """A hex digest of named tensors: names, dtypes, shapes and contents, in name order."""
     total = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(weights, key=lambda item: item[0]):
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:{tensor_digest(tensor):016x};".encode())
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:{tensor_digest(tensor).hex()};".encode())
     return total.hexdigest()
 
 
-def _multipliers(places: Tensor) -> Tensor:
-    """Odd, irregular 64-bit numbers; the low 33 bits of any two of the first 2^32 differ."""
-    mixed = _mix(places & LOW)
+@lru_cache(maxsize=8)
+def _multipliers(count: int, device: torch.device) -> Tensor:
+    """Odd, irregular 64-bit numbers; the low 33 bits of any two differ. [count] int64"""
+    mixed = _mix(torch.arange(count, device=device))
     return (_mix(mixed ^ 0x5BD1E995) << 33) | (mixed << 1) | 1
 
 

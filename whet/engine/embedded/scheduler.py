@@ -101,7 +101,6 @@ class Scheduler:
         """The sequences of the next step, each with how many of its pending tokens to compute. Their blocks are theirs to write."""
         planned: list[tuple[Sequence, int]] = []
         budget = self._max_batch_tokens
-        preempted = self.num_preempted
         while budget > 0 and len(planned) < len(self.running):
             sequence = self.running[len(planned)]
             behind = len(self.running) - len(planned) - 1
@@ -110,8 +109,7 @@ class Scheduler:
                 break
             planned.append((sequence, new))
             budget -= new
-        if self.num_preempted == preempted:
-            self._admit_waiting(planned, budget)
+        self._admit_waiting(planned, budget)
         return planned
 
     def advance(self, sequence: Sequence, new: int) -> None:
