@@ -129,6 +129,12 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
 def _player(
     config: RunConfig, rollout: RolloutConfig, env: EnvConfig, reward: Reward, engine: EmbeddedEngine, renderer: Renderer
 ) -> Player:
+    longest = engine.capabilities.max_tokens
+    if rollout.max_tokens > longest:
+        raise ValueError(
+            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
+            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
+        )
     if config.deterministic:  # what is sampled must not depend on how long anything took
         rollout = rollout.model_copy(update={"timeout_s": None})
         env = env.model_copy(update={"tool_timeout_s": None})

@@ -100,7 +100,7 @@ def sft(config: SupervisedRunConfig) -> Path:
     prepare_process(config)
     folder = resolve_model_path(config.model.path)
     renderer = Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
-    source = supervised_source(config.data.model_copy(update={"seed": config.seed}), renderer)
+    source = supervised_source(config.data, renderer, run_seed=config.seed)
     num_steps = length(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
     model = load_causal(folder, config.model, trainable=True)
     backend = TorchBackend(model, config.train, num_steps)

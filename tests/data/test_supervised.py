@@ -52,7 +52,7 @@ def test_rows_of_messages_with_tools(tmp_path, renderer):
         {"role": "assistant", "content": "done"},
     ]
     path = write(tmp_path, [{"messages": messages, "tools": json.dumps([TOOL])}])
-    (sample,) = supervised_source(SupervisedConfig(path=path), renderer, name="sft").next(1)
+    (sample,) = supervised_source(SupervisedConfig(path=path), renderer, run_seed=0, name="sft").next(1)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
     assert said(renderer, sample) == call + "done<|im_end|>"
     whole = renderer.decode(sample.tokens)
@@ -66,7 +66,7 @@ def test_prompt_and_response_train_the_response_alone(tmp_path, renderer):
     history = [{"role": r, "content": c} for r, c in [("user", "a"), ("assistant", "EARLIER"), ("user", "b")]]
     path = write(tmp_path, [{"q": "hi", "a": "yes"}, {"q": history, "a": "no"}])
     config = SupervisedConfig(path=path, prompt_key="q", response_key="a", shuffle=False)
-    first, second = supervised_source(config, renderer).next(2)
+    first, second = supervised_source(config, renderer, run_seed=0).next(2)
     assert said(renderer, first) == "yes<|im_end|>"
     assert said(renderer, second) == "no<|im_end|>"
     assert "EARLIER<|im_end|>" in renderer.decode(second.tokens)
@@ -85,7 +85,7 @@ def test_long_rows_are_dropped_and_counted(renderer):
 def test_the_order_is_that_of_a_task_source(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": str(n), "r": str(n)} for n in range(7)])
     config = SupervisedConfig(path=path, prompt_key="prompt", response_key="r", seed=3)
-    source = supervised_source(config, renderer, name="x")
+    source = supervised_source(config, renderer, run_seed=0, name="x")
     tasks = TaskSource(SourceConfig(path=path, seed=3), name="x")
     assert [sample.group for sample in source.next(16)] == [task.id for task in tasks.next(16)]
     assert source.epoch == tasks.epoch == 2
@@ -127,7 +127,7 @@ def test_in_memory_tools_are_told(renderer):
 )
 def test_errors_name_the_place(tmp_path, renderer, row, keys, what):
     with pytest.raises(ValueError, match=what):
-        supervised_source(SupervisedConfig(path=write(tmp_path, [row]), **keys), renderer)
+        supervised_source(SupervisedConfig(path=write(tmp_path, [row]), **keys), renderer, run_seed=0)
 
 
 def test_tools_can_be_left_unread(tmp_path):
@@ -139,7 +139,7 @@ def test_tools_can_be_left_unread(tmp_path):
 
 def test_there_must_be_rows(tmp_path, renderer):
     with pytest.raises(ValueError, match="no rows in"):
-        supervised_source(SupervisedConfig(path=write(tmp_path, [])), renderer)
+        supervised_source(SupervisedConfig(path=write(tmp_path, [])), renderer, run_seed=0)
     with pytest.raises(ValueError, match="no conversations"):
         SupervisedSource([], renderer)
 

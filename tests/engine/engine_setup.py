@@ -100,7 +100,7 @@ def serve(engine: EmbeddedEngine, play) -> object:
     try:
         result = asyncio.run(bounded())
     finally:
-        engine._thread.shutdown()
+        engine._runner._thread.shutdown()
     assert_empty(engine)
     return result
 

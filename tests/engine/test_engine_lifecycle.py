@@ -366,7 +366,7 @@ def test_a_runner_that_is_cancelled_tells_those_who_wait():
 
 def test_a_thread_that_is_gone_is_an_error():
     engine = engine_of(tiny())
-    engine._thread.shutdown()
+    engine._runner._thread.shutdown()
     with pytest.raises(EngineFailed, match="shutdown"):
         serve_all(engine, [ask("a")])
 

@@ -142,12 +142,12 @@ def run_the_crowd() -> tuple[EmbeddedEngine, list[Heard]]:
         assert {type(end) for end in ends} <= {type(None), asyncio.CancelledError}
         disturbance.cancel()
         await asyncio.gather(disturbance, *cuts, return_exceptions=True)
-        while engine.core.has_work or engine._posted:
+        while engine.core.has_work or engine._runner._posted:
             await asyncio.sleep(0.001)
         engine.core.drop_caches()
         pool = engine.core.scheduler.pool
         assert pool.num_free == pool.num_blocks and not any(pool._holders)
-        assert not engine._calls and not engine._open and not engine._jobs
+        assert not engine._calls and not engine._open and not engine._runner._jobs
 
     serve(engine, play)
     return engine, log

@@ -36,8 +36,8 @@ class SupervisedConfig(Config):
     """Drop the conversations with more tokens (they are counted)."""
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
-    seed: int = 42
-    """Of the shuffles."""
+    seed: int | None = None
+    """Of the shuffles; unset: the run's own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -158,8 +158,10 @@ class SupervisedSource:
         )
 
 
-def supervised_source(config: SupervisedConfig, renderer: Renderer, *, name: str = "train") -> SupervisedSource:
-    """The source that a configuration asks for.
+def supervised_source(
+    config: SupervisedConfig, renderer: Renderer, *, run_seed: int, name: str = "train"
+) -> SupervisedSource:
+    """The source that a configuration asks for; `run_seed` orders it where the configuration has no seed.
 
     Raises:
         ValueError: the data cannot be read or rendered (`file:line`), are empty, or every conversation is too long.
@@ -169,7 +171,7 @@ def supervised_source(config: SupervisedConfig, renderer: Renderer, *, name: str
         renderer,
         max_tokens=config.max_tokens,
         shuffle=config.shuffle,
-        seed=config.seed,
+        seed=run_seed if config.seed is None else config.seed,
         name=name,
     )
 
