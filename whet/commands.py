@@ -49,7 +49,7 @@ def train(config: RunConfig) -> Mapping[str, float]:
     """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
 
     Returns:
-        The last evaluation's `eval/<set>/<metric>`; nothing if there is no set, or if the run was complete already.
+        The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
     """
     check_trainable(config.rollout)
     plan = plan_batch(config.batch)

@@ -100,8 +100,8 @@ async def train_rl(run: Run) -> dict[str, float]:
     phases = run.observer.phases
     evaluated: dict[str, float] = {}
     await run.publisher.publish(progress.version)
-    if run.evaluation_due(progress.rollout_id) and progress.rollout_id < run.num_rollouts:
-        await evaluate(run, progress)
+    if run.evaluation_due(progress.rollout_id):  # also after a resume: the checkpoint was written before its evaluation
+        evaluated = await evaluate(run, progress)
     while progress.rollout_id < run.num_rollouts:
         with phases.span("rollout"):
             groups = await roll_out(run, progress)

@@ -8,9 +8,11 @@ import torch
 from sampling_spy import Spy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from whet.config import load_config
 from whet.observe import read_records
 from whet.quickstart.problems import draw_many
 from whet.quickstart.run import QuickstartConfig, run_quickstart
+from whet.settings import RunConfig
 from whet.types import Origin
 
 
@@ -123,11 +125,21 @@ def test_held_out_problems_never_train(quickstart):
     assert not set(draw_many(300, 0, held_out=False)) & set(draw_many(300, 0, held_out=True))
 
 
+def test_started_again_it_is_complete(quickstart):
+    """Nothing trains twice; the results are those of the first time. Other settings need another folder."""
+    folder, results, _ = quickstart
+    config = load_config(QuickstartConfig, folder / "run/quickstart.toml")
+    log = (folder / "run/rl/metrics.jsonl").read_text()
+    again = run_quickstart(config)
+    accuracies = [name for name in results if name.startswith("accuracy")]
+    assert [again[name] for name in accuracies] == [results[name] for name in accuracies]
+    assert (folder / "run/rl/metrics.jsonl").read_text().count("policy/loss") == log.count("policy/loss") == 5
+    with pytest.raises(ValueError, match="other settings"):
+        run_quickstart(config.model_copy(update={"num_rollouts": 6}))
+
+
 def test_a_run_says_how_to_repeat_it(quickstart):
     folder, _, _ = quickstart
-    from whet.config import load_config
-    from whet.settings import RunConfig
-
     config = load_config(RunConfig, Path(folder / "run/rl/config.toml"))
     assert config.num_rollouts == 5
-    assert config.env.tools == ("calculator",) or config.env.tools == ["calculator"]
+    assert config.env.tools == ["calculator"]

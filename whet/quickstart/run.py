@@ -16,7 +16,7 @@ from typing import Any
 
 from whet.build import write_summary
 from whet.commands import evaluate, sft, train
-from whet.config import Config
+from whet.config import Config, dump_toml
 from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
@@ -62,6 +62,7 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
     """
     began = time.perf_counter()
     run_dir = Path(config.run_dir)
+    _claim(run_dir, config)
     clock = _Clock()
     with clock.phase("make"):
         make_files(config, run_dir)
@@ -90,6 +91,19 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
         write_summary(summary, results)
     _show(results, run_dir)
     return results
+
+
+def _claim(run_dir: Path, config: QuickstartConfig) -> None:
+    """Note the settings in the folder; one that was begun with the same settings goes on from its newest checkpoint.
+
+    Raises:
+        ValueError: if the folder holds a quickstart with other settings.
+    """
+    path, text = run_dir / "quickstart.toml", dump_toml(config)
+    if path.exists() and path.read_text() != text:
+        raise ValueError(f"{run_dir} holds a quickstart with other settings ({path}); remove it or choose another folder with --run-dir")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 class _Clock:
