@@ -4,16 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SEED ?= 0
+# For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
+PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-all lint bench controls clean
+.PHONY: setup quickstart test test-all lint bench clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"whet needs Python 3.11 or newer, this is {sys.version}"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
 quickstart: setup

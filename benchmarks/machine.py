@@ -20,7 +20,7 @@ def machine() -> dict[str, object]:
     if info.exists():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=RESULTS.parent)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": model,

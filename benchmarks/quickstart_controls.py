@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,21 +31,27 @@ from whet.env.tools import Tool
 from whet.quickstart.run import QuickstartConfig, rl_config
 from whet.rollout.collect import Player
 from whet.settings import RunConfig
-from whet.types import Group, Task
+from whet.types import Group, Task, Trajectory
 
 ACCURACY = "eval/held_out/reward/total"
 BLANKED = f"{Path(__file__).resolve()}:blanked_env"
 
 
 class ShuffledPlayer(Player):
-    """Permutes rewards over all trajectories of a call; a mean over the call stays what it was."""
+    """Permutes the rewards of a training rollout over its scored trajectories; evaluations, one sample a prompt, stay as they are."""
 
     async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
         groups = await super().play(tasks, samples_per_prompt, seed)
-        rewards = [t.rewards for group in groups for t in group.trajectories]
+        if samples_per_prompt == 1:
+            return groups
+        rewards = [t.rewards for group in groups for t in group.trajectories if t.rewards is not None]
         random.Random(f"{seed}/{tasks[0].id}").shuffle(rewards)
         left = iter(rewards)
-        return [replace(g, trajectories=tuple(replace(t, rewards=next(left)) for t in g.trajectories)) for g in groups]
+
+        def swapped(trajectory: Trajectory) -> Trajectory:
+            return trajectory if trajectory.rewards is None else replace(trajectory, rewards=next(left))
+
+        return [replace(group, trajectories=tuple(map(swapped, group.trajectories))) for group in groups]
 
 
 def blanked_env(options: Mapping[str, object] | None = None) -> ToolEnv:
@@ -71,16 +78,18 @@ def main() -> None:
     run_dir = Path(config.run_dir)
     results = json.loads((run_dir / "summary.json").read_text())
     warm = run_dir / "warmup/model"
+    for name in ("control_shuffled", "control_blanked"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
     blank_env = {"name": BLANKED}
 
     plain = whet.build.Player
     whet.build.Player = ShuffledPlayer
-    shuffled_accuracy = train(with_(rl_config(config, warm, "control_shuffled"), checkpoint={"resume": False}))[ACCURACY]
+    shuffled_accuracy = train(rl_config(config, warm, "control_shuffled"))[ACCURACY]
     whet.build.Player = plain
 
     final = rl_config(config, run_dir / "rl/model", "control_blanked_evaluation")
     final_blanked = evaluate(with_(final, env=blank_env))[ACCURACY]
-    blanked = with_(rl_config(config, warm, "control_blanked"), env=blank_env, checkpoint={"resume": False})
+    blanked = with_(rl_config(config, warm, "control_blanked"), env=blank_env)
     blanked_accuracy = train(blanked)[ACCURACY]
 
     figures = {
@@ -96,6 +105,8 @@ def main() -> None:
     (RESULTS / "quickstart_controls.json").write_text(json.dumps(out, indent=1) + "\n")
     for name, value in figures.items():
         print(f"{name}: {value:.3f}")
+    held = figures["gain_shuffled_rewards"] <= 0.05 and max(final_blanked, blanked_accuracy) <= 0.3
+    print("the controls hold" if held else "A CONTROL FAILED")
 
 
 if __name__ == "__main__":

@@ -27,20 +27,24 @@ def main() -> None:
         row = json.loads(summary.read_text())
         row["mismatch"] = mismatch(Path(run_dir))
         rows.append(row)
-    out = {"command": "python benchmarks/quickstart_seeds.py", "machine": machine(), "runs": rows}
+    out = {"command": " ".join(["python benchmarks/quickstart_seeds.py", *sys.argv[1:]]), "machine": machine(), "runs": rows}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "quickstart_seeds.json").write_text(json.dumps(out, indent=1) + "\n")
     for row in rows:
         gain = row["accuracy_rl"] - row["accuracy_warmup"]
-        print(f"seed {row['seed']}: {row['accuracy_warmup']:.3f} -> {row['accuracy_rl']:.3f} (+{gain:.3f}) in {row['seconds']:.0f} s")
+        held = gain >= 0.25 and row["accuracy_rl"] >= 0.8 and row["seconds"] <= 600
+        verdict = "as promised" if held else "NOT AS PROMISED"
+        print(f"seed {row['seed']}: {row['accuracy_warmup']:.3f} -> {row['accuracy_rl']:.3f} in {row['seconds']:.0f} s: {verdict}")
 
 
 def mismatch(run_dir: Path) -> dict[str, float]:
     """The worst step's train/rollout log-prob difference, in nats."""
     rows = [json.loads(line) for line in (run_dir / "rl/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "policy/loss" in row]
     return {
-        "largest_mean": max(row.get("mismatch/logprob_mean", 0.0) for row in rows),
-        "largest_max": max(row.get("mismatch/logprob_max", 0.0) for row in rows),
+        "num_steps": len(steps),
+        "largest_mean": max(row["mismatch/logprob_mean"] for row in steps),
+        "largest_max": max(row["mismatch/logprob_max"] for row in steps),
     }
 
 

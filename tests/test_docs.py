@@ -81,6 +81,10 @@ def test_every_command_is_in_the_table():
     assert set(re.findall(r"^\| `whet (\w+)", README, re.MULTILINE)) == set(get_command(app).commands)
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "<!--" not in README
+
+
 def test_linked_files_exist():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from whet.checkpoint.store import CheckpointStore
-from whet.config import config_hash, dump_toml
+from whet.checkpoint.store import MANIFEST, CheckpointStore
+from whet.config import dump_toml
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.rows import RowConfig
@@ -57,7 +61,7 @@ SFT_HEADLINES = (
 )
 
 
-class Cursor(Protocol):
+class Place(Protocol):
     """A source of data whose place can be saved."""
 
     def state(self) -> dict[str, JSON]: ...
@@ -71,7 +75,6 @@ class Parts:
 
     folder: Path
     model: CausalModel
-    renderer: Renderer
     engine: EmbeddedEngine
     player: Player
     rewards: list[Reward]
@@ -87,6 +90,8 @@ def prepare_process(config: BaseRunConfig) -> None:
     torch.manual_seed(config.seed)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
 
 
@@ -109,7 +114,6 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
     prepare_process(config)
     folder = resolve_model_path(config.model.path)
     tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
-    renderer = Renderer(tokenizer, build_parser(config.env.parser))
     model = load_causal(folder, config.model, trainable=trainable)
     thread = ThreadPoolExecutor(1, "torch")
     rewards: list[Reward] = []
@@ -118,8 +122,8 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
             model, config.engine.embedded, thread, shares_weights=True, deterministic=config.deterministic
         )
         rewards.append(build_reward(config.reward))
-        player = _player(config, config.rollout, config.env, rewards[0], engine, renderer)
-        yield Parts(folder, model, renderer, engine, player, rewards, thread)
+        player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
+        yield Parts(folder, model, engine, player, rewards, thread)
     finally:
         for reward in rewards:
             reward.close()
@@ -127,7 +131,12 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
 
 
 def _player(
-    config: RunConfig, rollout: RolloutConfig, env: EnvConfig, reward: Reward, engine: EmbeddedEngine, renderer: Renderer
+    config: RunConfig,
+    rollout: RolloutConfig,
+    env: EnvConfig,
+    reward: Reward,
+    engine: EmbeddedEngine,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> Player:
     longest = engine.capabilities.max_tokens
     if rollout.max_tokens > longest:
@@ -138,28 +147,33 @@ def _player(
     if config.deterministic:  # what is sampled must not depend on how long anything took
         rollout = rollout.model_copy(update={"timeout_s": None})
         env = env.model_copy(update={"tool_timeout_s": None})
+    renderer = Renderer(tokenizer, build_parser(env.parser))
     return Player(
-        engine,
-        renderer,
-        build_env_factory(env),
-        reward,
-        rollout.sampling(renderer.stop_token_ids),
-        rollout.limits(),
-        rollout.timeout_s,
+        engine=engine,
+        renderer=renderer,
+        make_env=build_env_factory(env),
+        reward=reward,
+        sampling=rollout.sampling(renderer.stop_token_ids),
+        limits=rollout.limits(),
+        timeout_s=rollout.timeout_s,
+        max_in_flight=None if config.deterministic else config.engine.embedded.max_running,
     )
 
 
 def prompt_length(parts: Parts, env: EnvConfig) -> Callable[[Task], int]:
     """Counts a task's prompt tokens, the environment's tools included."""
     tools = build_env_factory(env)().tools
-    return lambda task: len(parts.renderer.prompt(task, tools))
+    return lambda task: len(parts.player.renderer.prompt(task, tools))
 
 
 def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> list[EvaluationSet]:
     """Every configured evaluation set; `run_dir` is where their records go."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
-        rows = chosen.rows or RowConfig(**{key: getattr(config.data, key) for key in RowConfig.model_fields})
+        columns = {key: getattr(config.data, key) for key in RowConfig.model_fields}
+        if chosen.rows is not None:
+            columns.update(chosen.rows.model_dump(exclude_unset=True))
+        rows = RowConfig.model_validate(columns)
         tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name)
         keep = run_dir is not None and config.observe.records_every > 0
         out.append(
@@ -181,11 +195,17 @@ def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
         reward = build_reward(chosen.reward)
         parts.rewards.append(reward)
     rollout = chosen.rollout.over(config.rollout)
-    return _player(config, rollout, chosen.env or config.env, reward, parts.engine, parts.renderer)
+    env = chosen.env or config.env
+    if chosen.env is not None and "name" not in chosen.env.model_fields_set:
+        env = EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+    return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)
 
 
-def open_run(config: BaseRunConfig) -> Path:
-    """Make the run's folder and write the resolved configuration into it.
+def open_run(config: BaseRunConfig) -> tuple[Path, list[str]]:
+    """Make the run's folder and write the resolved configuration into it. What an earlier start left is kept beside the new.
+
+    Returns:
+        The folder, and notes for the person who started the run.
 
     Raises:
         ValueError: if the folder cannot be written.
@@ -197,9 +217,36 @@ def open_run(config: BaseRunConfig) -> Path:
             pass
     except OSError as error:
         raise ValueError(f"run_dir: {run_dir} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
-    (run_dir / "config.toml").write_text(dump_toml(config))
-    (run_dir / "config.sha256").write_text(config_hash(config) + "\n")
-    return run_dir
+    notes: list[str] = []
+    path, text = run_dir / "config.toml", dump_toml(config)
+    if path.exists() and path.read_text() != text:
+        kept = _set_aside(path)
+        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
+        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+        notes.append(f"settings changed since the last start in {run_dir}: {changed}; the old ones are in {kept.name}")
+    path.write_text(text)
+    log = run_dir / "metrics.jsonl"
+    if log.exists() and log.stat().st_size and not any((run_dir / "checkpoints").glob(f"*/{MANIFEST}")):
+        notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
+    return run_dir, notes
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """`parent/name_<n>` with the first n from 1 on that is not taken."""
+    return next(path for n in count(1) if not (path := parent / f"{name}_{n}").exists())
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a file to `stem.<n>.suffix`, the first that is free."""
+    kept = next(p for n in count(1) if not (p := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists())
+    return path.rename(kept)
+
+
+def _flat(tree: Mapping[str, JSON], prefix: str = "") -> dict[str, JSON]:
+    out: dict[str, JSON] = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return out
 
 
 def build_observer(config: BaseRunConfig, run_dir: Path, headlines: tuple[Headline, ...]) -> Observer:
@@ -211,49 +258,42 @@ def build_observer(config: BaseRunConfig, run_dir: Path, headlines: tuple[Headli
 
 
 def saving(
-    store: CheckpointStore, backend: Backend, observer: Observer, cursor: Cursor
-) -> tuple[Callable[[], Progress], Callable[[Progress], None]]:
-    """How a run resumes and how it saves: weights, optimizer, counters, the data cursor and the log's offset."""
+    store: CheckpointStore, backend: Backend, observer: Observer, cursor: Place
+) -> tuple[Callable[[], tuple[Progress, dict[str, float]]], Callable[[Progress, Mapping[str, float]], None]]:
+    """How a run resumes and how it saves: weights, optimizer, counters, the data cursor, the log's offset, the last evaluation."""
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
 
-    def save(progress: Progress) -> None:
-        store.save(progress, {"source": cursor.state(), "log_offset": log.tell()}, backend.save)
+    def save(progress: Progress, evaluated: Mapping[str, float]) -> None:
+        state = {"source": cursor.state(), "log_offset": log.tell(), "evaluated": dict(evaluated)}
+        store.save(progress, state, backend.save)
 
-    def resume() -> Progress:
-        saved = store.newest() if store.config.resume else None
+    def resume() -> tuple[Progress, dict[str, float]]:
+        saved = store.newest()
         if saved is None:
-            if log.tell() > 0:
-                observer.display.note("the run's folder holds metrics of an earlier run without a checkpoint: starting afresh")
-                log.truncate(0)
-            return Progress()
+            return Progress(), {}
         backend.load(saved.folder)
         cursor.restore(saved.state["source"])
         log.truncate(saved.state["log_offset"])
         observer.display.note(f"resumed from {saved.folder}")
-        return saved.progress
+        return saved.progress, saved.state["evaluated"]
 
     return resume, save
 
 
-def export_model(backend: TorchBackend, source: Path, target: Path) -> None:
+def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path) -> None:
     """Write the policy in Hugging Face format, with the tokenizer of the model that it came from.
 
     Raises:
         ValueError: if what was written does not read back as what was trained.
     """
     backend.export(target)
-    load_tokenizer(source).save_pretrained(target)
-    written = load_causal(target, _as_held(backend), trainable=False)
+    load_tokenizer(source, trust_remote_code=config.trust_remote_code).save_pretrained(target)
+    on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
     own = dict(backend.named_weights())
-    for name, tensor in written.named_weights():
-        if not torch.equal(tensor, own[name].detach()):
+    for name, tensor in load_causal(target, on_cpu, trainable=False).named_weights():
+        if not torch.equal(tensor, own[name].detach().cpu()):
             raise ValueError(f"{target}: {name} does not read back as it was trained; is the disk full?")
-
-
-def _as_held(backend: TorchBackend) -> ModelConfig:
-    dtype = str(backend.model.dtype).removeprefix("torch.")
-    return ModelConfig(path="", dtype=dtype, device=str(backend.model.device))  # pyright: ignore[reportArgumentType]
 
 
 def write_summary(path: Path, values: Mapping[str, JSON]) -> None:

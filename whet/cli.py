@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Annotated, TypeVar
 import typer
 
 T = TypeVar("T")
+
+STOPPED = "stopped; the same command goes on from the newest checkpoint, if one was saved by now (checkpoint.interval)"
 
 app = typer.Typer(
     name="whet",
@@ -45,7 +48,7 @@ def quickstart(
     given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
     folder = run_dir or Path(f"runs/quickstart-seed{seed}")
     settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
-    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary))
+    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary), STOPPED)
 
 
 @app.command()
@@ -60,7 +63,7 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or [])))
+    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or [])), STOPPED)
 
 
 @app.command()
@@ -69,7 +72,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> 
     from whet.config import load_config
     from whet.settings import SupervisedRunConfig
 
-    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or [])))
+    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or [])), STOPPED)
 
 
 @app.command()
@@ -85,7 +88,7 @@ def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False
 def generate(
     config: ConfigFile,
     overrides: Overrides = None,
-    output: Annotated[Path, typer.Option(help="Folder for the rollouts, one parquet file for each batch of prompts.")] = Path("rollouts"),
+    output: Annotated[Path, typer.Option(help="Folder; writes OUTPUT/rollouts/*.parquet.")] = Path("generated"),
     prompts: Annotated[int, typer.Option(help="Prompts to play.", min=1)] = 16,
     keys: Keys = False,
 ) -> None:
@@ -110,15 +113,19 @@ def _commands() -> ModuleType:
     return whet.commands
 
 
-def _guarded(work: Callable[[], T]) -> T:
-    """Run a command: what is the user's to mend is told in words and ends with status 2, without a traceback."""
+def _guarded(work: Callable[[], T], on_stop: str = "stopped") -> T:
+    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from."""
+    from whet.commands import STOPS
+
     try:
         return work()
-    except ValueError as error:
+    except STOPS as error:
+        if os.environ.get("WHET_TRACEBACK"):
+            raise
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
-        typer.secho("stopped; start the same command again to go on from the newest checkpoint", fg="yellow", err=True)
+        typer.secho(on_stop, fg="yellow", err=True)
         raise typer.Exit(130) from error
 
 

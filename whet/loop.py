@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
-
-from torch import Tensor
 
 from whet.algo.sft import sft_loss
 from whet.checkpoint.store import CheckpointStore
@@ -19,11 +17,11 @@ from whet.data.supervised import SupervisedSource
 from whet.evaluate.evaluation import EvaluationSet
 from whet.observe import Display, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.rollout.collect import Player
-from whet.rollout.report import new_failures, rollout_metrics
+from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.sync.base import Publisher
 from whet.train.base import Backend
-from whet.train.learners import Learners
+from whet.train.learners import Learners, Update
 from whet.types import Group, Progress, Sample
 
 T = TypeVar("T")
@@ -53,9 +51,11 @@ class Observer:
             self.display.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
 
     def close(self) -> None:
-        for tracker in self.trackers:
-            tracker.close()
-        self.display.close()
+        try:
+            for tracker in self.trackers:
+                tracker.close()
+        finally:
+            self.display.close()
 
 
 @dataclass(slots=True)
@@ -77,16 +77,15 @@ class Run:
     observer: Observer
     thread: Executor
     """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
-    resume: Callable[[], Progress]
-    save: Callable[[Progress], None]
+    resume: Callable[[], tuple[Progress, dict[str, float]]]
+    """The counters to go on from, and the last evaluation's values."""
+    save: Callable[[Progress, Mapping[str, float]], None]
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run torch work on the torch thread."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def evaluation_due(self, rollout_id: int) -> bool:
-        if rollout_id == 0:
-            return self.evaluate_first
         return rollout_id == self.num_rollouts or (self.evaluate_every is not None and rollout_id % self.evaluate_every == 0)
 
 
@@ -96,11 +95,11 @@ async def train_rl(run: Run) -> dict[str, float]:
     Returns:
         The values of the last evaluation.
     """
-    progress = run.resume()
+    progress, evaluated = run.resume()
     phases = run.observer.phases
-    evaluated: dict[str, float] = {}
+    await run.publisher.connect()
     await run.publisher.publish(progress.version)
-    if run.evaluation_due(progress.rollout_id):  # also after a resume: the checkpoint was written before its evaluation
+    if progress.rollout_id == 0 and run.evaluate_first:
         evaluated = await evaluate(run, progress)
     while progress.rollout_id < run.num_rollouts:
         with phases.span("rollout"):
@@ -112,17 +111,18 @@ async def train_rl(run: Run) -> dict[str, float]:
         batch, credit = run.learners.algorithm.assign_credit(batch)
         with phases.span("update"):
             update = await run.compute(lambda: run.learners.update(batch, progress))  # noqa: B023
-        phases.add_tokens("update", batch.num_tokens)
+        phases.add_tokens("update", update.num_tokens)
         progress.rollout_id += 1
         progress.version += 1
         with phases.span("publish"):
             await run.publisher.publish(progress.version)
-        observe(run, progress, groups, samples, batch, update.train_logprobs, merge_metrics(credit, update.metrics))
-        if run.checkpoint.due(progress.rollout_id, run.num_rollouts):
-            with phases.span("save"):
-                await run.compute(lambda: run.save(progress))
+        observe(run, progress, groups, samples, batch, update, credit)
         if run.evaluation_due(progress.rollout_id):
             evaluated = await evaluate(run, progress)
+        if run.checkpoint.due(progress.rollout_id, run.num_rollouts):
+            with phases.span("save"):
+                await run.compute(lambda: run.save(progress, evaluated))  # noqa: B023
+    await run.publisher.close()
     return evaluated
 
 
@@ -130,19 +130,13 @@ async def roll_out(run: Run, progress: Progress) -> list[Group]:
     """Take the next prompts and play them.
 
     Raises:
-        RuntimeError: if every trajectory failed; the first failure is in the text.
+        RolloutFailed: if every trajectory failed.
     """
     tasks = run.source.next(run.prompts_per_rollout)
     groups = await run.player.play(tasks, run.samples_per_prompt, run.seed)
     run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.trajectories))
     run.observer.failures(groups)
-    trajectories = [t for g in groups for t in g.trajectories]
-    if not any(t.outcome.valid for t in trajectories):
-        error = next(t.error for t in trajectories if t.error is not None)
-        raise RuntimeError(
-            f"rollout {progress.rollout_id}: all {len(trajectories)} trajectories failed; the first in {error.where}: "
-            f"{error.kind}: {error.message}\n{error.traceback}"
-        )
+    require_valid(groups, f"rollout {progress.rollout_id}")
     return groups
 
 
@@ -152,17 +146,18 @@ def observe(
     groups: Sequence[Group],
     samples: Sequence[Sample],
     batch: TrainBatch,
-    train_logprobs: Tensor,
-    metrics: Metrics,
+    update: Update,
+    credit: Metrics,
 ) -> None:
     """Metrics to the trackers, every token to the records."""
+    if "policy/loss" not in update.metrics:
+        run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no group has two valid trajectories")
     if run.observer.records is not None:
-        columns = {"train_logprobs": batch.ragged(train_logprobs)}
-        if batch.advantages is not None:
-            columns["advantages"] = batch.ragged(batch.advantages)
+        found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages}
+        columns = {name: batch.ragged(column) for name, column in found.items() if column is not None}
         run.observer.records.write(progress.rollout_id - 1, groups, samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
-    metrics = merge_metrics(metrics, {name: Mean(value, 1) for name, value in counters.items()})
+    metrics = merge_metrics(merge_metrics(credit, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
     run.observer.step(progress.rollout_id, merge_metrics(rollout_metrics(groups), metrics))
 
 
@@ -194,13 +189,13 @@ class SupervisedRun:
     reducer: Reducer
     checkpoint: CheckpointStore
     observer: Observer
-    resume: Callable[[], Progress]
-    save: Callable[[Progress], None]
+    resume: Callable[[], tuple[Progress, dict[str, float]]]
+    save: Callable[[Progress, Mapping[str, float]], None]
 
 
 def train_sft(run: SupervisedRun) -> Progress:
     """Supervised fine-tuning on the assistant's tokens."""
-    progress = run.resume()
+    progress, _ = run.resume()
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
             batch = batch_of(run.source.next(run.samples_per_step))
@@ -213,5 +208,5 @@ def train_sft(run: SupervisedRun) -> Progress:
         run.observer.step(progress.optimizer_step, metrics)
         if run.checkpoint.due(progress.optimizer_step, run.num_steps):
             with run.observer.phases.span("save"):
-                run.save(progress)
+                run.save(progress, {})
     return progress

@@ -182,3 +182,9 @@ def test_the_kl_is_observed_at_coefficient_zero_and_does_not_train():
     found.terms.sum().backward()
     assert flatten(found.metrics)["policy/kl_ref"] > 0
     torch.testing.assert_close(out.logprobs.grad, -batch.advantages)
+
+
+def test_one_sample_per_prompt_has_nothing_to_compare():
+    with pytest.raises(ValueError, match="samples_per_prompt must be at least 2, not 1"):
+        GRPO(GRPOConfig(), StepPlan(1, samples_per_prompt=1))
+    assert GRPO(GRPOConfig(), StepPlan(1, samples_per_prompt=2)).old_logprobs == "current"

@@ -81,3 +81,18 @@ def test_due_at_the_interval_and_at_the_end(tmp_path):
     checkpoints = store(tmp_path, interval=4)
     assert [i for i in range(1, 11) if checkpoints.due(i, 10)] == [4, 8, 10]
     assert [i for i in range(1, 4) if store(tmp_path).due(i, 3)] == [3]
+
+
+def test_without_resume_a_folder_with_checkpoints_is_refused(tmp_path):
+    store(tmp_path).save(Progress(rollout_id=1), {}, write)
+    with pytest.raises(ValueError, match=r"resume is false: choose another run_dir"):
+        store(tmp_path, resume=False).newest()
+    assert store(tmp_path / "empty", resume=False).newest() is None
+
+
+def test_a_manifest_that_is_no_json_is_named(tmp_path):
+    checkpoints = store(tmp_path)
+    folder = checkpoints.save(Progress(rollout_id=1), {}, write)
+    (folder / MANIFEST).write_text("{")
+    with pytest.raises(ValueError, match=r"manifest\.json is no JSON"):
+        checkpoints.newest()

@@ -78,7 +78,9 @@ def test_a_second_start_resumes_and_equals_one_long_run(folder):
     assert whet("train", *gsm8k(folder, "parts", *steady, "num_rollouts=2")).returncode == 0
     second = whet("train", *gsm8k(folder, "parts", *steady, "num_rollouts=4"))
     assert second.returncode == 0, second.stderr
-    assert "resumed from" in second.stdout
+    assert "resumed from" in second.stdout and "num_rollouts = 4 (was 2)" in second.stderr
+    steps = [(row["step"], "policy/loss" in row) for row in metrics(folder / "parts")]
+    assert steps == [(1, True), (2, True), (2, False), (3, True), (4, True), (4, False)], "no row is lost or doubled, evaluations too"
     one, two = (load_file(folder / name / "model/model.safetensors") for name in ("whole", "parts"))
     start = load_file(folder / "model/model.safetensors")
     assert one.keys() == two.keys()
@@ -91,7 +93,8 @@ def test_evaluate_alone_writes_what_it_played(folder):
     done = whet("evaluate", *gsm8k(folder, "evaluation", *several))
     assert done.returncode == 0, done.stderr
     assert "mean@4" in done.stdout and "pass@4" in done.stdout
-    assert len(read_records(folder / "evaluation/evaluations/gsm8k/rollouts")) == 16
+    assert len(read_records(folder / "evaluation/evaluate_1/evaluations/gsm8k/rollouts")) == 16
+    assert "eval/gsm8k/pass@4" in json.loads((folder / "evaluation/evaluate_1/results.json").read_text())
 
 
 def test_generate_writes_rollouts(folder):
@@ -126,12 +129,15 @@ def test_sft_learns_its_conversations(folder):
         (["data.train=nowhere.jsonl"], ["nowhere.jsonl"]),
         (["model.path=no-such-folder"], ["no-such-folder"]),
         (["rollout.top_p=0.9"], ["top_p"]),
+        (["rollout.max_tokens=100000"], ["rollout.max_tokens", "2048"]),
+        (["batch.samples_per_prompt=1"], ["samples_per_prompt must be at least 2"]),
+        (["reward.name=tests/e2e/bad_reward.py:score"], ["all 16 trajectories failed", "KeyError", "no_such_key"]),
     ],
 )
 def test_mistakes_are_told_in_words(folder, arguments, words):
     done = whet("train", *gsm8k(folder, "mistakes"), *arguments)
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert 'File "' not in done.stderr.replace("bad_reward.py", "") or "bad_reward" in arguments[0]
     for word in words:
         assert word in done.stderr
 

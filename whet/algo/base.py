@@ -73,3 +73,5 @@ class StepPlan:
 
     num_steps: int
     """Optimizer steps per rollout, all epochs counted. 1: every step is on-policy."""
+    samples_per_prompt: int | None = None
+    """Trajectories of each prompt, where they are known."""

@@ -70,6 +70,11 @@ class GRPO:
         self.config = config
         self.reducer: Reducer = REDUCERS[config.reducer]
         self.entropy_grad = config.entropy_coef > 0
+        if plan.samples_per_prompt is not None and plan.samples_per_prompt < 2:
+            raise ValueError(
+                "grpo compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
+                f"not {plan.samples_per_prompt}"
+            )
         self.old_logprobs = config.old_logprobs
         if self.old_logprobs == "auto":
             self.old_logprobs = "current" if plan.num_steps == 1 else "recompute"

@@ -21,12 +21,12 @@ FORMAT = 1
 class CheckpointConfig(Config):
     """When to save, and what to keep."""
 
-    interval: int | None = Field(default=None, gt=0)
-    """Save after every so many rollouts (or steps of supervised training); unset: only at the end."""
+    interval: int | None = Field(default=50, gt=0)
+    """Save after every so many rollouts (or steps of supervised training), and at the end; none: only at the end."""
     keep: int = Field(default=2, gt=0)
     """Checkpoints that stay on disk; older ones are removed."""
     resume: bool = True
-    """Go on from the newest checkpoint in the run's folder, if there is one."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Saved:
     folder: Path
     progress: Progress
     state: Mapping[str, JSON]
-    """What else was handed to `save`: the data cursor, the log's offset, the configuration's hash."""
+    """What else was handed to `save`: the data cursor, the log's offset, the last evaluation."""
 
 
 class CheckpointStore:
@@ -86,13 +86,21 @@ class CheckpointStore:
         """The newest whole checkpoint, or None.
 
         Raises:
-            ValueError: if a part of it is missing or has another size than the manifest says; the part is named.
+            ValueError: if there is one and the configuration says not to resume; if a part of it is missing or has another size than
+                the manifest says: the part is named.
         """
         folders = self._all()
         if not folders:
             return None
         folder = folders[-1]
-        manifest = json.loads((folder / MANIFEST).read_text())
+        if not self.config.resume:
+            advice = "choose another run_dir, or remove the folder"
+            raise ValueError(f"{self.folder} holds checkpoints and checkpoint.resume is false: {advice}")
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+        except ValueError as error:
+            what = f"{MANIFEST} is no JSON ({error})"
+            raise ValueError(f"checkpoint {folder} is damaged: {what}; remove the folder to use the one before") from error
         if manifest["format"] != FORMAT:
             raise ValueError(f"{folder} has checkpoint format {manifest['format']}; this version of whet reads format {FORMAT}")
         for name, size in manifest["parts"].items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.data.rows import RowConfig
@@ -16,7 +16,7 @@ from whet.observe import Mean, Metrics, RecordWriter, Total
 from whet.reward import RewardConfig
 from whet.rollout.collect import Player
 from whet.rollout.overrides import RolloutOverrides
-from whet.rollout.report import rollout_metrics
+from whet.rollout.report import require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.types import Group, Task
 
@@ -27,19 +27,27 @@ class EvaluationSetConfig(Config):
     path: str | list[str]
     """Data files, as in data.train; `test.jsonl@[100:200]` takes a slice of the rows."""
     rows: RowConfig | None = None
-    """Which column means what; unset: as in [data]."""
+    """What differs from [data] in which column means what."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first so many tasks."""
     samples_per_prompt: int = Field(default=1, gt=0)
     """n of mean@n and pass@k."""
-    rollout: RolloutOverrides = Field(default_factory=lambda: RolloutOverrides(temperature=0.0))
+    rollout: RolloutOverrides = Field(default_factory=RolloutOverrides)
     """Sampling and limits that differ from training's."""
     env: EnvConfig | None = None
-    """Environment, if it differs."""
+    """What differs in the environment; with a `name` of its own nothing is taken over from training's."""
     reward: RewardConfig | None = None
     """Reward, if it differs."""
     pass_reward: float = 1.0
     """A trajectory whose total reward is at least this passes, for pass@k."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluationSetConfig:
+        if self.samples_per_prompt > 1 and self.rollout.temperature == 0:
+            raise ValueError(
+                f"samples_per_prompt is {self.samples_per_prompt}, but greedy samples of a prompt are all the same; set rollout.temperature"
+            )
+        return self
 
 
 class EvaluateConfig(Config):
@@ -68,10 +76,14 @@ class EvaluationSet:
         """Play every task and sum up.
 
         Returns:
-            Metrics named `eval/<set>/...`: mean@n reward, pass@k for powers of two up to n, lengths, outcomes. Failed trajectories
-            are counted and left out of the means.
+            Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes.
+            Failed trajectories are counted and left out of the means.
+
+        Raises:
+            RolloutFailed: if every trajectory failed.
         """
         groups = await self.player.play(self.tasks, self.samples_per_prompt, seed)
+        require_valid(groups, f"evaluation {self.name}")
         if self.records is not None:
             self.records.write(rollout_id, groups, samples_of_groups(groups))
         metrics = {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}
@@ -79,21 +91,26 @@ class EvaluationSet:
 
     def _summary(self, groups: Sequence[Group]) -> Metrics:
         out: Metrics = rollout_metrics(groups)
-        out[f"mean@{self.samples_per_prompt}"] = out["reward/total"]
-        k = 1
-        while k <= self.samples_per_prompt:
+        num = self.samples_per_prompt
+        means = [sum(totals) / len(totals) for group in groups if (totals := _totals(group))]
+        out[f"mean@{num}"] = Mean(sum(means), len(means))
+        for k in sorted({2**i for i in range(num.bit_length()) if 2**i <= num} | {num}):
             chances = [c for group in groups if (c := self._chance(group, k)) is not None]
             out[f"pass@{k}"] = Mean(sum(chances), len(chances))
-            k *= 2
         out["tasks"] = Total(len(groups))
         return out
 
     def _chance(self, group: Group, k: int) -> float | None:
         """pass@k of one task over its valid trajectories; None if there are fewer than k."""
-        totals = [t.rewards.total for t in group.trajectories if t.outcome.valid and t.rewards is not None]
+        totals = _totals(group)
         if len(totals) < k:
             return None
         return pass_at_k(len(totals), sum(r >= self.pass_reward for r in totals), k)
+
+
+def _totals(group: Group) -> list[float]:
+    """Rewards of a task's valid trajectories."""
+    return [t.rewards.total for t in group.trajectories if t.outcome.valid and t.rewards is not None]
 
 
 def set_folder(run_dir: Path, name: str) -> Path:

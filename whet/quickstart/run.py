@@ -58,11 +58,14 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
 
     Returns:
         accuracy_before, accuracy_warmup, accuracy_rl, tool_call_validity_warmup, tool_call_validity_rl, seconds, seconds_by_phase,
-        tokens_per_second, run_dir; also written to `summary` if given, and to `<run_dir>/summary.json`.
+        tokens_per_second, run_dir, resumed (then the seconds are those since the last start). Also in `summary`, if given, and in
+        `<run_dir>/summary.json`.
     """
     began = time.perf_counter()
     run_dir = Path(config.run_dir)
-    _claim(run_dir, config)
+    resumed = _claim(run_dir, config)
+    if summary is not None:
+        write_summary(summary, {})  # what cannot be written is told now, not after minutes
     clock = _Clock()
     with clock.phase("make"):
         make_files(config, run_dir)
@@ -85,6 +88,7 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
         "seconds_by_phase": clock.seconds,
         "tokens_per_second": _speeds(run_dir),
         "run_dir": str(run_dir),
+        "resumed": resumed,
     }
     write_summary(run_dir / "summary.json", results)
     if summary is not None:
@@ -93,8 +97,11 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
     return results
 
 
-def _claim(run_dir: Path, config: QuickstartConfig) -> None:
+def _claim(run_dir: Path, config: QuickstartConfig) -> bool:
     """Note the settings in the folder; one that was begun with the same settings goes on from its newest checkpoint.
+
+    Returns:
+        Whether it was begun before.
 
     Raises:
         ValueError: if the folder holds a quickstart with other settings.
@@ -102,8 +109,10 @@ def _claim(run_dir: Path, config: QuickstartConfig) -> None:
     path, text = run_dir / "quickstart.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
         raise ValueError(f"{run_dir} holds a quickstart with other settings ({path}); remove it or choose another folder with --run-dir")
+    begun = path.exists()
     run_dir.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    return begun
 
 
 class _Clock:

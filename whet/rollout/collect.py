@@ -89,9 +89,11 @@ class Player:
     limits: Limits
     timeout_s: float | None
     """Seconds that one trajectory may take, engine and reward included; then it is a timeout. None: any time."""
+    max_in_flight: int | None = None
+    """Trajectories under way at a time; a later one's time begins when it is started. None: all at once."""
 
     async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
-        """Play every task `samples_per_prompt` times, all at once; the engine decides how many run together.
+        """Play every task `samples_per_prompt` times; the engine decides how many of those in flight run together.
 
         Args:
             tasks: with unique ids.
@@ -110,26 +112,28 @@ class Player:
         if samples_per_prompt < 1:
             raise ValueError(f"samples_per_prompt must be at least 1, not {samples_per_prompt}")
         pairs = [(i, k) for i in range(len(tasks)) for k in range(samples_per_prompt)]
-        done = await _all([self._one(tasks[i], i, k, seed) for i, k in pairs])
+        slots = asyncio.Semaphore(min(self.max_in_flight or len(pairs), len(pairs)) or 1)
+        done = await _all([self._one(tasks[i], i, k, seed, slots) for i, k in pairs])
         return [
             Group(task, tuple(done[i * samples_per_prompt : (i + 1) * samples_per_prompt]))
             for i, task in enumerate(tasks)
         ]
 
-    async def _one(self, task: Task, index: int, k: int, seed: int) -> Trajectory:
-        deadline = Deadline.after(self.timeout_s)
-        trajectory = await run_trajectory(
-            trajectory_id=f"{task.id}/{k}",
-            task=task,
-            env=self.make_env(),
-            engine=self.engine,
-            renderer=self.renderer,
-            sampling=replace(self.sampling, seed=seed_of(seed, task.id, k)),
-            limits=self.limits,
-            rank=(index, k),
-            deadline=deadline,
-        )
-        return await self._judge(trajectory, deadline) if trajectory.outcome.valid else trajectory
+    async def _one(self, task: Task, index: int, k: int, seed: int, slots: asyncio.Semaphore) -> Trajectory:
+        async with slots:
+            deadline = Deadline.after(self.timeout_s)
+            trajectory = await run_trajectory(
+                trajectory_id=f"{task.id}/{k}",
+                task=task,
+                env=self.make_env(),
+                engine=self.engine,
+                renderer=self.renderer,
+                sampling=replace(self.sampling, seed=seed_of(seed, task.id, k)),
+                limits=self.limits,
+                rank=(index, k),
+                deadline=deadline,
+            )
+            return await self._judge(trajectory, deadline) if trajectory.outcome.valid else trajectory
 
     async def _judge(self, trajectory: Trajectory, deadline: Deadline) -> Trajectory:
         """Add the rewards. A reward that fails is an outcome, never a 0."""

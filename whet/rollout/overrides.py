@@ -9,9 +9,9 @@ from whet.rollout.collect import RolloutConfig
 
 
 class RolloutOverrides(Config):
-    """Like `rollout`, but every key may be left out and is then as in training."""
+    """Like `rollout`; what is left out is as in training, except that sampling is greedy."""
 
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """0 is greedy."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Sample from the smallest set of likely tokens that has this probability."""

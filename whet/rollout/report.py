@@ -9,6 +9,24 @@ from whet.observe import Mean, Metrics, distribution
 from whet.types import Failure, Group, Outcome, Trajectory
 
 
+class RolloutFailed(RuntimeError):
+    """Every trajectory of a rollout failed: there is nothing to learn from, and nothing to report."""
+
+
+def require_valid(groups: Sequence[Group], what: str) -> None:
+    """See that something succeeded.
+
+    Raises:
+        RolloutFailed: if nothing did, with the first failure and its traceback.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    if any(t.outcome.valid for t in trajectories):
+        return
+    error = next((t.error for t in trajectories if t.error is not None), None)
+    why = "" if error is None else f"; the first in {error.where}: {error.kind}: {error.message}\n{error.traceback}"
+    raise RolloutFailed(f"{what}: all {len(trajectories)} trajectories failed{why}")
+
+
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     """Rewards and their components, lengths, turns, outcomes, tool calls and waiting times of a rollout.
 

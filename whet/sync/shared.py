@@ -16,8 +16,9 @@ from whet.train.base import Backend
 from whet.types import Receipt
 
 PROBE_TOKENS = 12
-PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Largest difference in nats between the engine's cached decode path and the trainer's packed row, by dtype."""
+PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
+"""Largest difference in nats between the engine's cached decode path and the trainer's packed row, by dtype. bfloat16 keeps 8 bits: logits
+of 16 to 32 lie 0.125 apart, and the probe's unlikely tokens see several such steps."""
 
 
 class SharedPublisher:

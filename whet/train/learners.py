@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from whet.algo.base import Algorithm, Need
@@ -21,10 +20,13 @@ class Update:
     """What an update did."""
 
     metrics: Metrics
-    train_logprobs: Tensor
-    """The trainer's log-probs of the trained tokens under the policy that the update began with. [T] float32
+    train_logprobs: Tensor | None
+    """The trainer's log-probs of the trained tokens under the policy that the update began with, 0 elsewhere. [T] float32
 
-    0 elsewhere, and everywhere if a rollout feeds several steps to an algorithm that did not ask for them."""
+    None where they were never computed for the whole batch: nothing trained, or a rollout fed several steps to an algorithm that
+    did not ask for them."""
+    num_tokens: int
+    """Tokens that went through the model in forward and backward passes."""
 
 
 class Learners:
@@ -64,6 +66,7 @@ class Learners:
         the first one: on the whole batch where the old log-probs are there, else on that step.
         """
         metrics: Metrics = {}
+        num_tokens = num_steps = 0
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         if before is not None:
             metrics = mismatch(batch, before)
@@ -72,14 +75,16 @@ class Learners:
                 continue
             step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
             found = self.policy.forward_backward(step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
-            if before is None:
+            if before is None and num_steps == 0:
                 metrics = mismatch(step, found.logprobs)
-                before = found.logprobs if self.plan.optimizer_steps == 1 else torch.zeros(batch.num_tokens)
+                before = found.logprobs if self.plan.optimizer_steps == 1 else None
             metrics = merge_metrics(metrics, found.metrics)
             metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
             metrics = merge_metrics(metrics, self.policy.optim_step())
             progress.optimizer_step += 1
-        return Update(metrics, torch.zeros(batch.num_tokens) if before is None else before)
+            num_steps += 1
+            num_tokens += found.num_tokens
+        return Update(metrics, before, num_tokens)
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
