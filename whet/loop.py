@@ -164,6 +164,8 @@ def observe(
 async def evaluate(run: Run, progress: Progress) -> dict[str, float]:
     """Play every evaluation set, and log what it gave."""
     values: dict[str, float] = {}
+    if not run.evaluations:
+        return values
     for chosen in run.evaluations:
         with run.observer.phases.span("evaluate"):
             metrics, groups = await chosen.run(progress.rollout_id, run.seed)
