@@ -11,6 +11,7 @@ LAYERS = [
     {"config"},
     {"core"},
     {"observe"},
+    {"runfolder"},
     {"algo"},
     {"model"},
     {"data"},
@@ -38,6 +39,7 @@ ONLY_IN = {
     "rich": {"observe"},
     "typer": {"cli"},
     "pyarrow": {"observe", "data"},
+    "filelock": {"runfolder"},
 }
 
 
