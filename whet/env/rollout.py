@@ -46,11 +46,12 @@ class Deadline:
 
     timeout_s: float | None = None
     at: float | None = None
-    """By the event loop's clock."""
+    """By the event loop's clock. None: each wait for the environment or the reward has `timeout_s` of its own, and the engine any time."""
 
     @classmethod
-    def after(cls, timeout_s: float | None) -> Deadline:
-        return cls(timeout_s, None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+    def after(cls, timeout_s: float | None, *, per_wait: bool = False) -> Deadline:
+        """A deadline `timeout_s` from now, or one for each wait."""
+        return cls(timeout_s, None if timeout_s is None or per_wait else asyncio.get_running_loop().time() + timeout_s)
 
     @property
     def left_s(self) -> float | None:
@@ -64,7 +65,7 @@ class Deadline:
     @asynccontextmanager
     async def ends(self, place: str) -> AsyncIterator[None]:
         """Cancel what is awaited inside once the time is over, and raise `error(place)`."""
-        limit = asyncio.timeout_at(self.at)
+        limit = asyncio.timeout(self.timeout_s) if self.at is None else asyncio.timeout_at(self.at)
         try:
             async with limit:
                 yield

@@ -151,8 +151,8 @@ class CausalModel:
             )
 
 
-def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> CausalModel:
-    """Load a model folder.
+def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
+    """Load a model folder. `check` compares whet's attention with the model's own; weights that are not finite do not pass it.
 
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
@@ -177,7 +177,7 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
             f"model.path: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
             f"among them {', '.join(missing[:3])}; they are of another model or incomplete"
         )
-    return prepare(hf, config, trainable=trainable)
+    return prepare(hf, config, trainable=trainable, check=check)
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
@@ -190,7 +190,7 @@ def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int
     return prepare(hf, config, trainable=True)
 
 
-def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> CausalModel:
+def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
     """Put a transformers model on its device, in the state that whet needs, and check it."""
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
@@ -199,7 +199,8 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> Cau
     hf.eval()  # no dropout: the trainer differentiates what the engine samples from
     hf.requires_grad_(trainable)
     model = CausalModel(hf)
-    model.check()
+    if check:
+        model.check()
     if trainable and config.gradient_checkpointing:
         hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         for module in hf.modules():

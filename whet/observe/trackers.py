@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,7 +82,8 @@ class JsonlTracker:
         self._file.flush()
 
     def tell(self) -> int:
-        """The size of the file in bytes, which is where the next line begins."""
+        """The size of the file in bytes, all of it on the disk for good, which is where the next line begins."""
+        os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
     def truncate(self, offset: int) -> None:
