@@ -31,6 +31,7 @@ from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
+from whet.runfolder.files import replace_file
 from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Backend
@@ -215,6 +216,6 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
 
 
 def write_summary(path: Path, values: Mapping[str, JSON]) -> None:
-    """A small JSON file of results."""
+    """A small JSON file of results, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    replace_file(path, json.dumps(values, indent=1) + "\n")

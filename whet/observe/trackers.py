@@ -15,6 +15,12 @@ from pydantic import NonNegativeInt
 from whet.config import Config, Reference, resolve
 
 
+def is_measurement(name: str) -> bool:
+    """Whether a key of `metrics.jsonl` tells of the machine (when, how long, how fast, how much memory) and not of the training: these
+    alone differ between two runs of the same settings in deterministic mode."""
+    return name == "time" or name.startswith(("time/", "tokens_per_second/", "memory/"))
+
+
 @runtime_checkable
 class Tracker(Protocol):
     """Somewhere that metrics are sent."""
