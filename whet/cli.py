@@ -116,13 +116,14 @@ def _commands() -> ModuleType:
 def _guarded(work: Callable[[], T], on_stop: str = "stopped") -> T:
     """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from."""
     from whet.commands import STOPS
+    from whet.observe.display import printable
 
     try:
         return work()
     except STOPS as error:
         if os.environ.get("WHET_TRACEBACK"):
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
+        typer.secho(f"error: {printable(str(error).rstrip())}", fg="red", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         typer.secho(on_stop, fg="yellow", err=True)

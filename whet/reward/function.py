@@ -72,7 +72,7 @@ class AsyncFunction:
                 value = await self._function(trajectory, **self._options)
         except Exception as error:  # a user's function may raise anything; it becomes one typed error here
             if limit.expired() and isinstance(error, TimeoutError):
-                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s") from error
+                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s (reward.timeout_s)") from error
             raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
         try:
             return read_score(value)
@@ -93,7 +93,8 @@ def score(reference: str, options: Mapping[str, Any], trajectory: JSON) -> JSON:
 
 
 def _what(reference: str, trajectory: Trajectory) -> str:
-    return f"reward {reference!r} on task {trajectory.task.id!r}"
+    task = trajectory.task
+    return f"reward {reference!r} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
 
 
 def _place(error: Exception) -> str:
