@@ -123,11 +123,18 @@ def _guarded(work: Callable[[], T], on_stop: str = "stopped") -> T:
     except STOPS as error:
         if os.environ.get("WHET_TRACEBACK"):
             raise
-        typer.secho(f"error: {printable(str(error).rstrip())}", fg="red", err=True)
+        typer.secho(f"error: {printable(_words(error))}", fg="red", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         typer.secho(on_stop, fg="yellow", err=True)
         raise typer.Exit(130) from error
+
+
+def _words(error: BaseException) -> str:
+    """Its text; of an operating system's error, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).rstrip()
 
 
 def show_keys(command: str) -> None:

@@ -54,5 +54,5 @@ def test_what_only_looks_like_it_is_read():
 def test_json_inside_a_column_is_read_the_same_way():
     with pytest.raises(ValueError, match=r"rows\.jsonl:3: column 'metadata' holds text .*: the key 'a' occurs 2 times"):
         metadata_from('{"a": 1, "a": 2}', "rows.jsonl:3: column 'metadata'")
-    with pytest.raises(ValueError, match="column 'tools' holds text .*: its lists and objects are nested too deeply"):
+    with pytest.raises(ValueError, match=r"column 'tools' holds text .*: its lists and objects are nested too deeply"):
         tools_from("[" * 100_000, "rows.jsonl:3: column 'tools'")
