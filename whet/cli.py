@@ -121,6 +121,19 @@ def replay_batch(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder (its run_dir), or a folder of several runs.", metavar="RUN")],
+    output: Annotated[Path | None, typer.Option(help="The zip file; default: RUN-report.zip in the current folder.")] = None,
+    messages: Annotated[bool, typer.Option("--messages", help="Keep what exceptions say; it may quote prompts and replies.")] = False,
+) -> None:
+    """Pack what a report of a problem needs into a zip file: settings, log, failures, environment; no data, no weights, no secrets."""
+    from whet.runfolder.report import write_report
+
+    target = _guarded(lambda: write_report(run, output, messages=messages))
+    typer.echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
+
+
+@app.command()
 def version() -> None:
     """Print whet's version and those of what it stands on."""
     for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):

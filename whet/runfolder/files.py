@@ -1,10 +1,14 @@
-"""Files that survive a crash: lines that are on disk when they were appended, and small files that are replaced whole."""
+"""Files that survive a crash: lines that are on disk once they are appended, small files that are replaced whole; and reading what a
+crash may have left."""
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from whet.types import JSON
 
 BLOCK_BYTES = 65536
 
@@ -67,3 +71,26 @@ def replace_file(path: Path, text: str) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a text file, without reading all of it; one that is still being written included."""
+    data = b""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0 and data.count(b"\n") <= count:
+            begin = max(0, end - BLOCK_BYTES)
+            file.seek(begin)
+            data = file.read(end - begin) + data
+            end = begin
+    lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+    return lines[-count:] if data else []
+
+
+def parse_object(text: str | bytes) -> dict[str, JSON] | None:
+    """The object that is a JSON text; None if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -17,7 +17,7 @@ from typing import Literal
 from whet.observe import Display, Headline, PlainDisplay
 from whet.observe.display import Cell, printable
 from whet.runfolder.environment import differences
-from whet.runfolder.files import AppendedLines, replace_file
+from whet.runfolder.files import AppendedLines, parse_object, replace_file
 from whet.runfolder.frames import frames_of, in_user_code
 from whet.types import JSON, Failure
 
@@ -127,17 +127,8 @@ def _end(status: str, error: BaseException | None, resume_command: str | None) -
 
 def read_rows(path: Path) -> list[dict[str, JSON]]:
     """The objects of a JSON lines file; none if there is no such file. Lines that are no object are left out."""
-    if not path.exists():
-        return []
-    rows: list[dict[str, JSON]] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [row for line in lines if (row := parse_object(line)) is not None]
 
 
 class LoggedDisplay:
