@@ -31,6 +31,7 @@ from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
+from whet.runfolder.files import replace_file
 from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Backend
@@ -46,6 +47,7 @@ RL_HEADLINES = (
     Headline("optim/grad_norm", "grad", ".3f"),
     Headline("groups/zero_variance", "flat groups", ".2f"),
     Headline("outcome/truncated", "cut", ".2f"),
+    Headline("outcome/failed", "failed", ".2f"),
     Headline("mismatch/logprob_max", "mismatch", ".1e"),
     Headline("tokens_per_second/rollout", "tok/s", ".0f"),
 )
@@ -145,7 +147,8 @@ def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> 
         if chosen.rows is not None:
             columns.update(chosen.rows.model_dump(exclude_unset=True))
         rows = RowConfig.model_validate(columns)
-        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name)
+        length = prompt_length(parts, chosen.env or config.env)  # shows now, not after hours, that its prompts can be rendered
+        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name, length=length)
         keep = run_dir is not None and config.observe.records_every > 0
         out.append(
             EvaluationSet(
@@ -215,6 +218,6 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
 
 
 def write_summary(path: Path, values: Mapping[str, JSON]) -> None:
-    """A small JSON file of results."""
+    """A small JSON file of results, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    replace_file(path, json.dumps(values, indent=1) + "\n")

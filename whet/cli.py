@@ -156,6 +156,7 @@ def _guarded(work: Callable[[], T]) -> T:
     """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
     that was stopped ends with the status that a shell gives to the signal."""
     from whet.commands import STOPS
+    from whet.observe.display import printable
     from whet.stop import Stopped
 
     try:
@@ -163,7 +164,7 @@ def _guarded(work: Callable[[], T]) -> T:
     except STOPS as error:
         if os.environ.get("WHET_TRACEBACK"):
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
+        typer.secho(f"error: {printable(_words(error))}", fg="red", err=True)
         raise typer.Exit(2) from error
     except Stopped as stopped:
         typer.secho(f"{stopped}; go on with:\n  {_command_line()}", fg="yellow", err=True)
@@ -171,6 +172,13 @@ def _guarded(work: Callable[[], T]) -> T:
     except KeyboardInterrupt as error:
         typer.secho("stopped", fg="yellow", err=True)
         raise typer.Exit(130) from error
+
+
+def _words(error: BaseException) -> str:
+    """Its text; of an operating system's error, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).rstrip()
 
 
 def show_keys(command: str) -> None:

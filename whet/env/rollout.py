@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from whet.data.parsers import Parsed
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Step
+from whet.env.failure import failure_of
 from whet.env.sampling import Reply, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
@@ -136,11 +136,6 @@ async def run_trajectory(
         timings=dict(run.seconds),
         counts=dict(run.counts),
     )
-
-
-def failure_of(error: BaseException, where: str) -> Failure:
-    """An exception as data."""
-    return Failure(type(error).__name__, str(error), where, "".join(traceback.format_exception(error)))
 
 
 async def _close(env: Env) -> Failure | None:

@@ -50,6 +50,8 @@ class QuickstartConfig(Config):
     """Trajectories for each problem."""
     num_held_out: int = 600
     """Problems of the evaluation; none of them, with its operands, is in training."""
+    save_every: int = 20
+    """Rollouts between checkpoints; five times as many steps of the warm-up."""
     shape: SmallModelConfig = SmallModelConfig()
     """The model's shape."""
 
@@ -79,11 +81,11 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
     with clock.phase("make"):
         make_files(config, run_dir)
     with clock.phase("evaluate"):
-        before = evaluate(rl_config(config, run_dir / "base", "evaluation_before"), command)
+        before = _evaluate_once(rl_config(config, run_dir / "base", "evaluation_before"), command)
     with clock.phase("warmup"):
         warm = sft(warmup_config(config), command)
     with clock.phase("evaluate"):
-        warmed = evaluate(rl_config(config, warm, "evaluation_warmup"), command)
+        warmed = _evaluate_once(rl_config(config, warm, "evaluation_warmup"), command)
     with clock.phase("rl"):
         after = train(rl_config(config, warm, "rl"), command)
     results: dict[str, JSON] = {
@@ -121,6 +123,12 @@ def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
     begun = path.exists()
     path.write_text(text)
     return begun
+
+
+def _evaluate_once(config: RunConfig, command: str) -> Mapping[str, float]:
+    """Evaluate, unless an earlier start has done so: what it would play is the same, to the last bit."""
+    done = next(Path(config.run_dir).glob("evaluate_*/results.json"), None)
+    return evaluate(config, command) if done is None else json.loads(done.read_text())
 
 
 class _Clock:
@@ -162,6 +170,7 @@ def warmup_config(config: QuickstartConfig) -> SupervisedRunConfig:
             "data": {"path": str(run_dir / "data/demonstrations.jsonl")},
             "num_steps": config.warmup_steps,
             "samples_per_step": 16,
+            "checkpoint": {"interval": 5 * config.save_every},
             "train": {"optim": {"lr": 1.5e-3, "betas": (0.9, 0.98), "weight_decay": 0.01, "warmup_steps": 20, "schedule": "cosine"}},
         }
     )
@@ -188,7 +197,7 @@ def rl_config(config: QuickstartConfig, model: Path, name: str) -> RunConfig:
             "algo": {"name": "grpo", "grpo": {"clip_high": 0.28}},
             "train": {"optim": {"lr": 1e-4, "betas": (0.9, 0.95), "warmup_steps": 5}},
             "evaluate": {"sets": {"held_out": {"path": str(run_dir / "data/held_out.jsonl")}}},
-            "checkpoint": {"interval": 50},
+            "checkpoint": {"interval": config.save_every},
         }
     )
 

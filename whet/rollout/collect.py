@@ -15,7 +15,8 @@ from whet.config import Config
 from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.env.base import Env
-from whet.env.rollout import Deadline, Limits, failure_of, run_trajectory
+from whet.env.failure import failure_of
+from whet.env.rollout import Deadline, Limits, run_trajectory
 from whet.reward.base import LabelError, Reward, RewardTimeout, read_score
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
 
