@@ -225,6 +225,7 @@ def test_nothing_under_a_secret_key_stays(tree):
         ("'数学'", "<2 characters>"),
         ('value = "Tom has 3 apples and...', "value = <23 characters>"),
         ("'one\ntwo' three", "<7 characters> three"),
+        ("the label 'it's Tom's' is odd", "the label <10 characters> is odd"),
         ("it is '' and \"\"", "it is '' and \"\""),
     ],
 )
