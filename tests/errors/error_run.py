@@ -78,7 +78,7 @@ RUN = (
         title="A checkpoint of which a part is missing or cut short",
         cause="Something other than whet changed the checkpoint: whet gives one its name only when it is whole.",
         remedy="Restore the file, or remove the checkpoint's folder; the one before it is used then.",
-        words=("weights.safetensors is 1000 bytes", "weights.safetensors is missing", "remove the folder to use the one before"),
+        words=("weights.safetensors has 1000 bytes", "weights.safetensors is missing", "remove the folder to use the one before"),
         provoke=part_missing,
     ),
     Case(
