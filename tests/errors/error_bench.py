@@ -139,7 +139,7 @@ class Bench:
         (folder / "model").symlink_to(shared.model)
         (folder / "run.toml").write_text(RUN_TOML.format(max_turn_tokens=4, more=""))
         # Every token ends a turn, so every turn is answered by the environment.
-        stops = f"max_turns = 2\nstop_token_ids = {list(range(shared.vocab_size))}\n\n[env]\nname = \"tools\"\n"
+        stops = f'max_turns = 2\nstop_token_ids = {list(range(shared.vocab_size))}\n\n[env]\nname = "tools"\n'
         (folder / "tools.toml").write_text(RUN_TOML.format(max_turn_tokens=1, more=stops))
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         shutil.copy(HERE / "error_my_code.py", folder / "my_code.py")
@@ -147,6 +147,7 @@ class Bench:
             patch.chdir(folder)
             patch.setattr(sys, "path", list(sys.path))
             patch.setenv("PYTHONPATH", str(HERE.parents[1]))  # for reward workers: they are to run this whet, too
+            patch.delenv("WHET_TRACEBACK", raising=False)
             yield cls(folder, shared)
 
     def file(self, name: str, content: str | bytes) -> str:
