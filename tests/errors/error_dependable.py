@@ -96,7 +96,9 @@ def disk_full(bench: Bench) -> Told:
 
 def taken(bench: Bench) -> Told:
     with claim(bench.earlier(), "whet train run.toml"):
-        return bench.refused("num_rollouts=2")
+        told = bench.refused("num_rollouts=2")
+        told.check()
+    return Told(told.status, told.message, lambda: None)  # its own note of who holds it went with the claim
 
 
 def damaged(bench: Bench) -> Told:

@@ -106,7 +106,7 @@ def run(person, theirs):
         journal.failure("train/3#0/1", failure_of(error, "env.step"))
     journal.failure("train/4#0/1", Failure("RewardError", DATA[3], "reward", f"Traceback\n{DATA[4]}\nRewardError: {DATA[3]}"))
     cause = "".join((f"ValueError: {DATA[5]}\n", f"Traceback (most recent call last):\n{DATA[6]}"))
-    journal.ended("failed", RuntimeError(f"rollout 1: all 4 trajectories failed; the first in env.step: {cause}"), command)
+    journal.ended("failed", RuntimeError(f"rollout 1: all 4 trajectories failed\n4 in env.step: {cause}"), command)
     journal.close()
     metrics = JsonlTracker(folder / "metrics.jsonl")
     for step in range(1, 301):
@@ -213,7 +213,7 @@ def test_failures_keep_place_type_and_frames(run):
     assert (second["kind"], second["where"], second["frames"]) == ("RewardError", "reward", [])
     end = json.loads(found["end.json"])
     assert (end["status"], end["kind"]) == ("failed", "RuntimeError")
-    assert end["message"] == "rollout 1: all 4 trajectories failed; the first in env.step: ValueError: <message left out>"
+    assert end["message"] == "rollout 1: all 4 trajectories failed <3 lines left out>"
     assert end["resume_command"] == rows(found["starts.jsonl"])[0]["command"]
 
 
