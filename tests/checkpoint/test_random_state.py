@@ -7,8 +7,9 @@ import torch
 from whet.checkpoint.random_state import RandomState
 
 
-def draws() -> tuple:
-    return random.random(), random.gauss(0, 1), np.random.rand(3).tolist(), np.random.normal(), torch.rand(5).tolist(), torch.randn(3).tolist()
+def draws():
+    arrays = np.random.rand(3), torch.rand(5), torch.randn(3)
+    return random.random(), random.gauss(0, 1), np.random.normal(), [array.tolist() for array in arrays]
 
 
 def test_every_generator_goes_on_where_it_was():
