@@ -30,7 +30,7 @@ from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
-from whet.loop import Evaluated, Observer, Run, SupervisedRun, train_rl, train_sft
+from whet.loop import Evaluated, Observer, Run, SupervisedRun, note_failures, train_rl, train_sft
 from whet.model.causal import load_causal
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
@@ -40,6 +40,7 @@ from whet.rollout.constant import ConstantReward, RewardGuard
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
+from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
@@ -184,15 +185,17 @@ def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, 
     with (
         open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
         build_parts(config, trainable=False) as parts,
-        closing(build_display(config.observe.display, RL_HEADLINES)) as display,
+        closing(build_display(config.observe.display, RL_HEADLINES)) as console,
     ):
+        display = LoggedDisplay(console, opened.journal)
         sets = build_evaluations(config, parts, folder)
 
         async def work() -> None:
             for chosen in sets:
                 display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
                 metrics, groups = await opened.stop.unless(chosen.run(0, config.seed))
-                warn_failures(display, groups)
+                note_failures(opened.journal, groups)
+                warn_failures(console, groups)
                 values.update(flatten(metrics))
 
         display.start(f"whet evaluate: {folder}", len(sets), {"model": config.model.path})

@@ -56,8 +56,8 @@ class Observer:
 
     def failures(self, groups: Sequence[Group]) -> None:
         """Show the first failure of each kind, with its traceback."""
+        note_failures(self.journal, groups)
         for name, error in new_failures(groups, self.seen_failures):
-            self.journal.failure(name, error)
             self.console.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
 
     def close(self) -> None:
@@ -66,6 +66,13 @@ class Observer:
                 tracker.close()
         finally:
             self.display.close()
+
+
+def note_failures(journal: Journal, groups: Sequence[Group]) -> None:
+    """Keep the first failure of each kind and place for good."""
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if trajectory.error is not None:
+            journal.failure(trajectory.id, trajectory.error)
 
 
 @dataclass(slots=True)
