@@ -181,12 +181,12 @@ class Bench:
         return end.value.code, self.plain(out.getvalue()), self.plain(err.getvalue())
 
     def refused(self, *arguments: object, command: str = "train", config: str = "run.toml") -> Told:
-        """Start a command in the folder of the earlier run, of which nothing may be lost. The message is its error."""
+        """Start a command in the folder of the earlier run, of which nothing may be lost. The message is all that is said, but for the
+        note that settings changed."""
         self.files = snapshot(self.earlier())
         status, _, err = self.start(command, config, *arguments)
-        notes, error, text = err.partition("error: ")
-        assert all(line.startswith("warning: settings changed") for line in notes.splitlines()), notes
-        return Told(status, error + text, lambda: check_kept(self.earlier(), self.files))
+        message = re.sub(r"^warning: settings changed since the last start .*\n", "", err, flags=re.MULTILINE)
+        return Told(status, message, lambda: check_kept(self.earlier(), self.files))
 
     def goes_on(self, *arguments: object, config: str = "run.toml", failed: Mapping[str, int]) -> Told:
         """Start a run that is to be trained to its end, though trajectories fail: `failed` by outcome. The message is all of its
