@@ -68,6 +68,10 @@ VARIES = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),  # colours
     (re.compile(r"0x[0-9a-f]{6,}"), "0x..."),  # objects
     (re.compile(r"(cut at byte) \d+"), r"\1 1107"),  # lines of metrics.jsonl hold times
+    (re.compile(r"state.json has \d+ bytes, not \d+"), "state.json has 1326 bytes, not 25152"),
+    (re.compile(r"\(\d+ MiB free\)"), "(0 MiB free)"),
+    (re.compile(r"process \d+ on \S+ since [-\d]+ [:\d]+"), "process 4242 on laptop since 2026-01-31 12:00:00"),
+    (re.compile(r"was at [-\d]+ [:\d]+, and now it is [-\d]+ [:\d]+"), "was at 2100-01-01 00:00:00, and now it is 2026-01-31 12:00:00"),
 )
 """What differs from run to run, and what is shown for it. Folders are shortened to `...`."""
 
@@ -182,17 +186,19 @@ class Bench:
 
     def refused(self, *arguments: object, command: str = "train", config: str = "run.toml") -> Told:
         """Start a command in the folder of the earlier run, of which nothing may be lost. The message is all that is said, but for the
-        note that settings changed."""
+        notes that settings or the environment changed."""
         self.files = snapshot(self.earlier())
         status, _, err = self.start(command, config, *arguments)
-        message = re.sub(r"^warning: settings changed since the last start .*\n", "", err, flags=re.MULTILINE)
+        message = re.sub(r"^warning: (settings|the environment) changed since the last start.*\n", "", err, flags=re.MULTILINE)
         return Told(status, message, lambda: check_kept(self.earlier(), self.files))
 
-    def goes_on(self, *arguments: object, config: str = "run.toml", failed: Mapping[str, int]) -> Told:
+    def goes_on(
+        self, *arguments: object, config: str = "run.toml", failed: Mapping[str, int], run: str = "runs/demo"
+    ) -> Told:
         """Start a run that is to be trained to its end, though trajectories fail: `failed` by outcome. The message is all of its
         standard error."""
         status, _, err = self.start("train", config, *arguments)
-        return Told(status, err, lambda: check_trained(self.folder / "runs/demo", failed))
+        return Told(status, err, lambda: check_trained(self.folder / run, failed))
 
     def plain(self, text: str) -> str:
         """What was printed without what differs from machine to machine."""

@@ -167,7 +167,7 @@ CODE = (
         title="A reward that raises for every trajectory",
         cause="Every trajectory of a rollout failed, so there is nothing to learn from and the run stops.",
         remedy="Correct the function. The same command goes on from the newest checkpoint.",
-        words=("rollout 1: all 8 trajectories failed", "the first in reward", "KeyError: 'level'", "Traceback (most recent call last)"),
+        words=("rollout 1: all 8 trajectories failed", "8 in reward", "KeyError: 'level'", "Traceback (most recent call last)"),
         provoke=raises_for_all,
     ),
     Case(

@@ -182,7 +182,7 @@ DATA = (
         title="No prompt leaves room to answer",
         cause="`rollout.max_tokens` counts the prompt as well as the replies, and the prompts alone are longer.",
         remedy="Raise `rollout.max_tokens`.",
-        words=("all 8 trajectories failed", "the first in limits: PromptTooLong", "rollout.max_tokens = 12; raise it"),
+        words=("all 8 trajectories failed", "8 in limits: PromptTooLong", "rollout.max_tokens = 12; raise it"),
         provoke=no_room,
     ),
     Case(

@@ -25,8 +25,8 @@ def test_where_nothing_succeeded_the_first_of_each_kind_is_told(tracebacks, text
     with pytest.raises(RolloutFailed) as failed:
         require_valid(groups, "rollout 3", tracebacks=tracebacks)
     assert str(failed.value) == (
-        f"rollout 3: all 3 trajectories failed; the first in env.step: KeyError: 'a'{text}\n"
-        "and in reward: RewardTimeout: took longer than 5 s"
+        f"rollout 3: all 3 trajectories failed\n2 in env.step: KeyError: 'a'{text}\n"
+        "1 in reward: RewardTimeout: took longer than 5 s"
     )
 
 

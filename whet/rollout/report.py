@@ -22,17 +22,21 @@ def require_valid(groups: Sequence[Group], what: str, *, tracebacks: bool = Fals
         tracebacks: tell those as well, where nobody has shown the failures (`new_failures`) before.
 
     Raises:
-        RolloutFailed: if nothing did, with the first failure of each kind and place.
+        RolloutFailed: if nothing did, with how many failed of each kind and place, and the first of them.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if any(t.outcome.valid for t in trajectories):
         return
-    kinds: dict[tuple[str, str], Failure] = {}
+    kinds: dict[tuple[str, str], list[Failure]] = {}
     for error in (t.error for t in trajectories if t.error is not None):
-        kinds.setdefault((error.kind, error.where), error)
-    told = [f"in {e.where}: {e.kind}: {e.message}\n{e.traceback if tracebacks else ''}".rstrip() for e in kinds.values()]
-    why = f"; the first {told[0]}" if told else ""
-    raise RolloutFailed("\nand ".join([f"{what}: all {len(trajectories)} trajectories failed{why}", *told[1:]]))
+        kinds.setdefault((error.kind, error.where), []).append(error)
+    told = [f"{len(errors)} in {where}: {kind}: {_text(errors[0], tracebacks)}" for (kind, where), errors in kinds.items()]
+    # A line of its own for each: the first holds nothing that a failure's message may quote.
+    raise RolloutFailed("\n".join([f"{what}: all {len(trajectories)} trajectories failed", *told]))
+
+
+def _text(error: Failure, traceback: bool) -> str:
+    return f"{error.message}\n{error.traceback if traceback else ''}".rstrip()
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
