@@ -92,10 +92,12 @@ def test_a_failed_runs_report_says_where_and_not_what(folder):
     reported = whet(folder, "broken", "report", "runs/broken")
     assert reported.returncode == 0, reported.stderr
     found = members(folder / "broken-report.zip")
+    [failure] = [json.loads(line) for line in found["failures.jsonl"].splitlines()]
+    assert (failure["kind"], failure["where"]) == ("RewardError", "reward")
+    assert holds(failure["frames"], FRAME)
     end = json.loads(found["end.json"])
     assert (end["status"], end["kind"], end["user_code"]) == ("failed", "RolloutFailed", False)
     assert end["message"].startswith("rollout 0: all 4 trajectories failed <")
-    assert holds(end["frames"], FRAME), "of the trajectory's failure, too"
     assert end["resume_command"] == "whet train run.toml run_dir=runs/broken evaluate.before_training=false"
     for name, text in found.items():
         for word in (str(folder), "open-sesame-5", *(question[:20] for question in QUESTIONS)):
@@ -103,5 +105,5 @@ def test_a_failed_runs_report_says_where_and_not_what(folder):
     told = whet(folder, "broken", "report", "runs/broken", "--messages", "--output", "told.zip")
     assert told.returncode == 0, told.stderr
     found = members(folder / "told.zip")
-    assert QUESTIONS[0][:20] in found["end.json"]
+    assert QUESTIONS[0][:20] in found["failures.jsonl"] and QUESTIONS[0][:20] in found["end.json"]
     assert "open-sesame-5" not in "".join(found.values())

@@ -59,7 +59,7 @@ def no_tokenizer(bench: Bench) -> Told:
 
 
 def damaged_tokenizer(bench: Bench) -> Told:
-    (bench.model("mine") / "tokenizer.json").write_text("[]")
+    (bench.model("mine") / "tokenizer.json").write_text('{"version": "1.0", "model": ')
     return bench.refused("model.path=mine")
 
 
@@ -160,7 +160,7 @@ MODEL = (
     Case(
         id="damaged-tokenizer",
         title="A tokenizer that cannot be read",
-        cause="`tokenizer.json` or `tokenizer_config.json` is damaged or of another kind.",
+        cause="`tokenizer.json` or `tokenizer_config.json` is cut short, damaged or of another kind.",
         remedy="Copy the model's own files.",
         words=("the tokenizer of mine cannot be loaded", "copy the model's own"),
         provoke=damaged_tokenizer,
