@@ -1,6 +1,7 @@
 """The graders' golden cases, where their folder lies beside the checkout."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def failures(path, adapter, keep=lambda case: True):
 
 @pytest.mark.parametrize("file", ADAPTERS)
 def test_every_case(file):
+    if file == "slime_loss_mask" and "WHET_TRL_WHEEL" not in os.environ:
+        pytest.skip("WHET_TRL_WHEEL does not name the wheel with the chat templates (pip download trl==1.16.0 --no-deps)")
     assert failures(GOLDEN / f"{file}.json", ADAPTERS[file]) == []
 
 
