@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class LossTerms:
 LossFunction = Callable[[TrainBatch, TokenOutputs], LossTerms]
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """Which credit, which loss, and what they need."""
 

@@ -122,7 +122,7 @@ class SupervisedSource:
         if not self._rows:
             lengths = [len(row.tokens) for row in rows]
             spread = f"they have {min(lengths)} to {max(lengths)} tokens"
-            raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}")
+            raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}; raise it")
         self.num_dropped = len(rows) - len(self._rows)
         self._cursor = Cursor(name, len(self._rows), _digest(self._rows), shuffle=shuffle, seed=seed)
 
@@ -199,7 +199,7 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
         columns.update(dict.fromkeys(row.values))
         conversations.append(_conversation(row, config))
     if not conversations:
-        raise ValueError(f"there are no rows in {where}")
+        raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
     default = SupervisedConfig.model_fields["tools_key"].default
     if config.tools_key not in (None, default) and config.tools_key not in columns:
         fail_missing(where, "tools_key", config.tools_key, columns)

@@ -76,10 +76,18 @@ class RecordWriter:
     """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all."""
 
     def __init__(self, folder: Path, every: int = 1) -> None:
-        """`every`: record the rollouts whose id it divides; 0 records none."""
+        """Makes the folder, so that one that cannot be made is told before anything is played.
+
+        `every`: record the rollouts whose id it divides; 0 records none. Raises ValueError where there can be no such folder.
+        """
         if every < 0:
             raise ValueError(f"records_every must be 0 (never) or more, not {every}")
         self._folder, self._every = Path(folder) / "rollouts", every
+        try:
+            if every:
+                self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"records cannot be written to {self._folder}: {error.strerror}; choose another folder") from error
 
     def write(
         self,
@@ -101,7 +109,6 @@ class RecordWriter:
         rows = list(_rows(rollout_id, groups, samples, columns))
         extra = [pa.field(name, pa.list_(pa.float32())) for name in columns if name not in SCHEMA.names]
         table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra]))
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rollout_{rollout_id:06d}.parquet"
         unfinished = path.with_suffix(".tmp")
         pq.write_table(table, unfinished, compression="zstd")

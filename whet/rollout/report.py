@@ -17,14 +17,20 @@ def require_valid(groups: Sequence[Group], what: str) -> None:
     """See that something succeeded.
 
     Raises:
-        RolloutFailed: if nothing did, with the first failure and its traceback.
+        RolloutFailed: if nothing did, with how many failed of each kind, the first of them and its traceback.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if any(t.outcome.valid for t in trajectories):
         return
-    error = next((t.error for t in trajectories if t.error is not None), None)
-    why = "" if error is None else f"; the first in {error.where}: {error.kind}: {error.message}\n{error.traceback}"
-    raise RolloutFailed(f"{what}: all {len(trajectories)} trajectories failed{why}")
+    kinds: dict[tuple[str, str], list[Failure]] = {}
+    for error in (t.error for t in trajectories if t.error is not None):
+        kinds.setdefault((error.kind, error.where), []).append(error)
+    told = [f"\n{len(errors)} in {where}: {kind}: {_text(errors[0])}" for (kind, where), errors in kinds.items()]
+    raise RolloutFailed(f"{what}: all {len(trajectories)} trajectories failed{''.join(told)}")
+
+
+def _text(error: Failure) -> str:
+    return f"{error.message}\n{error.traceback}".rstrip()
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
@@ -63,8 +69,13 @@ def _tool_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
 
 
 def new_failures(groups: Sequence[Group], seen: set[tuple[str, str]]) -> list[tuple[str, Failure]]:
-    """The first failure of each kind and place that `seen` does not hold yet, with its trajectory's id; `seen` grows."""
+    """The first failure of each kind and place that `seen` does not hold yet, with its trajectory's id; `seen` grows.
+
+    None where nothing succeeded: `require_valid` tells that, and ends the run.
+    """
     out: list[tuple[str, Failure]] = []
+    if not any(t.outcome.valid for group in groups for t in group.trajectories):
+        return out
     for group in groups:
         for trajectory in group.trajectories:
             error = trajectory.error

@@ -17,6 +17,9 @@ from whet.observe.metrics import Metrics
 class NonFinite(RuntimeError):
     """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
 
+    batch: TrainBatch | None = None
+    """What the optimizer step was to learn from, once that is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backward:
@@ -65,8 +68,8 @@ class Backend(Protocol):
         """Write everything that `load` needs to go on: weights, optimizer, schedule."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote.
+    def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
+        """Go on from what `save` wrote: its weights, its optimizer (masters and place in the schedule included), or both.
 
         Raises:
             ValueError: if it is of another model.

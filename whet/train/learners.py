@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from whet.algo.base import Algorithm, Need
+from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import Backend
+from whet.train.base import Backend, Backward, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.types import Progress
 
@@ -74,17 +74,32 @@ class Learners:
             if not bool(step.loss_mask.any()):
                 continue
             step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
-            found = self.policy.forward_backward(step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+            found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
             if before is None and num_steps == 0:
                 metrics = mismatch(step, found.logprobs)
                 before = found.logprobs if self.plan.optimizer_steps == 1 else None
-            metrics = merge_metrics(metrics, found.metrics)
+            metrics = merge_metrics(metrics, stepped)
             metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
-            metrics = merge_metrics(metrics, self.policy.optim_step())
             progress.optimizer_step += 1
             num_steps += 1
             num_tokens += found.num_tokens
         return Update(metrics, before, num_tokens)
+
+
+def optimizer_step(
+    backend: Backend, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False
+) -> tuple[Backward, Metrics]:
+    """Forward, backward, step: what the passes found, and their metrics with the step's.
+
+    Raises:
+        NonFinite: with the batch that the step was to learn from.
+    """
+    try:
+        found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+        return found, merge_metrics(found.metrics, backend.optim_step())
+    except NonFinite as error:
+        error.batch = batch
+        raise
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
