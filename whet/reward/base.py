@@ -63,6 +63,11 @@ def label_of(task: Task, reward: str) -> str:
     return task.label
 
 
+def call_name(reward: str, task: Task) -> str:
+    """What a call is called in errors."""
+    return f"reward {reward} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
+
+
 def bad_row(task: Task, reason: str) -> LabelError:
     """The error for a row that a reward cannot use: `reason` goes on after the task's name."""
     place = f" ({task.origin})" if task.origin else ""

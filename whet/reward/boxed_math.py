@@ -12,7 +12,7 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.reward.arithmetic import ZERO
-from whet.reward.base import label_of
+from whet.reward.base import call_name, label_of
 from whet.reward.hendrycks import MAX_ANSWER, last_box
 from whet.reward.pool import WorkerPool
 from whet.reward.prm800k import Decision, decide
@@ -60,7 +60,7 @@ class BoxedReward:
         equal = decision.equal or bool(decision.differences)
         for one, other in decision.differences:
             arguments = {"first": one, "second": other}
-            equal = equal and await self._pool.call(ZERO, arguments, f"reward {self._name} on task {task.id!r}")
+            equal = equal and await self._pool.call(ZERO, arguments, call_name(self._name, task))
         if equal:
             return Rewards(found.bonus + found.value, detail=found.missing)
         reason = decision.reason or f"the answer {found.answer[:200]!r} is not the label {found.label[:200]!r}"

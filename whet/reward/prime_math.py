@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from whet.config import Config
 from whet.reward.arithmetic import ZERO
-from whet.reward.base import label_of
+from whet.reward.base import call_name, label_of
 from whet.reward.grammar import Refused, check_formula
 from whet.reward.hendrycks import MAX_ANSWER
 from whet.reward.normalise import normalise
@@ -71,7 +71,7 @@ class PrimeMathReward:
     async def _strictly(self, task: Task, answer: str, label: str) -> bool:
         decision = decide(answer, label, more_units=True, keep_spaces=True)
         for one, other in decision.differences:
-            if not await self._pool.call(ZERO, {"first": one, "second": other}, _what(task)):
+            if not await self._pool.call(ZERO, {"first": one, "second": other}, call_name("prime_math", task)):
                 return False
         return decision.equal or bool(decision.differences)
 
@@ -87,7 +87,7 @@ class PrimeMathReward:
             except Refused:
                 return False
             arguments = {"label": texts[0], "answer": texts[1], "tolerance": TOLERANCE}
-            if not await self._pool.call(CLOSE, arguments, _what(task)):
+            if not await self._pool.call(CLOSE, arguments, call_name("prime_math", task)):
                 return False
         return True
 
@@ -176,7 +176,3 @@ def _flat(text: str) -> str:
     if len(text) > 1 and (text[0], text[-1]) in (("[", "]"), ("(", ")")):
         text = text.strip("[]()")
     return text.translate({ord(mark): None for mark in "{}()"})
-
-
-def _what(task: Task) -> str:
-    return f"reward prime_math on task {task.id!r}"

@@ -7,7 +7,7 @@ import os
 from pydantic import Field
 
 from whet.config import Config
-from whet.reward.base import read_score
+from whet.reward.base import call_name, read_score
 from whet.reward.http import JsonClient, Retries
 from whet.types import JSON, Rewards, Trajectory
 
@@ -49,7 +49,7 @@ class RemoteReward:
             "label": task.label,
             "metadata": dict(task.metadata),
         }
-        return await self._client.post(payload, self._read, self._retries, f"reward remote on task {task.id!r}")
+        return await self._client.post(payload, self._read, self._retries, call_name("remote", task))
 
     def close(self) -> None:
         """Cut the requests that are under way."""

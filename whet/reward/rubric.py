@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from whet.config import Config
-from whet.reward.base import bad_row
+from whet.reward.base import bad_row, call_name
 from whet.reward.http import JsonClient, Retries
 from whet.reward.judge import Grade, JudgeRequest, chat_payload, read_grades
 from whet.reward.remote import bearer
@@ -78,8 +78,8 @@ class RubricReward:
         criteria = read_criteria(task, options.criteria_key)
         request = JudgeRequest(task.prompt, trajectory.response, tuple(criterion.text for criterion in criteria))
         payload = chat_payload(request, options.model, options.temperature, options.max_tokens)
-        what = f"reward rubric on task {task.id!r}"
-        grades = await self._client.post(payload, lambda answer: read_grades(answer, len(criteria)), self._retries, what)
+        name = call_name("rubric", task)
+        grades = await self._client.post(payload, lambda answer: read_grades(answer, len(criteria)), self._retries, name)
         return score_rubric(criteria, grades, options.mapping)
 
     def close(self) -> None:

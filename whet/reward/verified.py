@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from whet.config import Config
-from whet.reward.base import bad_row, label_of
+from whet.reward.base import bad_row, call_name, label_of
 from whet.reward.extract import MAX_READ, last_boxed, last_number, said
 from whet.reward.grammar import Refused, check_formula
 from whet.reward.hendrycks import MAX_ANSWER, verdict
@@ -62,7 +62,7 @@ class MathVerifyReward:
         except Refused as reason:
             return Rewards(0.0, detail=f"the answer is not compared as a formula: {reason}")
         arguments = {"label": label, "answer": answer}
-        equal = await self._pool.call(VERIFY, arguments, f"reward math_verify on task {task.id!r}")
+        equal = await self._pool.call(VERIFY, arguments, call_name("math_verify", task))
         return verdict(equal, answer, label)
 
     def close(self) -> None:
