@@ -56,7 +56,8 @@ class JsonClient:
         self._headers = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
         self._threads = ThreadPoolExecutor(max_concurrent, thread_name_prefix="whet-http")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._open: set[HTTPConnection] = set()
+        self._open: set[_Line] = set()
+        self._closed = False
 
     async def post(self, payload: JSON, read: Callable[[JSON], T], retries: Retries, what: str) -> T:
         """What `read` makes of the answer, after as many attempts as it takes. `read` raises ValueError for an answer that is no good.
@@ -65,33 +66,38 @@ class JsonClient:
         """
         body = json.dumps(payload).encode()
         for attempt in range(1, retries.attempts + 1):
+            if self._closed:
+                break
             try:
                 return read(await self._post_once(body))
             except ValueError as error:
                 failure = HttpFailure(f"it answered what cannot be used: {error}")
             except HttpFailure as error:
                 failure = error
+            if self._closed:
+                break
             if failure.final or attempt == retries.attempts:
                 kind = RewardTimeout if failure.timeout else RewardError
                 raise kind(f"{what}: {self._url}: {failure} (attempt {attempt} of {retries.attempts})") from failure
             wait_s = min(retries.backoff_s * 2 ** (attempt - 1), MAX_BACKOFF_S)
             await asyncio.sleep(wait_s * (1 + random.random()))
-        raise AssertionError("retries.attempts is at least 1")
+        raise RewardError(f"{what}: the reward is closed")
 
     def close(self) -> None:
         """Cut the requests that are under way and end the threads."""
-        for connection in list(self._open):
-            _cut(connection)
+        self._closed = True
+        for line in list(self._open):
+            line.cut()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def _post_once(self, body: bytes) -> JSON:
-        connection = self._connection()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, connection, body)
+        line = _Line(self._connection())
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._exchange, line, body)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             future.cancel()
-            _cut(connection)
+            line.cut()
             raise
 
     def _connection(self) -> HTTPConnection:
@@ -100,33 +106,25 @@ class JsonClient:
             return HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
         return HTTPConnection(host, port, timeout=self._timeout_s)
 
-    def _exchange(self, connection: HTTPConnection, body: bytes) -> JSON:
+    def _exchange(self, line: _Line, body: bytes) -> JSON:
         """Runs in a thread: one request, cut by a timer at the deadline however slowly bytes trickle in."""
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            _cut(connection)
-
-        timer = threading.Timer(self._timeout_s, expire)
+        timer = threading.Timer(self._timeout_s, line.cut)
         timer.daemon = True
-        self._open.add(connection)
+        self._open.add(line)
         timer.start()
         try:
             path = self._parts.path or "/"
-            connection.connect()
-            if expired.is_set():
-                raise TimeoutError
-            connection.request("POST", f"{path}?{self._parts.query}" if self._parts.query else path, body, self._headers)
-            return _read(connection.getresponse())
+            line.connect()
+            line.connection.request("POST", f"{path}?{self._parts.query}" if self._parts.query else path, body, self._headers)
+            return _read(line.connection.getresponse())
         except (OSError, HTTPException, HttpFailure) as error:
-            if expired.is_set() or isinstance(error, TimeoutError):
+            if line.is_cut or isinstance(error, TimeoutError):
                 raise HttpFailure(f"it did not answer within {self._timeout_s:g} s", timeout=True) from None
             raise error if isinstance(error, HttpFailure) else HttpFailure(f"{type(error).__name__}: {error}") from error
         finally:
             timer.cancel()
-            self._open.discard(connection)
-            connection.close()
+            self._open.discard(line)
+            line.connection.close()
 
 
 def _read(response: HTTPResponse) -> JSON:
@@ -145,7 +143,25 @@ def _read(response: HTTPResponse) -> JSON:
         raise HttpFailure(f"its answer is not JSON: {shown!r}") from None
 
 
-def _cut(connection: HTTPConnection) -> None:
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):  # it is closed already
-            connection.sock.shutdown(socket.SHUT_RDWR)
+class _Line:
+    """A connection that another thread can cut, at any moment of its use."""
+
+    def __init__(self, connection: HTTPConnection) -> None:
+        self.connection = connection
+        self.is_cut = False
+        self._socket: socket.socket | None = None  # the connection forgets it while its answer is still being read
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        self.connection.connect()
+        with self._lock:
+            self._socket = self.connection.sock
+            if self.is_cut:
+                raise TimeoutError
+
+    def cut(self) -> None:
+        with self._lock:
+            self.is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # it is closed already
+                    self._socket.shutdown(socket.SHUT_RDWR)

@@ -17,9 +17,10 @@ _CONTRACTION = re.compile(r"(?P<word>.+?)(?P<rest>n't|'(?:s|re|ve|ll|d|m))", re.
 _ENDS = ".!?…。！？"
 _CLOSING = "\"')]}”’»*_"
 _ABBREVIATIONS = frozenset(
-    "dr mr mrs ms prof sr jr st vs etc fig eq inc ltd co corp dept est approx no vol pp cf al gen col lt sgt rev hon messrs mt ave blvd "
+    "dr mr mrs ms prof sr jr st vs etc inc ltd co corp dept est approx cf al gen col lt sgt rev hon messrs mt ave blvd "
     "jan feb mar apr jun jul aug sep sept oct nov dec e.g i.e u.s u.k a.m p.m ph.d b.c a.d".split()
 )
+_BEFORE_NUMBERS = frozenset("no nos fig eq vol pp p ch sec".split())
 _SCRIPTS = {
     "HIRAGANA": "ja", "KATAKANA": "ja", "HANGUL": "ko", "CJK": "zh", "THAI": "th", "HEBREW": "he", "GREEK": "el", "BENGALI": "bn",
     "TAMIL": "ta", "TELUGU": "te", "KANNADA": "kn", "MALAYALAM": "ml", "GUJARATI": "gu", "GURMUKHI": "pa", "DEVANAGARI": "hi",
@@ -115,7 +116,7 @@ def _ends_sentence(word: str, following: str) -> bool:
     stem = bare.rstrip(".").lstrip("(\"'“‘[")
     if stem.lower() in _ABBREVIATIONS or (len(stem) == 1 and stem.isupper() and stem != "I"):
         return False
-    return not following[0].islower()
+    return not following[0].islower() and not (stem.lower() in _BEFORE_NUMBERS and following[0].isdigit())
 
 
 def _by_words(words: Sequence[str], common: Mapping[str, Sequence[str]]) -> str | None:
