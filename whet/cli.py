@@ -114,6 +114,8 @@ def replay_batch(
         typer.echo(f"not finite in the batch itself: {line}")
     if found.first_forward is not None:
         typer.echo(f"first module whose output is not finite though its inputs are: {found.first_forward}")
+    elif found.message is not None:
+        typer.echo("every output of the model is finite: it is the loss that makes something that is not")
     if found.first_backward is not None:
         typer.echo(f"module nearest to the loss whose output has a gradient that is not finite: {found.first_backward}")
     if not found.reproduced:

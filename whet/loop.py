@@ -138,9 +138,10 @@ async def train_rl(run: Run) -> dict[str, float]:
     while True:
         async with between_updates(run, progress):
             await evaluate_if_due(run, progress)
-            await save_if_due(run, progress)
-            if progress.rollout_id >= run.num_rollouts:
-                break
+        await save_if_due(run, progress)
+        if progress.rollout_id >= run.num_rollouts:
+            break
+        async with between_updates(run, progress):
             run.guard.check()
             groups = await roll_out(run, progress)
         samples = samples_of_groups(groups)
@@ -180,7 +181,7 @@ async def save_at_the_end(run: Run, progress: Progress) -> None:
         with run.observer.phases.span("save"):
             folder = await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id)))
     except OSError as error:
-        display.warn(str(error))
+        display.warn(f"{error.filename}: {error.strerror}")
         return
     if folder is not None:
         display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import tempfile
+import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -54,7 +55,9 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
     _make_writable(folder)
     with claim(folder, command), on_signals() as stop:
         notes = _settle(config, folder)
-        prepare_process(config, _threads_before(folder) if config.deterministic else None)
+        starts = read_rows(folder / STARTS)
+        notes += _clock_notes(starts)
+        prepare_process(config, _threads_before(starts) if config.deterministic else None)
         journal, found = Journal(folder), environment()
         changed = journal.started(command, found)
         if changed:
@@ -78,10 +81,20 @@ def free_folder(parent: Path, name: str) -> Path:
     return next(path for n in count(1) if not (path := parent / f"{name}_{n}").exists())
 
 
-def _threads_before(folder: Path) -> int | None:
+def _threads_before(starts: Sequence[Mapping[str, JSON]]) -> int | None:
     """Torch's threads at the folder's last start: another number could add in another order."""
-    starts = read_rows(folder / STARTS)
     return starts[-1]["environment"]["cpu"]["threads"] if starts else None
+
+
+def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
+    """Whether the clock was set back since the last start."""
+    if not starts or starts[-1]["time"] <= time.time():
+        return []
+    then, now = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (starts[-1]["time"], time.time()))
+    return [
+        f"the clock was set back: the last start here was at {then}, and now it is {now}. Times in metrics.jsonl and log.txt are out of "
+        "order; nothing else goes by the clock"
+    ]
 
 
 def _make_writable(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A real run's folder, against docs/run_folder.md, and its report."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,10 +18,17 @@ REWARD = """
 import os
 
 def score(trajectory):
-    if os.environ["JUDGE_MODE"] == "broken":
-        raise ValueError(f"cannot read {trajectory.task.prompt[0].content} with " + os.environ["JUDGE_PASSWORD"])
+    question = trajectory.task.prompt[0].content
+    if os.environ["JUDGE_MODE"] == "broken" or question.startswith("James"):
+        raise ValueError(f"cannot read {question} with " + os.environ["JUDGE_PASSWORD"])
     return 0.5
 """
+
+FRAME = [
+    '  File "~/my_judge.py", line 7, in score',
+    '    raise ValueError(f"cannot read {question} with " + os.environ["JUDGE_PASSWORD"])',
+    "ValueError",
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +48,6 @@ def folder(tmp_path_factory):
 
 
 def whet(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "JUDGE_MODE": mode, "JUDGE_PASSWORD": "open-sesame-5", "HOME": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", "whet", *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=240, check=False
@@ -51,6 +57,10 @@ def whet(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProces
 def members(path: Path) -> dict[str, str]:
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+def holds(lines: list[str], part: list[str]) -> bool:
+    return any(lines[i : i + len(part)] == part for i in range(len(lines)))
 
 
 def test_every_file_of_a_run_is_on_the_page_and_its_report_has_no_data(folder):
@@ -66,10 +76,13 @@ def test_every_file_of_a_run_is_on_the_page_and_its_report_has_no_data(folder):
     assert reported.returncode == 0 and "well-report.zip" in reported.stdout, reported.stderr
     found = members(folder / "well-report.zip")
     assert "checkpoints/rollout_000001/manifest.json" in found and "step 1/1" in found["log.txt"]
+    [failure] = [json.loads(line) for line in found["failures.jsonl"].splitlines()]
+    assert (failure["kind"], failure["where"]) == ("RewardError", "reward")
+    assert holds(failure["frames"], FRAME)
+    assert "first RewardError in reward: see failures.jsonl" in found["log.txt"]
     for name, text in found.items():
-        assert str(folder) not in text, f"{name} names the home folder"
-        for question in QUESTIONS:
-            assert question[:20] not in text, name
+        for word in (str(folder), "open-sesame-5", *(question[:20] for question in QUESTIONS)):
+            assert word not in text, name
 
 
 def test_a_failed_runs_report_says_where_and_not_what(folder):
@@ -79,15 +92,10 @@ def test_a_failed_runs_report_says_where_and_not_what(folder):
     reported = whet(folder, "broken", "report", "runs/broken")
     assert reported.returncode == 0, reported.stderr
     found = members(folder / "broken-report.zip")
-    [failure] = [json.loads(line) for line in found["failures.jsonl"].splitlines()]
-    assert (failure["kind"], failure["where"]) == ("RewardError", "reward")
-    source = '    raise ValueError(f"cannot read {trajectory.task.prompt[0].content} with " + os.environ["JUDGE_PASSWORD"])'
-    frames = failure["frames"]
-    assert frames[frames.index(source) - 1 : frames.index(source) + 2] == ['  File "~/my_judge.py", line 6, in score', source, "ValueError"]
-    assert frames[-1] == "whet.reward.base.RewardError"
     end = json.loads(found["end.json"])
     assert (end["status"], end["kind"], end["user_code"]) == ("failed", "RolloutFailed", False)
-    assert end["message"] == "rollout 0: all 4 trajectories failed; the first in reward: RewardError: <message left out>"
+    assert end["message"].startswith("rollout 0: all 4 trajectories failed <")
+    assert holds(end["frames"], FRAME), "of the trajectory's failure, too"
     assert end["resume_command"] == "whet train run.toml run_dir=runs/broken evaluate.before_training=false"
     for name, text in found.items():
         for word in (str(folder), "open-sesame-5", *(question[:20] for question in QUESTIONS)):
@@ -95,5 +103,5 @@ def test_a_failed_runs_report_says_where_and_not_what(folder):
     told = whet(folder, "broken", "report", "runs/broken", "--messages", "--output", "told.zip")
     assert told.returncode == 0, told.stderr
     found = members(folder / "told.zip")
-    assert QUESTIONS[0][:20] in found["failures.jsonl"] + found["end.json"]
+    assert QUESTIONS[0][:20] in found["end.json"]
     assert "open-sesame-5" not in "".join(found.values())

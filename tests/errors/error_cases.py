@@ -6,6 +6,7 @@ from error_bench import Case
 from error_code import CODE
 from error_configuration import CONFIGURATION
 from error_data import DATA
+from error_dependable import DEPENDABLE
 from error_model import MODEL
 from error_run import RUN
 
@@ -15,5 +16,6 @@ PARTS: dict[str, tuple[Case, ...]] = {
     "Model folders": MODEL,
     "Your code": CODE,
     "A run's folder": RUN,
+    "A run under way": DEPENDABLE,
 }
 CASES = tuple(case for cases in PARTS.values() for case in cases)

@@ -94,6 +94,10 @@ def tool_hangs(bench: Bench) -> Told:
     return tool(bench, "weather", {"timeout": 1}, "env.tool_timeout_s=0.2")
 
 
+def time_over(bench: Bench) -> Told:
+    return tool(bench, "weather", {"timeout": 1}, "env.tool_timeout_s=none", "rollout.timeout_s=3")
+
+
 def tool_without_types(bench: Bench) -> Told:
     bench.file("tools.py", 'def add(a, b):\n    """Adds."""\n    return a + b\n\n\ndef silent(a: int) -> int:\n    return a\n')
     return together(*(bench.refused("env.name=tools", f'env.tools=["tools.py:{name}"]') for name in ("add", "silent")))
@@ -103,8 +107,8 @@ CODE = (
     Case(
         id="reference-not-found",
         title="Code that is not found",
-        cause="A reward, environment, algorithm, parser, tracker or tool is named by an import reference, and there is no such module, file or "
-        "name. Modules are looked for where Python does and in the current folder.",
+        cause="A reward, environment, algorithm, parser, tracker or tool is named by an import reference, and there is no such module, "
+        "file or name. Modules are looked for where Python does and in the current folder.",
         remedy="Write `module:name` or `path/to/file.py:name`, and start whet in the folder that the path starts from.",
         words=(
             "reward 'my_cod:score': no module named 'my_cod'",
@@ -132,8 +136,8 @@ CODE = (
     Case(
         id="reference-arguments",
         title="Code that takes other arguments",
-        cause="A reward is called as `f(trajectory, **reward.options)`, an environment as `f(**env.options)`, an algorithm as `f(options, plan)`, a "
-        "tracker as `f(run_dir, config)`.",
+        cause="A reward is called as `f(trajectory, **reward.options)`, an environment as `f(**env.options)`, an algorithm as "
+        "`f(options, plan)`, a tracker as `f(run_dir, config)`.",
         remedy="Give the function these arguments, or the missing ones in `options`.",
         words=(
             "cannot be called as f(trajectory): missing a required argument: 'reference'",
@@ -169,8 +173,8 @@ CODE = (
     Case(
         id="reward-hangs",
         title="A reward that hangs",
-        cause="Your function took longer than `reward.timeout_s` (10 s by default). Its process is killed and a new one started; the trajectory "
-        "is a timeout, counted in `outcome/timeout`.",
+        cause="Your function took longer than `reward.timeout_s` (10 s by default). Its process is killed and a new one started; the "
+        "trajectory is a timeout, counted in `outcome/timeout`.",
         remedy="Give what the function waits for a limit of its own, or raise `reward.timeout_s`.",
         words=("train/0#0/0 failed in reward: RewardTimeout", "took longer than 0.5 s (reward.timeout_s); its worker was killed"),
         provoke=hangs,
@@ -216,16 +220,21 @@ CODE = (
         id="tool-raises",
         title="A tool that raises",
         cause="A tool raised something other than `ValueError`. The trajectory has the outcome `env_error` and is left out and counted.",
-        remedy="Correct the tool. Where the model asked for something impossible, raise `ValueError`: the model reads its text and may try again.",
-        words=("train/0#0/0 failed in env.step: KeyError: 'Atlantis'", "in population", 'raised by the tool population, called with {"city": "Atlantis"}'),
+        remedy="Correct the tool. Where the model asked for something impossible, raise `ValueError`: the model reads its text and may "
+        "try again.",
+        words=(
+            "train/0#0/0 failed in env.step: KeyError: 'Atlantis'",
+            "in population",
+            'raised by the tool population, called with {"city": "Atlantis"}',
+        ),
         provoke=tool_raises,
         status=0,
     ),
     Case(
         id="tool-refuses",
         title="A tool that raises ValueError",
-        cause="This is how a tool answers a model that called it wrongly. The model reads the text above, nothing is printed, and the call counts as "
-        "invalid in `tools/validity`.",
+        cause="This is how a tool answers a model that called it wrongly. The model reads the text above, nothing is printed, and the "
+        "call counts as invalid in `tools/validity`.",
         remedy="Nothing: the conversation goes on.",
         words=("Error: there is no city 'Atlantis'; ask for one that exists",),
         provoke=tool_refuses,
@@ -235,9 +244,23 @@ CODE = (
         id="tool-hangs",
         title="A tool that hangs",
         cause="A call took longer than `env.tool_timeout_s` (30 s by default). The trajectory is a timeout; the other calls go on.",
-        remedy="Give what the tool waits for a limit of its own, or raise `env.tool_timeout_s`. With `deterministic=true` limits in seconds are off.",
+        remedy="Give what the tool waits for a limit of its own, or raise `env.tool_timeout_s`. With `deterministic=true` limits in "
+        "seconds are off.",
         words=("train/0#0/0 failed in env.step: TimeoutError: tool weather took longer than 0.2 s (env.tool_timeout_s)",),
         provoke=tool_hangs,
+        status=0,
+    ),
+    Case(
+        id="trajectory-timeout",
+        title="A trajectory that takes too long",
+        cause="A trajectory has `rollout.timeout_s` (600 s by default) from its start to its reward, whatever it waits for. What the "
+        "model had sampled by then is kept in the records.",
+        remedy="The message says what it waited for: limit that, or raise `rollout.timeout_s`.",
+        words=(
+            "train/0#0/0 failed in env.step: TimeoutError",
+            "the trajectory's 3.0 s (rollout.timeout_s) were over while it waited for env.step",
+        ),
+        provoke=time_over,
         status=0,
     ),
     Case(

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from error_bench import Bench, Case, Told, together
+from huggingface_hub import constants
 from transformers import AutoTokenizer
 
 
 def no_folder(bench: Bench) -> Told:
     return bench.refused("model.path=models")
+
+
+def no_network(bench: Bench) -> Told:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(bench.folder / "cache"))
+        return bench.refused("model.path=owner/name")
 
 
 def no_config(bench: Bench) -> Told:
@@ -68,9 +77,14 @@ def no_template(bench: Bench) -> Told:
     return bench.refused("model.path=mine")
 
 
-def broken_template(bench: Bench) -> Told:
-    (bench.model("mine") / "chat_template.jinja").write_text("{{ raise_exception('Roles must alternate.') }}")
-    return bench.refused("model.path=mine")
+def template_refuses(bench: Bench) -> Told:
+    """In training prompts, and in those of an evaluation that would come later."""
+    template = bench.model("mine") / "chat_template.jinja"
+    template.write_text("{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + template.read_text())
+    told = bench.refused("model.path=mine", 'data.system_prompt="Be brief."')
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+3?"}]
+    bench.file("test.jsonl", json.dumps({"prompt": messages, "label": "5"}) + "\n")
+    return together(told, bench.refused("model.path=mine", "evaluate.sets.test.path=test.jsonl", "num_rollouts=2"))
 
 
 def no_device(bench: Bench) -> Told:
@@ -85,6 +99,14 @@ MODEL = (
         remedy="Correct it. Relative paths start in the current folder; hub names read `owner/name`.",
         words=("model.path: there is no model folder 'models'", "owner/name"),
         provoke=no_folder,
+    ),
+    Case(
+        id="no-network",
+        title="A model of the hub that is not here, and no network",
+        cause="`owner/name` is taken from the Hugging Face cache, else downloaded; here it is in no cache and downloading is switched off.",
+        remedy="Run the `hf download` that the message shows where there is a network, or unset `HF_HUB_OFFLINE`.",
+        words=("the model 'owner/name' is neither a local path nor in the Hugging Face cache (.../cache)", "`hf download owner/name`"),
+        provoke=no_network,
     ),
     Case(
         id="no-config",
@@ -146,8 +168,8 @@ MODEL = (
     Case(
         id="other-tokenizer",
         title="A tokenizer with tokens that the model does not have",
-        cause="The tokenizer is another model's, or tokens were added to it without giving the model a row for each. (A model may have more "
-        "ids than its tokenizer: sizes are often rounded up.)",
+        cause="The tokenizer is another model's, or tokens were added to it without giving the model a row for each. (A model may have "
+        "more ids than its tokenizer: sizes are often rounded up.)",
         remedy="Copy the model's own tokenizer files. If tokens were added on purpose, resize the model's embeddings "
         "(`resize_token_embeddings` in transformers) and save it.",
         words=("has 2 tokens that its model does not have", "'<think>'", "vocab_size"),
@@ -164,10 +186,11 @@ MODEL = (
     Case(
         id="template-refuses",
         title="A chat template that cannot render the prompts",
-        cause="The template is broken, or refuses the roles of the messages: some know no system message, some want user and assistant in turn.",
+        cause="The template is broken, or refuses the roles of the messages: some know no system message, some want user and assistant "
+        "in turn. The first prompt of the training data and of each evaluation set is rendered before anything is trained.",
         remedy="Change the messages (or `data.system_prompt`), or the template.",
-        words=("train.jsonl:1", "cannot render the roles ['user']: Roles must alternate."),
-        provoke=broken_template,
+        words=("train.jsonl:1", "test.jsonl:1", "cannot render the roles ['system', 'user']: no system role"),
+        provoke=template_refuses,
     ),
     Case(
         id="no-device",

@@ -13,16 +13,17 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/errors.md"
 HEAD = """\
 # What can go wrong, and what whet says
 
-Every message on this page was printed by the test of its case in `tests/errors`, which makes the mistake through the command line and fails if
-the message, or what is kept, is another. `make docs` writes the page anew (`WHET_WRITE_DOCS=1 python -m pytest tests/errors`); paths that
-differ from machine to machine are shortened to `...`.
+Every message on this page was printed by the test of its case in `tests/errors`, which makes the mistake through the command line
+and fails if the message, or what is kept, is another. `make docs` writes the page anew (`WHET_WRITE_DOCS=1 python -m pytest
+tests/errors`); paths that differ from machine to machine are shortened to `...`.
 
-- A command that cannot go on says `error:` on standard error and ends with **status 2**. `WHET_TRACEBACK=1` adds where in whet it came from.
-- A trajectory that fails does not end a run: it is a `warning:`, once for each kind of failure, and a number in `metrics.jsonl` (`outcome/failed`
-  and `outcome/<its outcome>`). It neither trains nor counts as a reward of 0, and what was sampled of it is in the records. Of a traceback,
-  what lies in your own code is shown.
-- Whatever is said here, the files of an earlier start are what they were: a run's settings are set aside as `config.<n>.toml`, never replaced.
-- Status 1 and a whole traceback: that is a bug in whet.
+- A command that cannot go on says `error:` on standard error and ends with **status 2**. `WHET_TRACEBACK=1` shows where in whet that
+  came from.
+- A trajectory that fails does not end a run: it is a `warning:`, once for each kind of failure, and a number in `metrics.jsonl`
+  (`outcome/failed` and `outcome/<its outcome>`). It neither trains nor counts as a reward of 0, and what was sampled of it is in the
+  records. Of a traceback, what lies in your own code is shown.
+- Whatever is said here, the files of an earlier start are what they were: settings are set aside as `config.<n>.toml`, never replaced.
+- A whole traceback, with whet's own files in it, is a bug in whet.
 """
 
 

@@ -51,7 +51,8 @@ RUN = (
     Case(
         id="unwritable",
         title="A folder that cannot be written",
-        cause="The folder for a run or for records cannot be made or written: its parent is a file, it is read-only, or it is another user's.",
+        cause="The folder for a run or for records cannot be made or written: its parent is a file, it is read-only, or it is another "
+        "user's.",
         remedy="Choose another with `run_dir=PATH` or `--output PATH`.",
         words=("run_dir: train.jsonl/run cannot be written", "run_dir=PATH", "records cannot be written to train.jsonl/records"),
         provoke=unwritable,
@@ -68,8 +69,8 @@ RUN = (
         id="checkpoint-of-other-data",
         title="A checkpoint of other data",
         cause="A checkpoint remembers its place among the prompts, and the prompts have changed since.",
-        remedy="Go on with the data of that run, or start afresh in another `run_dir` (with `model.path` set to this run's exported model, its "
-        "training is kept).",
+        remedy="Go on with the data of that run, or start afresh in another `run_dir` (with `model.path` set to this run's exported "
+        "model, its training is kept).",
         words=("source 'train' was taken over other rows", "length 4, not 3", "another run_dir"),
         provoke=other_data,
     ),
@@ -78,7 +79,7 @@ RUN = (
         title="A checkpoint of which a part is missing or cut short",
         cause="Something other than whet changed the checkpoint: whet gives one its name only when it is whole.",
         remedy="Restore the file, or remove the checkpoint's folder; the one before it is used then.",
-        words=("weights.safetensors is 1000 bytes", "weights.safetensors is missing", "remove the folder to use the one before"),
+        words=("weights.safetensors has 1000 bytes", "weights.safetensors is missing", "remove the folder to use the one before"),
         provoke=part_missing,
     ),
     Case(
@@ -92,7 +93,8 @@ RUN = (
     Case(
         id="log-changed",
         title="A log that was changed",
-        cause="A checkpoint notes how long `metrics.jsonl` was, so that resuming neither loses nor doubles a line. The file is shorter now.",
+        cause="A checkpoint notes how long `metrics.jsonl` was, so that resuming neither loses nor doubles a line. The file is shorter "
+        "now.",
         remedy="Restore the file, or go on in another `run_dir`.",
         words=("metrics.jsonl cannot be cut at byte", "restore it"),
         provoke=log_changed,

@@ -6,9 +6,11 @@ With WHET_WRITE_DOCS=1 the page is written from what the cases print, instead of
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
-from error_bench import Bench, Case, Shared, make_shared
+from error_bench import Bench, Case, Shared, check_kept, check_trained, make_shared, snapshot
 from error_cases import CASES, PARTS
 from error_page import HEAD, PAGE, page, section, sections_of
 
@@ -50,6 +52,34 @@ def test_the_page_has_a_section_for_each_case_and_no_other():
     assert list(sections_of(text)) == [case.title for case in CASES]
     assert text.startswith(HEAD)
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", b""),
+        ("metrics.jsonl", None),
+        ("rollouts/rollout_000000.parquet", b"x"),
+        ("log.txt", b"begun anew"),
+        ("config.toml", b""),
+    ],
+)
+def test_what_is_lost_is_noticed(shared: Shared, tmp_path, name: str, content: bytes | None):
+    run = Path(shutil.copytree(shared.earlier, tmp_path / "run"))
+    before = snapshot(run)
+    check_kept(run, before)
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content)
+    with pytest.raises(AssertionError, match=f"{name} is not what it was"):
+        check_kept(run, before)
+
+
+def test_a_run_that_lost_more_than_it_should_is_noticed(shared: Shared):
+    check_trained(shared.earlier, {})
+    with pytest.raises(AssertionError):
+        check_trained(shared.earlier, {"timeout": 1})
 
 
 def test_cases_are_told_apart():

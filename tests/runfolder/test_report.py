@@ -27,7 +27,7 @@ from whet.types import Failure, Progress
 
 DATA = [f"Tom has {i} apples and what was it?" for i in range(20)]
 """Prompts, replies and rows, each planted somewhere else."""
-SECRETS = [f"wholly unknown w0rds {i}" for i in range(8)]
+SECRETS = [f"wholly unknown w0rds {i}" for i in range(9)]
 """Known to be secret by the keys or variables that they stand under alone."""
 SHAPED = ["sk-abcdefgh12345678", "hf_AbCdEfGhIjKlMnOpQrStUvWx", "ghp_abcdefghijklmnop1234", "AKIAIOSFODNN7EXAMPLE", "glpat-abcdefgh-1234"]
 LOGGED_PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----"
@@ -92,11 +92,13 @@ def run(person, theirs):
     old["reward"]["options"]["api_key"] = SECRETS[4]
     (folder / "config.1.toml").write_text(dump_toml(RunConfig.model_validate(old)))
     journal = Journal(folder)
-    command = f"whet train a.toml 'reward.options.api_key={SECRETS[0]}' --token '{SECRETS[5]}' x={SHAPED[2]}"
+    named = f"'reward.options.api_key={SECRETS[0]}' 'env.options.password={SECRETS[8]}'"
+    command = f"whet train a.toml {named} --token '{SECRETS[5]}' x={SHAPED[2]}"
     journal.started(command, environment())
     journal.line(f"settings changed: reward.options.api_key = {SECRETS[0]!r} (was {SECRETS[4]!r}), seed = 0 (was 5)")
     journal.line(f"a row {DATA[0]!r} and {DATA[1]!r}, {SECRETS[2]} of {Path.home()}/x and /scratch/{LOGIN}/y", "warning")
     journal.line(f"key:\n{LOGGED_PEM}\nAuthorization: Basic {SECRETS[6]}", "error")
+    journal.line(f"tried {SECRETS[8]}")
     journal.line("step 1/3  reward 0.412")
     try:
         theirs(DATA[2])
@@ -104,7 +106,7 @@ def run(person, theirs):
         journal.failure("train/3#0/1", failure_of(error, "env.step"))
     journal.failure("train/4#0/1", Failure("RewardError", DATA[3], "reward", f"Traceback\n{DATA[4]}\nRewardError: {DATA[3]}"))
     cause = "".join((f"ValueError: {DATA[5]}\n", f"Traceback (most recent call last):\n{DATA[6]}"))
-    journal.ended("failed", RuntimeError(f"rollout 1: all 4 trajectories failed; the first in env.step: {cause}"), command)
+    journal.ended("failed", RuntimeError(f"rollout 1: all 4 trajectories failed\n4 in env.step: {cause}"), command)
     journal.close()
     metrics = JsonlTracker(folder / "metrics.jsonl")
     for step in range(1, 301):
@@ -178,7 +180,8 @@ def test_what_a_maintainer_needs_is_there(run):
     assert tomllib.loads(found["config.1.toml"])["seed"] == 5
     [start] = rows(found["starts.jsonl"])
     assert start["environment"] == environment() and start["pid"] == os.getpid()
-    assert start["command"] == "whet train a.toml 'reward.options.api_key=<secret>' --token '<secret>' 'x=<secret>'"
+    masked = "'reward.options.api_key=<secret>' 'env.options.password=<secret>' --token '<secret>' 'x=<secret>'"
+    assert start["command"] == f"whet train a.toml {masked}"
     assert json.loads(found["environment.json"]) == environment()
     last = rows(found["metrics.jsonl"])
     assert len(last) == 199 and last[-1] == {"step": 301, "reward/total": 1.5}
@@ -210,7 +213,7 @@ def test_failures_keep_place_type_and_frames(run):
     assert (second["kind"], second["where"], second["frames"]) == ("RewardError", "reward", [])
     end = json.loads(found["end.json"])
     assert (end["status"], end["kind"]) == ("failed", "RuntimeError")
-    assert end["message"] == "rollout 1: all 4 trajectories failed; the first in env.step: ValueError: <message left out>"
+    assert end["message"] == "rollout 1: all 4 trajectories failed <3 lines left out>"
     assert end["resume_command"] == rows(found["starts.jsonl"])[0]["command"]
 
 
@@ -221,12 +224,12 @@ def test_the_log_keeps_its_lines(run):
     size = len(DATA[0])
     assert said[2] == f"warning a row <{size} characters> and <{size} characters>, <secret> of ~/x and /scratch/<user>/y"
     assert said[3:6] == ["error   key:", "    <secret>", "    Authorization: <secret>"]
-    assert said[6] == "info    step 1/3  reward 0.412"
-    assert said[7:9] == [
+    assert said[6:8] == ["info    tried <secret>", "info    step 1/3  reward 0.412"]
+    assert said[8:10] == [
         "warning first ValueError in env.step: see failures.jsonl",
         "warning first RewardError in reward: see failures.jsonl",
     ]
-    assert said[9] == "error   failed with RuntimeError: see end.json"
+    assert said[10] == "error   failed with RuntimeError: see end.json"
 
 
 def test_messages_are_kept_on_request_and_secrets_never(run):

@@ -195,12 +195,10 @@ class CheckpointStore:
     def _told(self, error: OSError) -> OSError:
         kept = self._all()
         last = f"the newest whole checkpoint is still {kept[-1]}" if kept else "there is no earlier checkpoint"
-        free = shutil.disk_usage(self.folder).free / 2**20
-        reason = error.strerror or str(error)
-        return OSError(
-            error.errno,
-            f"cannot write a checkpoint into {self.folder}: {reason} ({free:.0f} MiB free); {last}: make room and start the run again",
-        )
+        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free / 2**20
+        reason = str(error) if error.errno is None else os.strerror(error.errno)
+        text = f"a checkpoint cannot be written: {reason} ({free:.0f} MiB free); {last}: make room and start the run again"
+        return OSError(error.errno, text, str(self.folder))
 
 
 def find_checkpoint(path: Path) -> Saved:

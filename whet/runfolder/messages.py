@@ -8,7 +8,6 @@ MAX_WORD_CHARS = 40
 LEFT_OUT = "<message left out>"
 
 _QUOTE = re.compile(r"""(?<!\w)(["'])((?:\\.|(?!\1(?!\w)).)*)(\1|\Z)""", re.DOTALL)
-_SOMEBODY_ELSES = re.compile(r"(the first in [^:\n]+: [\w.]+): .*", re.DOTALL)
 
 
 def without_quotes(text: str) -> str:
@@ -18,8 +17,9 @@ def without_quotes(text: str) -> str:
 
 
 def own_message(text: str) -> str:
-    """The message of an error of whet's own: no quotes, and no message of a trajectory's failure, which it may end with."""
-    return without_quotes(_SOMEBODY_ELSES.sub(rf"\1: {LEFT_OUT}", text))
+    """The message of an error of whet's own: its first line without quotes. Further lines may be what a trajectory failed with."""
+    first, *more = text.split("\n")
+    return without_quotes(first) + (f" <{len(more)} lines left out>" if more else "")
 
 
 def _is_text(quoted: str) -> bool:

@@ -42,7 +42,7 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
     """
     assert error.batch is not None, "only a step's error has a batch"
     folder.mkdir(parents=True)
-    columns = {name: column.cpu().contiguous() for name, column in error.batch.columns().items()}
+    columns = {name: column.cpu().clone() for name, column in error.batch.columns().items()}  # two may be one tensor
     save_file(columns, folder / BATCH)
     backend.export(folder / MODEL)
     (folder / CONFIG).write_text(config)
