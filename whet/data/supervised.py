@@ -209,7 +209,7 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
 def _conversation(row: Row, config: SupervisedConfig) -> Conversation:
     if config.messages_key is not None:
         value, where = _required(row, "messages_key", config.messages_key)
-        value, silent = _split_step_masks(value, where)
+        value, silent = split_step_masks(value, where)
         messages, first_trained = messages_from(value, where), 0
     else:
         assert config.prompt_key is not None and config.response_key is not None
@@ -220,7 +220,7 @@ def _conversation(row: Row, config: SupervisedConfig) -> Conversation:
     return Conversation(messages, schemas, row.origin, first_trained, silent)
 
 
-def _split_step_masks(value: JSON, where: str) -> tuple[JSON, frozenset[int]]:
+def split_step_masks(value: JSON, where: str) -> tuple[JSON, frozenset[int]]:
     """The messages without their `step_loss_mask`, and which of them have it 0."""
     if not isinstance(value, list):
         return value, frozenset()
