@@ -136,6 +136,24 @@ def report(
 
 
 @app.command()
+def score(
+    file: Annotated[str, typer.Argument(help="Rows with response, label, metadata; or a run's rollouts/*.parquet.", metavar="FILE")],
+    overrides: Annotated[list[str], typer.Argument(help="reward=NAME reward.options.x=1 reward.timeout_s=5", metavar="KEY=VALUE...")],
+    output: Annotated[Path, typer.Option(help="JSON lines: reward, components, outcome and detail of each reply.")] = Path("scores.jsonl"),
+) -> None:
+    """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
+    from whet.config import load_config
+    from whet.evaluate.score import ScoreConfig, score_file, short_overrides
+    from whet.observe import build_display
+
+    summary = _guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(overrides)), output))
+    display = build_display("plain", ())
+    display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
+    if summary.first_failure:
+        display.warn(f"the first reply that could not be scored: {summary.first_failure}")
+
+
+@app.command()
 def version() -> None:
     """Print whet's version and those of what it stands on."""
     for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):

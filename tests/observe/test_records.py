@@ -90,6 +90,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "reward_components": {"math": 1.0, "length": -0.25},
         "reward_detail": "5 equals 5",
         "label": "5",
+        "metadata": None,
         "temperature": 0.7,
         "prompt": [
             {"role": "system", "content": "Be brief.", "tool_calls": None},

@@ -8,7 +8,7 @@ never gets to: history stays as it was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -126,7 +126,7 @@ class Renderer:
             return self.encode(task.prompt)
         names = [tool["function"]["name"] for tool in tools]
         further = [tool for tool in task.tools if tool["function"]["name"] not in names]
-        return self.encode(self._render(task.prompt, (*tools, *further), generate=True))
+        return self.encode(self.render(task.prompt, (*tools, *further), generate=True))
 
     def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
         """The ids between a sampled turn and the next one: what closes the turn, the messages, and the next turn's
@@ -153,13 +153,13 @@ class Renderer:
         return self._parser(self.decode(tokens))
 
     def supervised(
-        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0
+        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0, silent: Collection[int] = ()
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """A whole conversation as ids, and which of them train: those that an assistant wrote (its stop token included,
         its opening not).
 
         They are the ids of a rollout in which the model says the same. What follows the last assistant's message is
-        left out.
+        left out. What the assistant says before the message `first_trained`, and in the messages `silent`, is context.
 
         Raises:
             ValueError: no message comes before the first of an assistant, or there is none of an assistant, or the
@@ -170,12 +170,12 @@ class Renderer:
             what = "starts with an assistant's message" if places else "has no assistant's message to learn from"
             roles = [message.role for message in messages]
             raise ValueError(f"the conversation {what}, so there is no reply to a prompt in it; its roles are {roles}")
-        tokens = list(self.encode(self._render(messages[: places[0]], tools, generate=True)))
+        tokens = list(self.encode(self.render(messages[: places[0]], tools, generate=True)))
         mask = [False] * len(tokens)
         for i, following in zip(places, [*places[1:], None], strict=True):
             said = self._said(messages[: i + 1], tools)
             tokens.extend(said)
-            mask.extend([i >= first_trained] * len(said))
+            mask.extend([i >= first_trained and i not in silent] * len(said))
             if following is not None:
                 context = self.reply(messages[i + 1 : following], said)
                 tokens.extend(context)
@@ -184,8 +184,8 @@ class Renderer:
 
     def _said(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
         """What a model would have sampled to say the last message, its stop token included."""
-        before = self._render(messages[:-1], tools, generate=True)
-        after = self._render(messages, tools, generate=False)
+        before = self.render(messages[:-1], tools, generate=True)
+        after = self.render(messages, tools, generate=False)
         if not after.startswith(before):
             same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
             raise ValueError(
@@ -202,7 +202,7 @@ class Renderer:
 
     def _tail(self, messages: Sequence[Message], *, generate: bool) -> str:
         """What the template writes after an assistant's text when these messages follow."""
-        text = self._render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
+        text = self.render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
         _, found, tail = text.partition(MARK)
         if not found:
             raise ValueError("the chat template leaves an assistant's text out, so it cannot be used turn by turn")
@@ -219,7 +219,12 @@ class Renderer:
         added = [token for token in closing if token in self.tokenizer.added_tokens_decoder]
         return tuple(dict.fromkeys((*added, eos)))
 
-    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+    def render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        """The template's text for messages, with the opening of an assistant's turn if `generate`.
+
+        Raises:
+            ValueError: there is no chat template, or it cannot render these messages.
+        """
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, so it cannot render messages: put the model's chat_template.jinja "
