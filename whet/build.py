@@ -24,8 +24,7 @@ from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.config import dump_toml
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
-from whet.data.rows import RowConfig
-from whet.data.source import SourceConfig, load_tasks
+from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.env.build import EnvConfig, build_env_factory
@@ -36,7 +35,7 @@ from whet.observe import Headline, Phases, RecordWriter, build_display, build_tr
 from whet.observe.trackers import JsonlTracker
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
-from whet.settings import BaseRunConfig, RunConfig
+from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Backend
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Progress, Task
@@ -83,8 +82,7 @@ class Parts:
 
 def prepare_process(config: BaseRunConfig) -> None:
     """Process-wide settings: seeds, threads, determinism, and a quiet transformers."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    quiet_transformers()
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
@@ -93,6 +91,12 @@ def prepare_process(config: BaseRunConfig) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
+
+
+def quiet_transformers() -> None:
+    """No progress bars, and no warnings: what matters of them is checked here."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def length_of_run(num_units: int, per_step: int, count: int | None, epochs: float | None, name: str) -> int:
@@ -130,6 +134,19 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
         thread.shutdown()
 
 
+def check_fits(rollout: RolloutConfig, longest: int) -> None:
+    """Refuse trajectories that the engine could not run to their end.
+
+    Raises:
+        ValueError: if they may have more than `longest` tokens.
+    """
+    if rollout.max_tokens > longest:
+        raise ValueError(
+            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
+            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
+        )
+
+
 def _player(
     config: RunConfig,
     rollout: RolloutConfig,
@@ -138,12 +155,7 @@ def _player(
     engine: EmbeddedEngine,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Player:
-    longest = engine.capabilities.max_tokens
-    if rollout.max_tokens > longest:
-        raise ValueError(
-            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
-            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
-        )
+    check_fits(rollout, engine.capabilities.max_tokens)
     if config.deterministic:  # what is sampled must not depend on how long anything took
         rollout = rollout.model_copy(update={"timeout_s": None})
         env = env.model_copy(update={"tool_timeout_s": None})
@@ -170,11 +182,7 @@ def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> 
     """Every configured evaluation set; `run_dir` is where their records go."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
-        columns = {key: getattr(config.data, key) for key in RowConfig.model_fields}
-        if chosen.rows is not None:
-            columns.update(chosen.rows.model_dump(exclude_unset=True))
-        rows = RowConfig.model_validate(columns)
-        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name)
+        tasks = load_tasks(evaluation_rows(config, chosen), name=name)
         keep = run_dir is not None and config.observe.records_every > 0
         out.append(
             EvaluationSet(
@@ -194,10 +202,7 @@ def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
     if chosen.reward is not None:
         reward = build_reward(chosen.reward)
         parts.rewards.append(reward)
-    rollout = chosen.rollout.over(config.rollout)
-    env = chosen.env or config.env
-    if chosen.env is not None and "name" not in chosen.env.model_fields_set:
-        env = EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+    rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
     return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)
 
 
@@ -221,14 +226,19 @@ def open_run(config: BaseRunConfig) -> tuple[Path, list[str]]:
     path, text = run_dir / "config.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
         kept = _set_aside(path)
-        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
-        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+        changed = changed_settings(kept.read_text(), text)
         notes.append(f"settings changed since the last start in {run_dir}: {changed}; the old ones are in {kept.name}")
     path.write_text(text)
     log = run_dir / "metrics.jsonl"
     if log.exists() and log.stat().st_size and not any((run_dir / "checkpoints").glob(f"*/{MANIFEST}")):
         notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
     return run_dir, notes
+
+
+def changed_settings(before: str, after: str) -> str:
+    """What differs between two configurations in TOML, in words."""
+    old, new = (_flat(tomllib.loads(text)) for text in (before, after))
+    return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -28,7 +28,7 @@ from whet.build import length_of_run as length
 from whet.checkpoint.store import CheckpointStore
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
-from whet.data.source import SourceConfig, TaskSource
+from whet.data.source import TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
@@ -38,7 +38,7 @@ from whet.observe import Display, Metrics, RecordWriter, build_display, flatten,
 from whet.rollout.collect import check_trainable
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.settings import RunConfig, SupervisedRunConfig
+from whet.settings import RunConfig, SupervisedRunConfig, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -202,9 +202,7 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
 
 def training_source(config: RunConfig, parts: Parts) -> TaskSource:
     """The training prompts."""
-    settings = config.data.model_dump(exclude={"train"})
-    source = SourceConfig(path=config.data.train, seed=config.seed, **settings)
-    return TaskSource(source, length=prompt_length(parts, config.env))
+    return TaskSource(training_rows(config), length=prompt_length(parts, config.env))
 
 
 def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, str]:

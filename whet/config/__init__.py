@@ -4,7 +4,7 @@ from whet.config.base import Config
 from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
 from whet.config.errors import ConfigError
-from whet.config.load import load_config
+from whet.config.load import load_config, read_tree
 from whet.config.reference import Reference, resolve
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "describe",
     "dump_toml",
     "load_config",
+    "read_tree",
     "resolve",
 ]
