@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -16,6 +17,8 @@ from whet.config import Config
 from whet.model.attention import ATTENTION, Attend, PackedRow
 
 DType = Literal["float32", "bfloat16", "float64"]
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, AssertionError, SafetensorError, StrictDataclassError)
+"""What transformers raises for a folder that holds no model, or one whose parts do not fit together."""
 PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
 """Two sequences that share a row when a model is checked."""
 PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -157,8 +160,7 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path: {folder} has no config.json; it must be a model folder in Hugging Face format")
+    require_config(folder)
     options: dict[str, Any] = {
         "dtype": getattr(torch, config.dtype),
         "attn_implementation": ATTENTION,
@@ -167,9 +169,8 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
     }
     try:
         found = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        kind = type(error).__name__
-        raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {kind}: {error}") from error
+    except LOAD_ERRORS as error:
+        raise unloadable(folder, error) from error
     hf, report = found
     missing = sorted(report["missing_keys"])
     if missing:
@@ -178,6 +179,21 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> Causal
             f"among them {', '.join(missing[:3])}; they are of another model or incomplete"
         )
     return prepare(hf, config, trainable=trainable)
+
+
+def require_config(folder: Path) -> None:
+    """See that a folder may hold a model.
+
+    Raises:
+        ValueError: if it has no config.json.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model.path: {folder} has no config.json; it must be a model folder in Hugging Face format")
+
+
+def unloadable(folder: Path, error: Exception) -> ValueError:
+    """What is told of a folder that transformers cannot load."""
+    return ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {type(error).__name__}: {error}")
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
@@ -201,11 +217,16 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> Cau
     model = CausalModel(hf)
     model.check()
     if trainable and config.gradient_checkpointing:
-        hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        for module in hf.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
+        recompute_layers(hf)
     return model
+
+
+def recompute_layers(hf: PreTrainedModel) -> None:
+    """Have each layer's activations computed again in the backward pass."""
+    hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    for module in hf.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
