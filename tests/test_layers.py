@@ -25,6 +25,7 @@ LAYERS = [
     {"cluster"},
     {"settings", "loop"},
     {"build"},
+    {"preflight"},
     {"commands"},
     {"quickstart"},
     {"cli"},
