@@ -62,7 +62,7 @@ def test_what_an_optimizer_step_takes_is_planned(dtype):
     backend.forward_backward(batch(LENGTHS), sft_loss)
     with Alive().ignore(backend.optimizer.tensors().values()) as alive:
         backend.optim_step()
-    planned = plan_memory(meta, Workload(TrainConfig(), (60,))).bytes_of("optimizer step")
+    planned = plan_memory(meta, Workload(TrainConfig(), (60,))).bytes_of("optimizer scratch")
     assert planned == pytest.approx(alive.peak, rel=0.1)
 
 
@@ -174,7 +174,7 @@ def test_the_peak_is_the_fullest_phase_and_its_largest_parts_are_named():
     assert plan.peak_bytes == max(plan.at(phase) for phase in ("rollout", "loss", "backward", "step")) == plan.at(plan.peak)
     sizes = [part.size_bytes for part in plan.largest(3)]
     assert sizes == sorted((part.size_bytes for part in plan.parts if plan.peak in part.during), reverse=True)[:3]
-    assert all(part.lower for part in plan.largest(9))
+    assert all(part.advice for part in plan.largest(9))
 
 
 @given(longest=st.integers(1, 60), budget=st.integers(1, 100), lengths=st.data())

@@ -35,9 +35,9 @@ def findings_of(here, code, *more):
 def test_tools_are_listed_asked_and_started(here):
     findings, scene = look(*AREAS)
     assert of(findings, "environment") == [
-        "tools is made; tools: calculator(expression)",
+        "environment 'tools' started with train.jsonl:1 and closed",
+        "tools has calculator(expression)",
         "calculator: wrong arguments are refused, and the refusal is rendered",
-        "started with train.jsonl:1 and closed",
     ]
     assert [tool["function"]["name"] for tool in scene.tools[""]] == ["calculator"]
     assert scene.tools["test"] == scene.tools[""] and scene.tasks[""].label == "0"
@@ -54,7 +54,7 @@ def test_no_tool_of_the_users_is_run(here):
         """,
     )  # fmt: skip
     findings, _ = look(*AREAS, overrides=[f"env.tools=['{reference}:touch', 'calculator']"])
-    assert "touch, calculator: wrong arguments are refused" in of(findings, "environment", "ok")[1]
+    assert "touch, calculator: wrong arguments are refused" in of(findings, "environment", "ok")[2]
     assert not (here / "trace").exists()
 
 
@@ -102,9 +102,15 @@ class Mine(Base):
     import sys
 
     log = next(m for name, m in sys.modules.items() if name.startswith("mine_") and m.__file__ == str(here / "mine.py")).LOG
-    assert fails == [] and log == ["start", "close"]
-    assert oks == [f"{here / 'mine.py'}:Mine is made; tools: look(where)", "started with train.jsonl:1 and closed"]
-    assert scene.tasks[""].label == "changed", "the reward is asked about the task that is played"
+    mine = f"{here / 'mine.py'}:Mine"
+    assert fails == [] and log == ["start", "close"] * 2, "for training, and with the evaluation set's own first row"
+    assert oks == [
+        f"environment {mine!r} started with train.jsonl:1 and closed",
+        f"{mine} has look(where)",
+        f"test: environment {mine!r} started with test.jsonl:1 and closed",
+        f"test: {mine} has look(where)",
+    ]
+    assert scene.tasks[""].label == scene.tasks["test"].label == "changed", "the reward is asked about the task that is played"
 
 
 @pytest.mark.parametrize(
@@ -124,16 +130,34 @@ class Mine(Base):
 )
 def test_environments_that_break_fail_with_their_place(here, code, words):
     fails, _, _ = findings_of(here, code)
-    assert len(fails) == 1 and re.search(words, fails[0]), fails
+    assert len(fails) == 2 and re.search(words, fails[0]) and fails[1].startswith("test: "), fails
 
 
 @pytest.mark.parametrize("wait", ["import asyncio; await asyncio.sleep(30)", "time.sleep(8)"])
 def test_an_environment_that_does_not_start_in_time_fails(here, monkeypatch, wait):
     monkeypatch.setattr(play, "START_DEADLINE_S", 0.3)
     fails, _, _ = findings_of(here, f"class Mine(Base):\n    async def start(self, task):\n        {wait}\n")
-    assert len(fails) == 1 and re.search(r"took longer than [\d.]+ s \(at .*mine.py:\d+ in start\)", fails[0]), fails
+    assert len(fails) == 2 and re.search(r"took longer than [\d.]+ s \(at .*mine.py:\d+ in start\)", fails[0]), fails
 
 
 def test_without_a_row_nothing_is_started(here):
     write_rows(here / "train.jsonl", [{"nothing": 1}])
-    assert of(look(*AREAS)[0], "environment", "skip") == ["not started: needs a row to start with"]
+    findings, _ = look(*AREAS)
+    assert of(findings, "environment", "skip") == ["not started: needs a row to start with"]
+    assert of(findings, "environment", "ok")[0] == "tools has calculator(expression)", "they are known all the same"
+
+
+def test_tools_are_those_that_there_are_after_the_start(here):
+    path = here / "late.py"
+    path.write_text(
+        ENV + """
+class Late(Base):
+    async def start(self, task):
+        self.tools = [{"type": "function", "function": {"name": "late"}}]
+        return task
+"""
+    )
+    findings, scene = look(*AREAS, overrides=[f"evaluate.sets.test.env.name={path}:Late"])
+    assert [tool["function"]["name"] for tool in scene.tools["test"]] == ["late"]
+    assert [tool["function"]["name"] for tool in scene.tools[""]] == ["calculator"]
+    assert f"test: {path}:Late has late()" in of(findings, "environment", "ok")

@@ -117,6 +117,22 @@ def test_a_row_without_a_label_is_scored_with_nothing_to_compare(user, here):
     assert texts[0] == "an empty reply scores 0.5; train.jsonl:1 has no label to compare with"
 
 
+def test_an_environment_that_brings_the_labels_is_asked_for_them(here):
+    path = here / "labels.py"
+    path.write_text(
+        "from dataclasses import replace\n"
+        "class Labels:\n    tools = ()\n    async def step(self, reply): ...\n    async def close(self): ...\n"
+        "    async def start(self, task):\n        return replace(task, label='42')\n"
+    )
+    write_rows(here / "train.jsonl", [{"prompt": "q"}])
+    write_rows(here / "test.jsonl", [{"prompt": "q"}])
+    findings, _ = look(*AREAS, overrides=[f"env.name={path}:Labels", "env.tools=[]"])
+    assert of(findings, "reward") == [
+        "train.jsonl:1: the reply '42' scores 1, an empty one 0",
+        "test: test.jsonl:1: the reply '42' scores 1, an empty one 0",
+    ], "the labels of the rows are not what counts"
+
+
 def test_without_rows_nothing_is_scored(here):
     (here / "train.jsonl").unlink()
     findings, _ = look(*AREAS)

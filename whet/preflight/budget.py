@@ -16,7 +16,7 @@ from whet.preflight.scene import TRAINING, Scene
 from whet.settings import RunConfig
 
 NEAR_FULL = 0.9
-PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward pass", "step": "optimizer step"}
+PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step"}
 
 
 def check_limits(scene: Scene) -> Iterator[Note]:
@@ -57,18 +57,20 @@ def check_memory(scene: Scene) -> Iterator[Note]:
 
 def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:
     """A plan against a capacity in bytes."""
-    parts = [f"{bytes_text(part.size_bytes):>10}  {part.name}, {_when(part)}{', estimate' if part.estimate else ''}" for part in plan.parts]
+    parts = [f"{bytes_text(part.size_bytes):>10}  {_described(part)}" for part in plan.parts if part.size_bytes]
     share = plan.peak_bytes / capacity
     most = f"{bytes_text(plan.peak_bytes)} at its peak ({PHASES[plan.peak]}), {share:.0%} of {bytes_text(capacity)} ({source})"
     if share <= NEAR_FULL:
         return ok(most, parts)
-    large = "; ".join(f"{part.name} {bytes_text(part.size_bytes)} (lower {part.lower})" for part in plan.largest(3))
+    large = "; ".join(f"{part.name} {bytes_text(part.size_bytes)} ({part.advice})" for part in plan.largest(3))
     told = fail if share > 1 else warn
     return told(f"{most}; the largest parts: {large}", parts)
 
 
-def _when(part: Part) -> str:
-    return "always" if part.during == ALWAYS else " and ".join(PHASES[phase] for phase in part.during)
+def _described(part: Part) -> str:
+    """`name (when)`, and whether its size is an estimate."""
+    when = "always" if part.during == ALWAYS else ", ".join(PHASES[phase] for phase in part.during)
+    return f"{part.name} ({when}){', estimate' if part.estimate else ''}"
 
 
 def workload(scene: Scene) -> Workload:

@@ -66,7 +66,7 @@ class LiveBytes(TorchDispatchMode):
         size = storage.nbytes()
         self._live[kind] = self._live.get(kind, 0) + size
         self._peak[kind] = max(self._peak.get(kind, 0), self._live[kind])
-        weakref.finalize(storage, self._gone, kind, size)
+        weakref.finalize(storage, self._gone, kind, size).atexit = False
 
     def _gone(self, kind: str, size: int) -> None:
         self._live[kind] -= size

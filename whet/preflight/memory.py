@@ -43,8 +43,8 @@ class Part:
     name: str
     size_bytes: int
     during: tuple[Phase, ...]
-    lower: str = ""
-    """The settings that make it smaller."""
+    advice: str = ""
+    """What makes it smaller."""
     estimate: bool = False
     """Not exact: what the model's layers keep depends on kernels and lengths."""
 
@@ -125,10 +125,10 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
         ValueError: if the model cannot run through whet's attention.
     """
     weights = sum(p.nbytes for _, p in model.named_weights())
-    smaller = "a smaller model.path, or model.dtype=bfloat16"
+    smaller = "choose a smaller model, or model.dtype=bfloat16"
     parts = [Part("parameters", weights, ALWAYS, smaller), *_optimizer_parts(model, work.train)]
     if work.reference:
-        parts.append(Part("reference model", weights, ALWAYS, "algo.grpo.kl_coef=0 without algo.grpo.reference"))
+        parts.append(Part("reference model", weights, ALWAYS, "set algo.grpo.kl_coef=0, without algo.grpo.reference"))
     if work.sampling is not None:
         parts.append(Part("engine weights", 0, ALWAYS))  # the embedded engine reads the trainer's own parameters
         parts += _engine_parts(model, work.sampling)
@@ -146,12 +146,12 @@ def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
     sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "step": 0}
     for key, tensor in optimizer.tensors().items():
         sizes[key.partition("/")[0]] += tensor.nbytes
-    smaller = "a smaller model.path"
+    smaller = "choose a smaller model"
     return [
         Part("float32 masters", sizes["master"], ALWAYS, smaller),
         Part("gradients", gradients, TRAINING, smaller),
         Part("optimizer moments", sizes["exp_avg"] + sizes["exp_avg_sq"], ALWAYS, smaller),
-        Part("optimizer step", scratch, ("step",), smaller),
+        Part("optimizer scratch", scratch, ("step",), smaller),
     ]
 
 
@@ -183,8 +183,8 @@ def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
         model.hidden(slots, slots, write)
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
-        Part("KV cache", store.size_bytes, ALWAYS, "engine.embedded.cache_tokens"),
-        Part("sampling logits", round(logits), ("rollout",), "engine.embedded.max_running"),
+        Part("KV cache", store.size_bytes, ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("sampling logits", round(logits), ("rollout",), "lower engine.embedded.max_running"),
     ]
 
 
@@ -198,10 +198,11 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
 
 def _update_parts(model: CausalModel, work: Workload) -> list[Part]:
     kept, peak = _layers_bytes(model, work)
-    rows = "train.max_tokens_per_device, or model.gradient_checkpointing=true"
+    again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
+    rows = f"lower train.max_tokens_per_device{again}"
     return [
-        Part("logits", _logits_peak(model, work), ("loss",), "train.logprob_chunk_tokens"),
-        Part("output layer gradient", _head_gradient(model, work), ("loss", "backward"), "a smaller model.path", estimate=True),
+        Part("logits", _logits_peak(model, work), ("loss",), "lower train.logprob_chunk_tokens"),
+        Part("output layer gradient", _head_gradient(model, work), ("loss", "backward"), "choose a smaller model", estimate=True),
         Part("activations kept", kept, ("loss",), rows, estimate=True),
         Part("activations in the backward pass", peak, ("backward",), rows, estimate=True),
     ]

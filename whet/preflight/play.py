@@ -9,7 +9,7 @@ from whet.data.parsers import Parsed
 from whet.data.rows import task_from
 from whet.data.source import SourceConfig
 from whet.env.base import Env, Step
-from whet.env.build import EnvConfig, MakeEnv, build_env_factory
+from whet.env.build import ENVS, EnvConfig, MakeEnv, build_env_factory
 from whet.preflight.boundary import run_user_code, run_user_coroutine
 from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.scene import TRAINING, Scene
@@ -29,28 +29,31 @@ def check_environment(scene: Scene) -> Iterator[Note]:
     yield from _environment(scene, TRAINING, config.env, training_rows(config))
     for name, chosen in config.evaluate.sets.items():
         env = evaluation_env(config, chosen)
-        if env != config.env:
-            for note in _environment(scene, name, env, evaluation_rows(config, chosen)):
-                yield Note(note.status, f"{name}: {note.text}", note.lines)
-        elif TRAINING in scene.tools:
-            scene.tools[name] = scene.tools[TRAINING]
+        if env == config.env and env.name in ENVS and TRAINING in scene.tools:
+            scene.tools[name] = scene.tools[TRAINING]  # it neither has tools of its own nor changes a task
+            continue
+        for note in _environment(scene, name, env, evaluation_rows(config, chosen)):
+            yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 
 def _environment(scene: Scene, name: str, config: EnvConfig, rows: SourceConfig) -> Iterator[Note]:
     what = f"environment {config.name!r}"
     try:
         make = run_user_code(what, lambda: build_env_factory(config), IMPORT_DEADLINE_S)
-        tools = scene.tools[name] = run_user_code(what, lambda: list(make().tools), START_DEADLINE_S)
+        if name == TRAINING:  # the run asks for them before anything starts, to know which prompts are too long
+            scene.tools[name] = run_user_code(what, lambda: list(make().tools), START_DEADLINE_S)
     except ValueError as error:
         yield fail(str(error))
         return
-    described = ", ".join(signature(tool) for tool in tools)
-    yield ok(f"{config.name} is made" + (f"; tools: {described}" if tools else ", without tools"))
+    yield _started(scene, name, what, make, rows)
+    tools = scene.tools.get(name)
+    if tools is None:
+        return
+    yield ok(f"{config.name} has {', '.join(signature(tool) for tool in tools) or 'no tools'}")
     if config.name == "tools":
         yield from _tool_answers(scene, make, tools)
     if tools:
         yield from _told_of_tools(scene, config, tools)
-    yield _started(scene, name, what, make, rows)
 
 
 def signature(tool: Mapping[str, JSON]) -> str:
@@ -65,21 +68,21 @@ def _started(scene: Scene, name: str, what: str, make: MakeEnv, rows: SourceConf
     except (ValueError, StopIteration):
         return skip("not started: needs a row to start with")
 
-    async def start() -> Task:
+    async def start() -> tuple[Task, list[Mapping[str, JSON]]]:
         env = make()
         try:
-            return await env.start(task)
+            return await env.start(task), list(env.tools)
         finally:
             await env.close()
 
     try:
-        started = run_user_coroutine(what, start, START_DEADLINE_S)
+        started, tools = run_user_coroutine(what, start, START_DEADLINE_S)
     except ValueError as error:
         return fail(str(error))
     if started.id != task.id:
         return fail(f"{what} changed the task's id from {task.id!r} to {started.id!r}; it must stay the same")
-    scene.tasks[name] = started
-    return ok(f"started with {task.origin} and closed")
+    scene.tasks[name], scene.tools[name] = started, tools
+    return ok(f"{what} started with {task.origin} and closed")
 
 
 def _tool_answers(scene: Scene, make: MakeEnv, tools: Sequence[Mapping[str, JSON]]) -> Iterator[Note]:

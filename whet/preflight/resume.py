@@ -47,7 +47,10 @@ def _fits(scene: Scene, saved: Saved, log: Path) -> Iterator[Note]:
     if scene.source is None:
         yield skip("its place in the data: not compared: needs the training rows")
     else:
-        scene.source.restore(saved.state["source"])
+        try:
+            scene.source.restore(saved.state["source"])
+        except ValueError as error:
+            yield fail(str(error))
     offset = saved.state["log_offset"]
     content = log.read_bytes() if log.is_file() else b""
     if offset > len(content) or content[:offset][-1:] not in (b"", b"\n"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from whet.env.build import ENVS, EnvConfig
 from whet.preflight.boundary import run_user_code, run_user_coroutine
 from whet.preflight.data import MEASURED_ROWS, SHOWN_FAULTS
 from whet.preflight.findings import Note, fail, ok, skip, warn
@@ -13,6 +14,7 @@ from whet.reward import LabelError, Reward, RewardConfig, build_reward
 from whet.reward.base import read_score
 from whet.reward.build import REWARDS
 from whet.reward.pool import START_TIMEOUT_S
+from whet.settings import evaluation_env
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
@@ -22,13 +24,13 @@ FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
 def check_rewards(scene: Scene) -> Iterator[Note]:
     """The rewards of training and of every evaluation set."""
     config = scene.rl
-    yield from _reward(scene, TRAINING, config.reward)
+    yield from _reward(scene, TRAINING, config.reward, config.env)
     for name, chosen in config.evaluate.sets.items():
-        for note in _reward(scene, name, chosen.reward or config.reward):
+        for note in _reward(scene, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
             yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 
-def _reward(scene: Scene, name: str, config: RewardConfig) -> Iterator[Note]:
+def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> Iterator[Note]:
     rows = scene.rows.get(name)
     if rows is None:
         yield skip("not scored: needs the rows")
@@ -43,7 +45,7 @@ def _reward(scene: Scene, name: str, config: RewardConfig) -> Iterator[Note]:
         return
     try:
         yield run_user_coroutine(what, lambda: _compare(scene, reward, task), deadline_s)
-        if all(part in REWARDS for part in _names(config)):
+        if env.name in ENVS and all(part in REWARDS for part in _names(config)):  # others may change tasks, or take their time
             yield run_user_coroutine(what, lambda: _labels(scene, reward, rows), IMPORT_DEADLINE_S)
     except ValueError as error:
         yield fail(str(error))
