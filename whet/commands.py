@@ -26,7 +26,7 @@ from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
-from whet.data.source import SourceConfig, TaskSource
+from whet.data.source import TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
@@ -41,7 +41,7 @@ from whet.rollout.report import RolloutFailed, new_failures, require_valid, roll
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
 from whet.runfolder.journal import LoggedDisplay
-from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig
+from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -248,9 +248,7 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
 
 def training_source(config: RunConfig, parts: Parts) -> TaskSource:
     """The training prompts."""
-    settings = config.data.model_dump(exclude={"train"})
-    source = SourceConfig(path=config.data.train, seed=config.seed, **settings)
-    return TaskSource(source, length=prompt_length(parts, config.env))
+    return TaskSource(training_rows(config), length=prompt_length(parts, config.env))
 
 
 def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, str]:

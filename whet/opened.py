@@ -112,14 +112,19 @@ def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
     path, text = folder / "config.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
         kept = _set_aside(path)
-        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
-        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+        changed = changed_settings(kept.read_text(), text)
         notes.append(f"settings changed since the last start in {folder}: {changed}; the old ones are in {kept.name}")
     path.write_text(text)
     log = folder / "metrics.jsonl"
     if log.exists() and log.stat().st_size and not any((folder / "checkpoints").glob(f"*/{MANIFEST}")):
         notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
     return notes
+
+
+def changed_settings(before: str, after: str) -> str:
+    """What differs between two configurations in TOML, in words."""
+    old, new = (_flat(tomllib.loads(text)) for text in (before, after))
+    return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
 
 
 def _set_aside(path: Path) -> Path:
