@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 from whet.model.causal import ModelConfig
 from whet.model.meta import meta_causal
 from whet.preflight import doctor
-from whet.preflight.check import AREAS
+from whet.preflight.check import AREAS, check
 from whet.quickstart.model import CHAT_TEMPLATE
 from whet.quickstart.run import QuickstartConfig, make_files
 
@@ -84,9 +84,9 @@ def test_the_page_lists_the_areas_that_there_are():
     assert list(dict.fromkeys(shown)) == list(doctor.CHECKS)
 
 
-def test_the_page_names_the_parts_of_the_memory_plan(folder):
-    assert whet(folder, "check", "run.toml", "algo.grpo.kl_coef=0.1", "--json", "plan.json").returncode == 0
-    plan = json.loads((folder / "plan.json").read_text())["memory_bytes"]
+def test_the_page_names_the_parts_of_the_memory_plan(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    plan = check(Path("run.toml"), ["algo.grpo.kl_coef=0.1"], lambda finding: None).memory
     section = PAGE.partition("## The memory plan\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| ([\w ]+) \|", section, re.MULTILINE)[1:] == list(plan)
 
@@ -97,11 +97,6 @@ def test_doctor_prints_every_area_and_writes_json(tmp_path):
     printed = list(dict.fromkeys(line.split()[0] for line in done.stdout.splitlines()))
     assert printed == list(doctor.CHECKS)
     assert json.loads((tmp_path / "out/doctor.json").read_text())["machine"]["versions"]["torch"] == torch.__version__
-
-
-def test_a_file_that_is_not_there_ends_with_status_2(tmp_path):
-    done = whet(tmp_path, "check", "gone.toml")
-    assert done.returncode == 2 and "there is no configuration file gone.toml" in done.stdout
 
 
 @pytest.mark.slow
