@@ -17,10 +17,20 @@ from whet.observe import RecordWriter
 from whet.preflight import disk
 from whet.preflight.memory import checkpoint_bytes
 from whet.rollout.samples import samples_of_groups
+from whet.runfolder.lock import FolderInUse, claim
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.types import Finish, Group, Message, Origin, Outcome, Progress, Rewards, Task, Trajectory, Turn
 
 AREAS = ("batch", "algorithm", "model", "tokenizer", "environment", "data", "evaluation", "length", "disk")
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys
+from pathlib import Path
+from whet.runfolder.lock import claim
+held = claim(Path(sys.argv[1]), "whet train x")
+print(1, flush=True)
+sys.stdin.read()
+"""
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -35,20 +45,26 @@ def test_a_folder_below_a_file_fails(here):
     assert "run_dir: train.jsonl/x cannot be written" in of(look(*AREAS, overrides=["run_dir=train.jsonl/x"])[0], "disk", "FAIL")[0]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_folder_that_another_process_writes_in_fails(here):
+def test_a_folder_that_another_process_works_in_fails(here):
     (here / "run").mkdir()
-    code = "import sys; f = open('run/metrics.jsonl', 'w'); print('open', flush=True); sys.stdin.read()"
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=here)
+    command = [sys.executable, "-c", HOLD, str(here / "run")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     try:
-        assert other.stdout.readline() == b"open\n"
-        with open(here / "run/mine.txt", "w"):
-            text = of(look(*AREAS)[0], "disk", "FAIL")[0]
-        assert f"run is held by another process: {other.pid} ({sys.executable} -c" in text and str(os.getpid()) not in text
+        assert other.stdout.readline() == b"1\n"
+        text = of(look(*AREAS)[0], "disk", "FAIL")[0]
+        assert f"run is in use by process {other.pid} on " in text and "(whet train x)" in text
         assert of(look(*AREAS, overrides=["run_dir=ru"])[0], "disk", "FAIL") == [], "a name that begins alike is another folder"
     finally:
         other.communicate(timeout=30)
     assert of(look(*AREAS)[0], "disk", "FAIL") == []
+
+
+def test_to_ask_who_has_a_folder_takes_nothing_away(here):
+    (here / "run").mkdir()
+    with claim(here / "run", "whet train mine"):
+        assert f"run is in use by process {os.getpid()} on " in of(look(*AREAS)[0], "disk", "FAIL")[0]
+        with pytest.raises(FolderInUse):
+            claim(here / "run", "whet train second")
 
 
 def test_room_is_needed_for_checkpoints_the_export_and_records(here, monkeypatch):
@@ -75,7 +91,7 @@ def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planne
     for p in model.hf.parameters():
         p.grad = p.detach().clone()
     backend.optim_step()
-    CheckpointStore(here / "run/checkpoints", CheckpointConfig()).save(Progress(1, 1, 1), {}, backend.save)
+    CheckpointStore(here / "run/checkpoints", CheckpointConfig()).save(Progress(1, 1, 1), {}, {}, backend.save)
     _, scene = look(*AREAS)
     one = checkpoint_bytes(scene.model, scene.config.train)
     written = sum(path.stat().st_size for path in (here / "run/checkpoints").rglob("*") if path.is_file())

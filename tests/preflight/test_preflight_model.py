@@ -94,16 +94,26 @@ def test_quantized_weights_are_said_not_to_be_compared(here):
     assert "not compared with config.json: the weights are quantized" in of(look("model")[0], "model", "skip")[0]
 
 
-def test_a_tokenizer_that_is_larger_than_the_model_is_told(here):
+def test_a_tokenizer_with_tokens_that_the_model_does_not_have_fails(here):
     tokenizer = AutoTokenizer.from_pretrained(here / "model")
-    size = len(tokenizer)
     tokenizer.add_tokens([AddedToken(f"<extra_{i}>") for i in range(5)])
     tokenizer.save_pretrained(here / "model")
+    findings, scene = look("model", "tokenizer")
+    fault = of(findings, "tokenizer", "FAIL")[0]
+    assert "has 5 tokens that its model does not have, among them '<extra_0>'" in fault
+    assert scene.renderer is None
+
+
+def test_padding_beyond_the_model_is_told_and_fails_where_a_prompt_has_it(here):
+    tokenizer = AutoTokenizer.from_pretrained(here / "model")
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.save_pretrained(here / "model")
     findings, _ = look("model", "tokenizer")
-    assert of(findings, "tokenizer", "warn") == [f"{size + 5} tokens, but the model knows {size}: a text with one of the others cannot run"]
-    (here / "train.jsonl").write_text('{"prompt": "say <extra_2>", "label": "1"}\n')
+    assert of(findings, "tokenizer", "warn") == [f"{size + 1} tokens, but the model knows {size}: a text with one of the others cannot run"]
+    (here / "train.jsonl").write_text('{"prompt": "say <padding>", "label": "1"}\n')
     findings, _ = look("model", "tokenizer", "environment", "data")
-    assert f"token ids up to {size + 2}, but the model knows 0 to {size - 1}" in of(findings, "data", "FAIL")[0]
+    assert f"token ids up to {size}, but the model knows 0 to {size - 1}" in of(findings, "data", "FAIL")[0]
 
 
 def test_tokenizers_without_what_a_run_needs_fail(here):

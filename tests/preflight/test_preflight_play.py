@@ -116,7 +116,10 @@ class Mine(Base):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("class Mine(Base):\n    def __init__(self):\n        raise OSError('gone')\n", r"OSError: gone \(at .*mine.py:\d+ in __init__\)"),
+        (
+            "class Mine(Base):\n    def __init__(self):\n        raise OSError('gone')\n",
+            r"it cannot be made: OSError: gone \(.*mine.py:15\)",
+        ),
         ("class Mine(Base):\n    async def start(self, task):\n        return 1 / 0\n", r"ZeroDivisionError: .*mine.py:\d+ in start"),
         ("class Mine(Base):\n    async def close(self):\n        raise KeyError('x')\n", r"KeyError: 'x' \(at .*mine.py:\d+ in close"),
         (
@@ -125,7 +128,7 @@ class Mine(Base):
             r"changed the task's id from 'check/0#0' to 'other'",
         ),
         ("class Mine:\n    tools = ()\n", r"made a Mine, which has no start, step, close"),
-        ("Mine = 3\n", r"is a int, not a class or function"),
+        ("Mine = 3\n", r"is a int, not a function or class"),
     ],
 )
 def test_environments_that_break_fail_with_their_place(here, code, words):

@@ -1,14 +1,16 @@
 """What a start would do, against what it does."""
 
-import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
 from small_run import look, of, write_rows
 
 from whet import commands
+from whet.checkpoint.store import CheckpointConfig, CheckpointStore
 from whet.config import load_config
 from whet.settings import SupervisedRunConfig
+from whet.types import Progress
 
 AREAS = ("batch", "model", "tokenizer", "data", "length", "resume")
 
@@ -17,7 +19,6 @@ AREAS = ("batch", "model", "tokenizer", "data", "length", "resume")
 def trained(whole, tmp_path_factory):
     """A supervised run of two of four steps, and its folder."""
     import os
-    import shutil
 
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(whole, folder, dirs_exist_ok=True)
@@ -32,8 +33,6 @@ def trained(whole, tmp_path_factory):
 
 @pytest.fixture
 def begun(trained, tmp_path, monkeypatch):
-    import shutil
-
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -49,8 +48,6 @@ def test_an_empty_folder_is_begun(here):
 
 
 def test_metrics_without_a_checkpoint_are_said_to_be_set_aside(begun):
-    import shutil
-
     shutil.rmtree(begun / "sft/checkpoints")
     assert resume("num_steps=2")["ok"] == ["starts afresh: there is no checkpoint in sft, the metrics of an earlier start are set aside"]
 
@@ -70,8 +67,11 @@ def test_a_finished_run_has_nothing_left(begun):
 
 def test_a_damaged_part_is_named(begun):
     path = begun / "sft/checkpoints/rollout_000002/optimizer.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "optimizer.safetensors is" in resume()["FAIL"][0] and "damaged" in resume()["FAIL"][0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert f"is damaged: optimizer.safetensors has {len(whole) - 1} bytes, not {len(whole)}" in resume()["FAIL"][0]
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "optimizer.safetensors has other contents than were written" in resume()["FAIL"][0]
     path.unlink()
     assert "optimizer.safetensors is missing" in resume()["FAIL"][0]
 
@@ -83,14 +83,16 @@ def test_resuming_may_be_forbidden(begun):
 def test_a_checkpoint_of_another_model_or_type_fails(begun):
     (fault,) = resume("model.dtype=bfloat16")["FAIL"]
     assert "is of another model" in fault and "torch.float32" in fault
-    folder = begun / "sft/checkpoints/rollout_000002"
-    weights = load_file(folder / "weights.safetensors")
+    before = begun / "sft/checkpoints/rollout_000002"
+    weights = load_file(before / "weights.safetensors")
     name = sorted(weights)[0]
     del weights[name]
-    save_file(weights, folder / "weights.safetensors")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["parts"]["weights.safetensors"] = (folder / "weights.safetensors").stat().st_size
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def write(folder):
+        shutil.copy(before / "state.json", folder)
+        save_file(weights, folder / "weights.safetensors")
+
+    CheckpointStore(begun / "sft/checkpoints", CheckpointConfig()).save(Progress(3, 3, 3), {}, {}, write)
     assert f"{name} is not in it" in resume()["FAIL"][0]
 
 

@@ -76,7 +76,7 @@ def test_a_reward_that_cannot_tell_replies_apart_is_told(user, here):
         ("raises", r"KeyError: 'gone' \(at .*rewards.py:8 in raises\)"),
         ("nan", r"the reward is nan; it must be finite"),
         ("text", r"the reward is 'good' \(str\); return a float"),
-        ("hangs", r"took longer than 0.5 s; its worker was killed"),
+        ("hangs", r"took longer than 0.5 s \(reward.timeout_s\); its worker was killed"),
         ("dies", r"worker died"),
         ("waits", r"took longer than 0.5 s"),
         ("gone", r"has no 'gone'"),

@@ -43,8 +43,8 @@ def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     count = keeps.keep + 1 + (keeps.best is not None)
     present = sum(path.stat().st_size for path in (run_dir / "checkpoints").rglob("*") if path.is_file())
     needed = max(one * count - present, 0) + export
-    text = f"{count} checkpoints of {bytes_text(one)} (checkpoint.keep and one that is being written) and the exported model of {bytes_text(export)}"
-    text += f"; {bytes_text(present)} of them are there, {bytes_text(free)} are free"
+    what = f"{count} checkpoints of {bytes_text(one)} (with one that is being written) and the exported model of {bytes_text(export)}"
+    text = f"{what}; {bytes_text(present)} of them are there, {bytes_text(free)} are free"
     yield ok(text) if needed <= free else fail(f"{text}, which is too little: lower checkpoint.keep, or choose another run_dir")
     if not isinstance(scene.config, RunConfig) or not scene.config.observe.records_every:
         return
