@@ -41,7 +41,7 @@ from whet.rollout.report import RolloutFailed, new_failures, require_valid, roll
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
 from whet.runfolder.journal import LoggedDisplay
-from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig, training_rows
+from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -158,18 +158,6 @@ def finish(config: BaseRunConfig, observer: Observer, backend: TorchBackend, sou
     """Export the model of a run that has come to its end."""
     export_model(backend, config.model, source, run_dir / "model")
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
-
-
-def check_best(config: RunConfig) -> None:
-    """Refuse a metric for `checkpoint.best` that is never measured.
-
-    Raises:
-        ValueError: with the sets that there are.
-    """
-    best = config.checkpoint.best
-    if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
-        names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
-        raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")
 
 
 def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, float]:

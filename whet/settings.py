@@ -124,3 +124,15 @@ def evaluation_env(config: RunConfig, chosen: EvaluationSetConfig) -> EnvConfig:
     if chosen.env is None or "name" in chosen.env.model_fields_set:
         return chosen.env or config.env
     return EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+
+
+def check_best(config: RunConfig) -> None:
+    """Refuse a metric for `checkpoint.best` that is never measured.
+
+    Raises:
+        ValueError: with the sets that there are.
+    """
+    best = config.checkpoint.best
+    if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
+        names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
+        raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")

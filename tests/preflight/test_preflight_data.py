@@ -128,6 +128,14 @@ def test_a_run_without_evaluation_sets_is_told(here):
     assert "no evaluation set" in of(look(*AREAS)[0], "evaluation", "warn")[0]
 
 
+def test_a_best_checkpoint_by_what_no_set_measures_fails_beside_sound_sets(here):
+    findings, _ = look(*AREAS, overrides=["checkpoint.best=eval/tset/reward/total"])
+    (fault,) = of(findings, "evaluation", "FAIL")
+    assert "checkpoint.best is 'eval/tset/reward/total'" in fault and "eval/test/..." in fault
+    assert of(findings, "evaluation", "ok")
+    assert of(look(*AREAS, overrides=["checkpoint.best=eval/test/reward/total"])[0], "evaluation", "FAIL") == []
+
+
 def test_an_evaluation_set_with_an_environment_of_its_own_is_rendered_with_its_tools(here):
     reference = module(here, "tools.py", 'def ask(question: str) -> str:\n    """Ask."""\n    return question\n')
     findings, _ = look(*AREAS, overrides=["evaluate.sets.test.env.name=tools", f"evaluate.sets.test.env.tools=['{reference}:ask']"])

@@ -67,7 +67,7 @@ def test_no_model_folder_no_config_and_damaged_weights_fail(here):
     path = here / "model/model.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     findings, scene = look("model", "attention", "tokenizer")
-    assert "no whole safetensors file" in of(findings, "model", "FAIL")[0]
+    assert "is cut short or damaged" in of(findings, "model", "FAIL")[0]
     assert scene.model is not None and of(findings, "attention", "ok"), "config.json tells enough for these"
     (here / "model/config.json").unlink()
     findings, _ = look("model", "attention", "tokenizer")

@@ -107,7 +107,7 @@ def test_other_data_fail_as_they_would_in_the_run(begun):
 def test_a_shortened_log_fails_as_it_would_in_the_run(begun):
     log = begun / "sft/metrics.jsonl"
     log.write_bytes(log.read_bytes()[:-20])
-    assert "no line begins at byte" in resume()["FAIL"][0]
+    assert "cannot be cut at byte" in resume()["FAIL"][0]
     with pytest.raises(ValueError, match="cannot be cut at byte"):
         commands.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
 

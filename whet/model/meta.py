@@ -106,7 +106,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
                     raise ValueError(f"{path}: {name} is of type {kind}, which whet does not read")
                 headers[name] = torch.empty(piece.get_shape(), dtype=DTYPES[kind], device="meta")
     except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); download or copy it again") from error
+        raise ValueError(f"{path} is cut short or damaged ({error}); copy or download it again") from error
     return headers
 
 
@@ -121,8 +121,10 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         others = sorted(path.name for path in folder.glob("*.bin"))
-        hint = f"; {others[0]} is in torch's own format: convert it with save_pretrained" if others else ""
-        raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}")
+        advice = "copy or download the whole model there"
+        if others:
+            advice = f"{others[0]} is in torch's own format: convert it with save_pretrained"
+        raise ValueError(f"model.path: {folder} has no weights ({SINGLE}); {advice}")
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError) as error:

@@ -14,7 +14,7 @@ from whet.evaluate.evaluation import EvaluationSetConfig
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.collect import RolloutConfig
-from whet.settings import SupervisedRunConfig, evaluation_rows, training_rows
+from whet.settings import SupervisedRunConfig, check_best, evaluation_rows, training_rows
 from whet.types import JSON, Task
 
 SHOWN_ROWS = 2
@@ -58,8 +58,12 @@ def _length(renderer: Renderer, tools: Tools) -> Callable[[Task], int]:
 
 
 def check_evaluation(scene: Scene) -> Iterator[Note]:
-    """The rows of every evaluation set."""
+    """The rows of every evaluation set, and whether what `checkpoint.best` names is measured."""
     config = scene.rl
+    try:
+        check_best(config)
+    except ValueError as error:
+        yield fail(str(error))
     if not config.evaluate.sets:
         yield warn("there is no evaluation set: nothing will show whether the model gets better (evaluate.sets.NAME.path=FILE)")
     for name, chosen in config.evaluate.sets.items():

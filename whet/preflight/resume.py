@@ -68,7 +68,8 @@ def _fits(scene: Scene, saved: Saved, log: Path) -> Iterator[Note]:
     offset = state["log_offset"]
     content = log.read_bytes() if log.is_file() else b""
     if offset > len(content) or content[:offset][-1:] not in (b"", b"\n"):
-        yield fail(f"{log} is not the file that {saved.folder} was saved with: no line begins at byte {offset}; restore it")
+        what = f"it is not the file that {saved.folder} was saved with"
+        yield fail(f"{log} cannot be cut at byte {offset}, where no line begins: {what}; restore it, or start a new run folder")
 
 
 def _odd_weights(scene: Scene, path: Path) -> str:
