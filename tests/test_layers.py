@@ -26,6 +26,7 @@ LAYERS = [
     {"cluster"},
     {"settings", "loop", "stop", "process", "opened"},
     {"build"},
+    {"preflight"},
     {"commands", "replay"},
     {"quickstart"},
     {"cli"},

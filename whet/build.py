@@ -18,8 +18,7 @@ from whet.checkpoint.store import CheckpointStore
 from whet.config import config_hash, dump_toml
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
-from whet.data.rows import RowConfig
-from whet.data.source import SourceConfig, load_tasks
+from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.env.build import EnvConfig, build_env_factory
@@ -33,7 +32,7 @@ from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
 from whet.runfolder.journal import LoggedDisplay
-from whet.settings import BaseRunConfig, RunConfig
+from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Backend
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
@@ -105,6 +104,19 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
         thread.shutdown()
 
 
+def check_fits(rollout: RolloutConfig, longest: int) -> None:
+    """Refuse trajectories that the engine could not run to their end.
+
+    Raises:
+        ValueError: if they may have more than `longest` tokens.
+    """
+    if rollout.max_tokens > longest:
+        raise ValueError(
+            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
+            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
+        )
+
+
 def _player(
     config: RunConfig,
     rollout: RolloutConfig,
@@ -113,12 +125,7 @@ def _player(
     engine: EmbeddedEngine,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Player:
-    longest = engine.capabilities.max_tokens
-    if rollout.max_tokens > longest:
-        raise ValueError(
-            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
-            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
-        )
+    check_fits(rollout, engine.capabilities.max_tokens)
     renderer = Renderer(tokenizer, build_parser(env.parser))
     return Player(
         engine=engine,
@@ -143,12 +150,8 @@ def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> 
     """Every configured evaluation set; `run_dir` is where their records go."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
-        columns = {key: getattr(config.data, key) for key in RowConfig.model_fields}
-        if chosen.rows is not None:
-            columns.update(chosen.rows.model_dump(exclude_unset=True))
-        rows = RowConfig.model_validate(columns)
-        length = prompt_length(parts, chosen.env or config.env)  # shows now, not after hours, that its prompts can be rendered
-        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name, length=length)
+        length = prompt_length(parts, evaluation_env(config, chosen))  # shows now, not after hours, that its prompts can be rendered
+        tasks = load_tasks(evaluation_rows(config, chosen), name=name, length=length)
         keep = run_dir is not None and config.observe.records_every > 0
         out.append(
             EvaluationSet(
@@ -168,10 +171,7 @@ def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
     if chosen.reward is not None:
         reward = build_reward(chosen.reward)
         parts.rewards.append(reward)
-    rollout = chosen.rollout.over(config.rollout)
-    env = chosen.env or config.env
-    if chosen.env is not None and "name" not in chosen.env.model_fields_set:
-        env = EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+    rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
     return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -30,6 +31,9 @@ Overrides = Annotated[
     typer.Argument(help="Settings that replace the file's: train.optim.lr=1e-5 evaluate.sets.x.path=x.jsonl", metavar="KEY=VALUE..."),
 ]
 Keys = Annotated[bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit.")]
+
+
+Report = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
 
 
 @app.command()
@@ -151,6 +155,50 @@ def score(
     display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
     if summary.first_failure:
         display.warn(f"the first reply that could not be scored: {summary.first_failure}")
+
+
+@app.command()
+def check(config: ConfigFile, overrides: Overrides = None, report: Report = None) -> None:
+    """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
+
+    For the files of `whet train` and of `whet sft`. Each line is an area, ok, warn, FAIL or skip (it could not be checked), and what was
+    found. Ends with status 2 if anything failed.
+
+    Example: whet check examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B --json check.json
+    """
+    from whet.build import write_summary
+    from whet.observe import build_display
+    from whet.preflight.check import AREAS, check
+    from whet.preflight.findings import line, summary
+
+    display = build_display("plain", ())
+
+    def work() -> int:
+        found = check(config, overrides or [], lambda finding: display.note(line(finding, AREAS)))
+        if report is not None:
+            write_summary(report, found.to_dict())
+        display.note(summary(found.findings))
+        return found.failed
+
+    if _guarded(work):
+        raise typer.Exit(2)
+
+
+@app.command()
+def doctor(report: Report = None) -> None:
+    """Examine this machine and this installation: versions, processor, memory, accelerators, caches, disk; what is wrong, with a remedy.
+
+    Ends with status 2 if something that whet needs is missing or broken.
+    """
+    from whet.preflight.doctor import CHECKS, doctor
+    from whet.preflight.findings import line
+
+    found = doctor(lambda finding: typer.echo(line(finding, CHECKS)))
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps(found, indent=1) + "\n")
+    if found["failed"]:
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
-from whet.data.source import SourceConfig, TaskSource
+from whet.data.source import TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
@@ -41,7 +41,7 @@ from whet.rollout.report import RolloutFailed, new_failures, require_valid, roll
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
 from whet.runfolder.journal import LoggedDisplay
-from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig
+from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -163,18 +163,6 @@ def finish(config: BaseRunConfig, observer: Observer, backend: TorchBackend, sou
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
 
 
-def check_best(config: RunConfig) -> None:
-    """Refuse a metric for `checkpoint.best` that is never measured.
-
-    Raises:
-        ValueError: with the sets that there are.
-    """
-    best = config.checkpoint.best
-    if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
-        names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
-        raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")
-
-
 def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, float]:
     """`whet evaluate`: play the evaluation sets once, into a folder of their own, `<run_dir>/evaluate_<n>`.
 
@@ -251,9 +239,7 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
 
 def training_source(config: RunConfig, parts: Parts) -> TaskSource:
     """The training prompts."""
-    settings = config.data.model_dump(exclude={"train"})
-    source = SourceConfig(path=config.data.train, seed=config.seed, **settings)
-    return TaskSource(source, length=prompt_length(parts, config.env))
+    return TaskSource(training_rows(config), length=prompt_length(parts, config.env))
 
 
 def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, str]:

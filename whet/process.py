@@ -14,8 +14,7 @@ from whet.settings import BaseRunConfig
 
 def prepare_process(config: BaseRunConfig, threads: int | None = None) -> None:
     """Make the process one that runs `config`. `threads` are torch's where the configuration leaves them open; None: torch's choice."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    quiet_transformers()
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
@@ -25,3 +24,9 @@ def prepare_process(config: BaseRunConfig, threads: int | None = None) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
+
+
+def quiet_transformers() -> None:
+    """No progress bars, and no warnings: what matters of them is checked here."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

@@ -1,4 +1,7 @@
-"""The whole tree of settings: what a run's TOML file may hold. Each part is defined beside the class that it configures."""
+"""The whole tree of settings: what a run's TOML file may hold. Each part is defined beside the class that it configures.
+
+At the end: what one part takes over from another.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from whet.checkpoint.store import CheckpointConfig
 from whet.config import Config
 from whet.core.weights import ReducerName
 from whet.data.rows import RowConfig
+from whet.data.source import SourceConfig
 from whet.data.supervised import SupervisedConfig
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.env.build import EnvConfig
-from whet.evaluate.evaluation import EvaluateConfig
+from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
 from whet.model.causal import ModelConfig
 from whet.observe import ObserveConfig
 from whet.reward import RewardConfig
@@ -100,3 +104,35 @@ class SupervisedRunConfig(BaseRunConfig):
     """Conversations that one optimizer step learns from."""
     reducer: ReducerName = "token_mean"
     """token_mean: every trained token counts the same; sample_mean: every conversation does."""
+
+
+def training_rows(config: RunConfig) -> SourceConfig:
+    """The training prompts' files, columns and order."""
+    return SourceConfig(path=config.data.train, seed=config.seed, **config.data.model_dump(exclude={"train"}))
+
+
+def evaluation_rows(config: RunConfig, chosen: EvaluationSetConfig) -> SourceConfig:
+    """An evaluation set's files and columns: what it leaves out is as in training."""
+    columns = {key: getattr(config.data, key) for key in RowConfig.model_fields}
+    if chosen.rows is not None:
+        columns.update(chosen.rows.model_dump(exclude_unset=True))
+    return SourceConfig(path=chosen.path, shuffle=False, **RowConfig.model_validate(columns).model_dump())
+
+
+def evaluation_env(config: RunConfig, chosen: EvaluationSetConfig) -> EnvConfig:
+    """An evaluation set's environment: what it leaves out is as in training, unless it names its own."""
+    if chosen.env is None or "name" in chosen.env.model_fields_set:
+        return chosen.env or config.env
+    return EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+
+
+def check_best(config: RunConfig) -> None:
+    """Refuse a metric for `checkpoint.best` that is never measured.
+
+    Raises:
+        ValueError: with the sets that there are.
+    """
+    best = config.checkpoint.best
+    if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
+        names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
+        raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")

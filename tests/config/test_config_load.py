@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from whet.config import Config, ConfigError, load_config
+from whet.config import Config, ConfigError, load_config, read_tree
 
 
 class Mode(StrEnum):
@@ -229,3 +229,14 @@ def test_an_override_without_a_key_is_refused(override):
 def test_an_override_below_a_value_is_refused():
     with pytest.raises(ConfigError, match=r'cannot set name\.x: name is "abc", not a table'):
         load_config(Run, None, ["name=abc", "name.x=1"])
+
+
+def test_a_tree_is_what_the_file_and_the_overrides_say_before_any_model_looks(tmp_path):
+    path = write(tmp_path, "[optim]\nlr = 1\n[anything]\nx = [1]\n")
+    assert read_tree(path, ["optim.lr=2e-3", "new.key=word"]) == {
+        "optim": {"lr": 2e-3},
+        "anything": {"x": [1]},
+        "new": {"key": "word"},
+    }
+    with pytest.raises(ConfigError, match="override"):
+        read_tree(path, ["nonsense"])

@@ -82,6 +82,14 @@ def test_long_rows_are_dropped_and_counted(renderer):
     assert len(SupervisedSource([talk("a", "b")], renderer, max_tokens=longest)) == 1
 
 
+def test_rows_are_the_kept_conversations_in_the_files_order(renderer):
+    source = SupervisedSource([talk("q", "x" * 400), talk("q", "a"), talk("q", "b")], renderer, max_tokens=100)
+    rows = list(source.rows())
+    assert [said(renderer, sample) for sample in sorted(source.next(2), key=lambda sample: sample.group)] == ["a<|im_end|>", "b<|im_end|>"]
+    assert [renderer.decode([t for t, m in zip(*row, strict=True) if m]) for row in rows] == ["a<|im_end|>", "b<|im_end|>"]
+    assert all(len(tokens) == len(mask) for tokens, mask in rows)
+
+
 def test_the_order_is_that_of_a_task_source(tmp_path, renderer):
     path = write(tmp_path, [{"prompt": str(n), "r": str(n)} for n in range(7)])
     config = SupervisedConfig(path=path, prompt_key="prompt", response_key="r", seed=3)

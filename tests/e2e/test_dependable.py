@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
+from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from typer.testing import CliRunner
 
 from whet.cli import app

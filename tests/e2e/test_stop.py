@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from small_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
+from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 import whet.opened
 from whet.commands import sft, train

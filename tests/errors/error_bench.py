@@ -61,7 +61,11 @@ name = "exact"
 [observe]
 display = "plain"
 """
+FAILED = re.compile(r"^\w+ +FAIL .*(?:\n .*)*", re.MULTILINE)
+"""What failed in a report of `whet check`, with the lines below it."""
 NUM_TRAJECTORIES = 8
+TRAINS = ("train", "sft")
+"""Commands whose configurations `whet check` can look at."""
 JOURNAL = (LOG, STARTS, FAILURES)
 """What a start adds to; `END` is always the last start's."""
 VARIES = (
@@ -98,6 +102,10 @@ class Case:
     provoke: Callable[[Bench], Told]
     status: int = 2
     """0: the run goes on."""
+    seen_by_check: bool = False
+    """Whether the fault is there before training, where `whet check` has to find it."""
+    check_words: tuple[str, ...] = ()
+    """What `whet check` has to say, where that is not `words`."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +142,12 @@ class Bench:
     shared: Shared
     files: dict[str, bytes] = field(default_factory=dict)
     """The earlier run's, as they were before the last start."""
+    checks: bool = False
+    """`whet check` looks at each configuration that a case would train with."""
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, shared: Shared, folder: Path) -> Iterator[Bench]:
+    def open(cls, shared: Shared, folder: Path, *, checks: bool = False) -> Iterator[Bench]:
         """Set the folder up and make it the current directory."""
         folder.mkdir(parents=True)
         (folder / "model").symlink_to(shared.model)
@@ -152,7 +162,7 @@ class Bench:
             patch.setattr(sys, "path", list(sys.path))
             patch.setenv("PYTHONPATH", str(HERE.parents[1]))  # for reward workers: they are to run this whet, too
             patch.delenv("WHET_TRACEBACK", raising=False)
-            yield cls(folder, shared)
+            yield cls(folder, shared, checks=checks)
 
     def file(self, name: str, content: str | bytes) -> str:
         """Write a file; returns its name."""
@@ -188,6 +198,8 @@ class Bench:
         """Start a command in the folder of the earlier run, of which nothing may be lost. The message is all that is said, but for the
         notes that settings or the environment changed."""
         self.files = snapshot(self.earlier())
+        if self.checks and command in TRAINS:
+            return self.looked_at(config, *arguments)
         status, _, err = self.start(command, config, *arguments)
         message = re.sub(r"^warning: (settings|the environment) changed since the last start.*\n", "", err, flags=re.MULTILINE)
         return Told(status, message, lambda: check_kept(self.earlier(), self.files))
@@ -197,8 +209,19 @@ class Bench:
     ) -> Told:
         """Start a run that is to be trained to its end, though trajectories fail: `failed` by outcome. The message is all of its
         standard error."""
+        if self.checks:
+            return self.looked_at(config, *arguments)
         status, _, err = self.start("train", config, *arguments)
         return Told(status, err, lambda: check_trained(self.folder / run, failed))
+
+    def looked_at(self, config: str, *arguments: object) -> Told:
+        """Have `whet check` look at a configuration, which leaves everything as it was. The message is what failed in its report."""
+        before = snapshot(self.folder / "runs")
+        status, out, err = self.start("check", config, *arguments)
+        after = snapshot(self.folder / "runs")
+        assert err == "\n", err
+        assert after == before, "to look changes nothing"
+        return Told(status, "\n".join(FAILED.findall(out)), lambda: None)
 
     def plain(self, text: str) -> str:
         """What was printed without what differs from machine to machine."""

@@ -121,6 +121,7 @@ CODE = (
             "my_code.py has no 'varieti'; did you mean variety?",
         ),
         provoke=not_found,
+        seen_by_check=True,
     ),
     Case(
         id="reference-import-fails",
@@ -132,6 +133,7 @@ CODE = (
             *(f"{kind} 'needy.py:score'" for kind in ("environment", "algorithm", "parser", "tracker", "tool")),
         ),
         provoke=no_import,
+        seen_by_check=True,
     ),
     Case(
         id="reference-arguments",
@@ -145,6 +147,7 @@ CODE = (
             "f(options, plan)",
         ),
         provoke=arguments,
+        seen_by_check=True,
     ),
     Case(
         id="reward-raises-for-some",
@@ -161,6 +164,7 @@ CODE = (
         ),
         provoke=raises_for_some,
         status=0,
+        seen_by_check=False,  # only on some rows, and check tries the first
     ),
     Case(
         id="reward-raises-for-all",
@@ -169,6 +173,8 @@ CODE = (
         remedy="Correct the function. The same command goes on from the newest checkpoint.",
         words=("rollout 1: all 8 trajectories failed", "8 in reward", "KeyError: 'level'", "Traceback (most recent call last)"),
         provoke=raises_for_all,
+        seen_by_check=True,
+        check_words=("(train.jsonl:1): KeyError: 'level'", "in level"),
     ),
     Case(
         id="reward-hangs",
@@ -179,6 +185,8 @@ CODE = (
         words=("train/0#0/0 failed in reward: RewardTimeout", "took longer than 0.5 s (reward.timeout_s); its worker was killed"),
         provoke=hangs,
         status=0,
+        seen_by_check=True,
+        check_words=("(train.jsonl:1) took longer than 0.5 s (reward.timeout_s)",),
     ),
     Case(
         id="reward-nan",
@@ -188,6 +196,7 @@ CODE = (
         words=("the reward is nan; it must be finite", "train.jsonl:1"),
         provoke=not_a_number,
         status=0,
+        seen_by_check=True,
     ),
     Case(
         id="reward-infinite",
@@ -197,6 +206,7 @@ CODE = (
         words=("the reward is inf; it must be finite",),
         provoke=infinite,
         status=0,
+        seen_by_check=True,
     ),
     Case(
         id="reward-text",
@@ -206,6 +216,7 @@ CODE = (
         words=("the reward is '0.5' (str); return a float, a dict of floats, or Rewards",),
         provoke=text,
         status=0,
+        seen_by_check=True,
     ),
     Case(
         id="reward-crashes",
@@ -215,6 +226,7 @@ CODE = (
         words=("its worker died (signal SIGSEGV)",),
         provoke=crashes,
         status=0,
+        seen_by_check=True,
     ),
     Case(
         id="tool-raises",
@@ -229,6 +241,7 @@ CODE = (
         ),
         provoke=tool_raises,
         status=0,
+        seen_by_check=False,  # check calls no tool of the user's
     ),
     Case(
         id="tool-refuses",
@@ -239,6 +252,7 @@ CODE = (
         words=("Error: there is no city 'Atlantis'; ask for one that exists",),
         provoke=tool_refuses,
         status=0,
+        seen_by_check=False,  # no fault
     ),
     Case(
         id="tool-hangs",
@@ -249,6 +263,7 @@ CODE = (
         words=("train/0#0/0 failed in env.step: TimeoutError: tool weather took longer than 0.2 s (env.tool_timeout_s)",),
         provoke=tool_hangs,
         status=0,
+        seen_by_check=False,  # check calls no tool of the user's
     ),
     Case(
         id="trajectory-timeout",
@@ -262,6 +277,7 @@ CODE = (
         ),
         provoke=time_over,
         status=0,
+        seen_by_check=False,  # check calls no tool of the user's
     ),
     Case(
         id="tool-without-types",
@@ -270,5 +286,6 @@ CODE = (
         remedy="Annotate every parameter and write a docstring.",
         words=("tool add: parameter a has no type annotation", "tool silent has no docstring"),
         provoke=tool_without_types,
+        seen_by_check=True,
     ),
 )

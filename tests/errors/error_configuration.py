@@ -55,6 +55,7 @@ CONFIGURATION = (
         remedy="Write the key that the message suggests. `whet train --keys` lists all of them.",
         words=("run.toml: data.trian: unknown key", "did you mean data.train?", "there is train.optim.lr"),
         provoke=unknown_key,
+        seen_by_check=True,
     ),
     Case(
         id="wrong-type",
@@ -63,6 +64,7 @@ CONFIGURATION = (
         remedy="Give what was expected. `whet train --keys` shows each key's type, default and meaning.",
         words=('num_rollouts = "many": expected an integer', "train.optim.lr = -1", "batch = 8: expected a table"),
         provoke=wrong_type,
+        seen_by_check=True,
     ),
     Case(
         id="required-key",
@@ -71,6 +73,7 @@ CONFIGURATION = (
         remedy="Set the key, in the file or as `key=value` behind it.",
         words=("model.path: is required", "reward: is required"),
         provoke=required_key,
+        seen_by_check=True,
     ),
     Case(
         id="not-toml",
@@ -79,6 +82,7 @@ CONFIGURATION = (
         remedy="Correct that line. Texts stand in quotes, lists in brackets.",
         words=("broken.toml:2: not valid TOML",),
         provoke=not_toml,
+        seen_by_check=True,
     ),
     Case(
         id="no-configuration-file",
@@ -87,6 +91,7 @@ CONFIGURATION = (
         remedy="Correct the path.",
         words=("there is no configuration file rnu.toml",),
         provoke=no_file,
+        seen_by_check=True,
     ),
     Case(
         id="batch-sizes",
@@ -95,6 +100,7 @@ CONFIGURATION = (
         remedy="Leave one of the four out, and it follows from the others; or change one that does not divide.",
         words=("prompts_per_rollout (32) x samples_per_prompt (8)", "samples_per_step (100)", "256/100, no whole number"),
         provoke=batch_sizes,
+        seen_by_check=True,
     ),
     Case(
         id="one-sample",
@@ -103,6 +109,7 @@ CONFIGURATION = (
         remedy="Set `batch.samples_per_prompt` to 2 or more; 8 is usual.",
         words=("batch.samples_per_prompt must be at least 2, not 1",),
         provoke=one_sample,
+        seen_by_check=True,
     ),
     Case(
         id="sampling",
@@ -111,6 +118,7 @@ CONFIGURATION = (
         remedy="Sample from the policy itself in training. Other settings are for evaluation: `evaluate.sets.NAME.rollout`.",
         words=("rollout.top_p=0.9 cannot be trained on", "rollout.temperature=0 cannot be trained on"),
         provoke=sampling,
+        seen_by_check=True,
     ),
     Case(
         id="longer-than-the-model",
@@ -119,6 +127,7 @@ CONFIGURATION = (
         remedy="Lower `rollout.max_tokens`, or raise `engine.embedded.cache_tokens` if that is the limit.",
         words=("rollout.max_tokens is 100000", "2048", "engine.embedded.cache_tokens"),
         provoke=longer_than_the_model,
+        seen_by_check=True,
     ),
     Case(
         id="length-of-run",
@@ -127,5 +136,6 @@ CONFIGURATION = (
         remedy="Keep one of the two keys.",
         words=("set exactly one of num_rollouts (here 1) and num_epochs (here 2",),
         provoke=length_of_run,
+        seen_by_check=True,
     ),
 )

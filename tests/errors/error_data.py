@@ -102,6 +102,7 @@ DATA = (
         remedy="Correct `data.train`; names that are near are suggested.",
         words=("there is no data file or folder trian.jsonl", "did you mean train.jsonl?"),
         provoke=missing_file,
+        seen_by_check=True,
     ),
     Case(
         id="malformed-line",
@@ -110,6 +111,7 @@ DATA = (
         remedy="Correct the line; the message has its number, the column, and the text around it.",
         words=("my.jsonl:2: not valid JSON at column 27", "Expecting ',' delimiter"),
         provoke=malformed_line,
+        seen_by_check=True,
     ),
     Case(
         id="no-json-number",
@@ -118,6 +120,7 @@ DATA = (
         remedy="Write `null` where there is no value, and text where every digit counts.",
         words=("my.jsonl:2: NaN is no JSON value; write null", "1e999 is too large", "has 5000 digits"),
         provoke=no_json_number,
+        seen_by_check=True,
     ),
     Case(
         id="key-twice",
@@ -126,6 +129,7 @@ DATA = (
         remedy="Remove the other from the row.",
         words=("my.jsonl:2", "the key 'label' occurs 2 times"),
         provoke=key_twice,
+        seen_by_check=True,
     ),
     Case(
         id="nested-too-deeply",
@@ -134,6 +138,7 @@ DATA = (
         remedy="Look at what wrote the row; a prompt is text or a list of messages.",
         words=("my.jsonl:2", "nested too deeply"),
         provoke=nested_too_deeply,
+        seen_by_check=True,
     ),
     Case(
         id="not-text",
@@ -143,6 +148,7 @@ DATA = (
         remedy="Convert the file (`iconv -f latin1 -t utf-8`), or repair what cuts texts in the middle of a character.",
         words=("latin.jsonl:2: not UTF-8 text (byte 13)", "my.jsonl:2", "half of a surrogate pair"),
         provoke=not_text,
+        seen_by_check=True,
     ),
     Case(
         id="missing-column",
@@ -152,6 +158,7 @@ DATA = (
         remedy="Name the column that there is, for example `data.prompt_key=question`.",
         words=("my.jsonl:1: there is no column 'prompt' (prompt_key); the columns are question, answer", "did you mean 'label'?"),
         provoke=missing_column,
+        seen_by_check=True,
     ),
     Case(
         id="column-type",
@@ -160,6 +167,7 @@ DATA = (
         remedy="Correct the row, or name another column.",
         words=("my.jsonl:2: column 'prompt' holds a number (4)", "column 'label' holds a list (['8'])", "message 0 has no content"),
         provoke=wrong_type,
+        seen_by_check=True,
     ),
     Case(
         id="no-rows",
@@ -168,6 +176,7 @@ DATA = (
         remedy="Give other data.",
         words=("there are no rows in empty.jsonl", "there are no rows in train.jsonl@[9:]"),
         provoke=empty,
+        seen_by_check=True,
     ),
     Case(
         id="all-prompts-too-long",
@@ -176,6 +185,7 @@ DATA = (
         remedy="Raise it; the message says how long the prompts are.",
         words=("every prompt of train.jsonl is longer than max_prompt_tokens = 5: they have",),
         provoke=all_too_long,
+        seen_by_check=True,
     ),
     Case(
         id="no-room",
@@ -184,6 +194,8 @@ DATA = (
         remedy="Raise `rollout.max_tokens`.",
         words=("all 8 trajectories failed", "8 in limits: PromptTooLong", "rollout.max_tokens = 12; raise it"),
         provoke=no_room,
+        seen_by_check=True,
+        check_words=("rollout.max_tokens = 12 leaves no room to reply to 4 of 4: raise it",),
     ),
     Case(
         id="some-too-long",
@@ -193,6 +205,7 @@ DATA = (
         words=("trajectory train/1#0/0 failed in limits: PromptTooLong", "rollout.max_tokens = 256", "data.max_prompt_tokens"),
         provoke=some_too_long,
         status=0,
+        seen_by_check=False,  # no fault: check warns
     ),
     Case(
         id="no-label",
@@ -201,6 +214,8 @@ DATA = (
         remedy="Add the label, name its column with `data.label_key`, or use a reward that needs none.",
         words=("train/0#0", "my.jsonl:1", "it is missing"),
         provoke=no_label,
+        seen_by_check=True,
+        check_words=("my.jsonl:1", "it is missing"),
     ),
     Case(
         id="damaged-parquet",
@@ -209,5 +224,6 @@ DATA = (
         remedy="Copy or download it again.",
         words=("my.parquet is not a parquet file, or is damaged", "again"),
         provoke=damaged_parquet,
+        seen_by_check=True,
     ),
 )

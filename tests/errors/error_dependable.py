@@ -165,6 +165,7 @@ DEPENDABLE = (
         "the run again: it goes on from its newest checkpoint.",
         words=("the loss of a micro-batch is nan", "samples [0, 1", "This step changed no weight", "nonfinite/batch_1", "now:  the loss", "it is the loss"),
         provoke=lambda bench: not_finite(bench, "log_of_surprise"),
+        seen_by_check=False,  # needs training
     ),
     Case(
         id="nan-gradient",
@@ -173,6 +174,7 @@ DEPENDABLE = (
         remedy="As for the loss. The module nearest to the loss with such a gradient tells which part of the loss to look at.",
         words=("the gradient norm is nan", "parameters with such gradients: model.embed_tokens.weight", "module nearest to the loss"),
         provoke=lambda bench: not_finite(bench, "root_of_change"),
+        seen_by_check=False,  # needs training
     ),
     Case(
         id="constant-reward",
@@ -183,6 +185,7 @@ DEPENDABLE = (
         "`stop_after_constant_rewards`, or set it to `none`. A run in which rewards have varied once is never stopped.",
         words=("all 4 rollouts so far was given the reward 1", "stop_after_constant_rewards", "warning: every valid trajectory of all 3"),
         provoke=constant,
+        seen_by_check=False,  # no fault in itself: check warns
     ),
     Case(
         id="disk-full",
@@ -192,6 +195,7 @@ DEPENDABLE = (
         "compares what checkpoints need with what is free.",
         words=("No space left on device", "the newest whole checkpoint is still runs/demo/checkpoints/rollout_000001", "make room"),
         provoke=disk_full,
+        seen_by_check=False,  # fills up while it is written; what is free is compared beforehand
     ),
     Case(
         id="folder-taken",
@@ -200,6 +204,7 @@ DEPENDABLE = (
         remedy="Wait until it has ended, stop it, or choose another `run_dir`.",
         words=("runs/demo is in use by process", "whet train run.toml", "choose another folder"),
         provoke=taken,
+        seen_by_check=True,
     ),
     Case(
         id="corrupt-checkpoint",
@@ -208,6 +213,7 @@ DEPENDABLE = (
         remedy="Restore the file, or remove the checkpoint's folder; the one before it is used then.",
         words=("optimizer.safetensors has other contents than were written", "state.json has ", "remove the folder to use the one before"),
         provoke=damaged,
+        seen_by_check=True,
     ),
     Case(
         id="clock-set-back",
@@ -217,6 +223,7 @@ DEPENDABLE = (
         words=("the clock was set back", "nothing else goes by the clock"),
         provoke=clock_set_back,
         status=0,
+        seen_by_check=False,  # no fault
     ),
     Case(
         id="hangs-when-deterministic",
@@ -226,6 +233,7 @@ DEPENDABLE = (
         remedy="Mend what hangs, raise its limit, or set `deterministic=false`. Nothing of the run is lost: it goes on with that rollout.",
         words=("was too slow in env.step: tool weather took longer than 0.2 s", "deterministic=true", "env.tool_timeout_s"),
         provoke=hangs_when_deterministic,
+        seen_by_check=False,  # check calls no tool of the user's
     ),
     Case(
         id="best-of-nothing",
@@ -234,6 +242,7 @@ DEPENDABLE = (
         remedy="Name one of a set that there is, such as `eval/test/reward/total`.",
         words=("checkpoint.best is 'eval/tset/reward/total'", "eval/test/..."),
         provoke=best_of_nothing,
+        seen_by_check=True,
     ),
     Case(
         id="restore-from-nowhere",
@@ -242,5 +251,6 @@ DEPENDABLE = (
         remedy="Give the folder of a run that has a checkpoint, or a checkpoint's own, and parts that belong together.",
         words=("runs/dmeo is no checkpoint, nor the folder of a run that has one", "add weights to parts"),
         provoke=restored_from_nowhere,
+        seen_by_check=True,
     ),
 )

@@ -99,6 +99,7 @@ MODEL = (
         remedy="Correct it. Relative paths start in the current folder; hub names read `owner/name`.",
         words=("model.path: there is no model folder 'models'", "owner/name"),
         provoke=no_folder,
+        seen_by_check=True,
     ),
     Case(
         id="no-network",
@@ -107,6 +108,7 @@ MODEL = (
         remedy="Run the `hf download` that the message shows where there is a network, or unset `HF_HUB_OFFLINE`.",
         words=("the model 'owner/name' is neither a local path nor in the Hugging Face cache (.../cache)", "`hf download owner/name`"),
         provoke=no_network,
+        seen_by_check=True,
     ),
     Case(
         id="no-config",
@@ -115,6 +117,7 @@ MODEL = (
         remedy="Give the folder that holds `config.json`, `model.safetensors` and the tokenizer.",
         words=("model.path: mine has no config.json",),
         provoke=no_config,
+        seen_by_check=True,
     ),
     Case(
         id="unknown-model",
@@ -124,6 +127,7 @@ MODEL = (
         "`model.trust_remote_code=true`.",
         words=("mine/config.json cannot be used", "model_type"),
         provoke=unknown_kind,
+        seen_by_check=True,
     ),
     Case(
         id="no-weights",
@@ -132,6 +136,7 @@ MODEL = (
         remedy="Copy or download the whole folder.",
         words=("model.path: mine has no weights (model.safetensors)",),
         provoke=no_weights,
+        seen_by_check=True,
     ),
     Case(
         id="weights-cut-short",
@@ -140,6 +145,7 @@ MODEL = (
         remedy="Copy or download the file again (`git lfs pull` for a pointer).",
         words=("mine/model.safetensors", "cut short or damaged", "again"),
         provoke=cut_short,
+        seen_by_check=True,
     ),
     Case(
         id="weights-of-another-shape",
@@ -148,6 +154,8 @@ MODEL = (
         remedy="Copy both from the same model.",
         words=("have 3 tensors of other shapes", "model.layers.0.mlp.down_proj.weight: (16, 24), not (16, 32)"),
         provoke=other_shapes,
+        seen_by_check=True,
+        check_words=("3 tensors in mine do not fit config.json", "model.layers.0.mlp.down_proj.weight is (16, 24), not (16, 32)"),
     ),
     Case(
         id="no-tokenizer",
@@ -156,6 +164,7 @@ MODEL = (
         remedy="Copy `tokenizer.json` and `tokenizer_config.json` (and `chat_template.jinja`) from the model that it was made from.",
         words=("model.path: mine has no tokenizer.json",),
         provoke=no_tokenizer,
+        seen_by_check=True,
     ),
     Case(
         id="damaged-tokenizer",
@@ -164,6 +173,7 @@ MODEL = (
         remedy="Copy the model's own files.",
         words=("the tokenizer of mine cannot be loaded", "copy the model's own"),
         provoke=damaged_tokenizer,
+        seen_by_check=True,
     ),
     Case(
         id="other-tokenizer",
@@ -174,6 +184,7 @@ MODEL = (
         "(`resize_token_embeddings` in transformers) and save it.",
         words=("has 2 tokens that its model does not have", "'<think>'", "vocab_size"),
         provoke=other_tokenizer,
+        seen_by_check=True,
     ),
     Case(
         id="no-chat-template",
@@ -182,6 +193,7 @@ MODEL = (
         remedy="Copy a `chat_template.jinja` into the folder, or set `data.chat=false` to use prompts as the text that they are.",
         words=("train.jsonl:1", "the tokenizer has no chat template", "data.chat=false"),
         provoke=no_template,
+        seen_by_check=True,
     ),
     Case(
         id="template-refuses",
@@ -191,6 +203,7 @@ MODEL = (
         remedy="Change the messages (or `data.system_prompt`), or the template.",
         words=("train.jsonl:1", "test.jsonl:1", "cannot render the roles ['system', 'user']: no system role"),
         provoke=template_refuses,
+        seen_by_check=True,
     ),
     Case(
         id="no-device",
@@ -199,5 +212,6 @@ MODEL = (
         remedy="Leave it out (`auto` takes what there is), or use `cuda`, `mps` or `cpu`.",
         words=("model.device is 'gpu'", "use auto, cuda, mps or cpu"),
         provoke=no_device,
+        seen_by_check=True,
     ),
 )

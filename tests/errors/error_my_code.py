@@ -6,8 +6,8 @@ import time
 from whet.data.parsers import Parsed
 from whet.types import Message, ToolCall
 
-FIRST = "train/0#0/0"
-"""The first trajectory of a run."""
+FIRST = ("train/0#0/0", "check/0#0/0")
+"""The first trajectory of a run, and the one that `whet check` asks about."""
 
 
 def variety(trajectory):
@@ -24,27 +24,27 @@ def level(trajectory):
 
 
 def slow(trajectory):
-    if trajectory.id == FIRST:
+    if trajectory.id in FIRST:
         time.sleep(600)
     return variety(trajectory)
 
 
 def not_a_number(trajectory):
-    return float("nan") if trajectory.id == FIRST else variety(trajectory)
+    return float("nan") if trajectory.id in FIRST else variety(trajectory)
 
 
 def infinite(trajectory):
-    return float("inf") if trajectory.id == FIRST else variety(trajectory)
+    return float("inf") if trajectory.id in FIRST else variety(trajectory)
 
 
 def text(trajectory):
-    return "0.5" if trajectory.id == FIRST else variety(trajectory)
+    return "0.5" if trajectory.id in FIRST else variety(trajectory)
 
 
 def crash(trajectory):
     import os
 
-    if trajectory.id == FIRST:
+    if trajectory.id in FIRST:
         os.kill(os.getpid(), 11)
     return variety(trajectory)
 

@@ -56,6 +56,8 @@ RUN = (
         remedy="Choose another with `run_dir=PATH` or `--output PATH`.",
         words=("run_dir: train.jsonl/run cannot be written", "run_dir=PATH", "records cannot be written to train.jsonl/records"),
         provoke=unwritable,
+        seen_by_check=True,
+        check_words=("run_dir: train.jsonl/run cannot be written", "run_dir=PATH"),
     ),
     Case(
         id="checkpoint-of-another-model",
@@ -64,6 +66,7 @@ RUN = (
         remedy="Go on with the model that the run was started with (`config.1.toml` has it), or choose another `run_dir`.",
         words=("is of another model", "(268, 16)", "(268, 32)"),
         provoke=other_model,
+        seen_by_check=True,
     ),
     Case(
         id="checkpoint-of-other-data",
@@ -73,6 +76,7 @@ RUN = (
         "model, its training is kept).",
         words=("source 'train' was taken over other rows", "length 4, not 3", "another run_dir"),
         provoke=other_data,
+        seen_by_check=True,
     ),
     Case(
         id="damaged-checkpoint",
@@ -81,6 +85,7 @@ RUN = (
         remedy="Restore the file, or remove the checkpoint's folder; the one before it is used then.",
         words=("weights.safetensors has 1000 bytes", "weights.safetensors is missing", "remove the folder to use the one before"),
         provoke=part_missing,
+        seen_by_check=True,
     ),
     Case(
         id="not-to-resume",
@@ -89,6 +94,7 @@ RUN = (
         remedy="Choose another `run_dir`, or remove the checkpoints.",
         words=("holds checkpoints and checkpoint.resume is false", "choose another run_dir"),
         provoke=not_to_resume,
+        seen_by_check=True,
     ),
     Case(
         id="log-changed",
@@ -98,5 +104,6 @@ RUN = (
         remedy="Restore the file, or go on in another `run_dir`.",
         words=("metrics.jsonl cannot be cut at byte", "restore it"),
         provoke=log_changed,
+        seen_by_check=True,
     ),
 )

@@ -46,6 +46,16 @@ def test_what_goes_wrong_is_said_and_nothing_is_lost(case: Case, shared: Shared,
         assert sections_of(PAGE.read_text()).get(case.title) == section(case, told.message), f"`make docs` writes {PAGE.name} anew"
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.seen_by_check], ids=lambda case: case.id)
+def test_what_is_wrong_before_training_is_seen_by_check(case: Case, shared: Shared, tmp_path):
+    with Bench.open(shared, tmp_path / "home", checks=True) as bench:
+        told = case.provoke(bench)
+        told.check()
+    assert told.status == 2, told.message
+    missing = [words for words in case.check_words or case.words if words not in told.message]
+    assert not missing, f"{missing} is not in:\n{told.message}"
+
+
 @pytest.mark.skipif(WRITE, reason="the page is being written")
 def test_the_page_has_a_section_for_each_case_and_no_other():
     text = PAGE.read_text()

@@ -118,7 +118,7 @@ class RunState:
 
     def _go_on(self, saved: Saved) -> Progress:
         progress = self._restore(saved, get_args(Part))
-        state = _read_state(saved)
+        state = read_state(saved)
         for name, other in self._others.items():
             other.restore(state["others"][name])
         self._log.truncate(state["log_offset"])
@@ -136,12 +136,13 @@ class RunState:
 
     def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
         self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
-        state = _read_state(saved)["parts"]
+        state = read_state(saved)["parts"]
         for name, part in self._parts.items():
             if name in names:
                 part.restore(state[name])
         return saved.progress
 
 
-def _read_state(saved: Saved) -> dict[str, JSON]:
+def read_state(saved: Saved) -> dict[str, JSON]:
+    """What a checkpoint holds besides tensors: `parts` and `others` by name, `log_offset`."""
     return json.loads((saved.folder / STATE).read_text())

@@ -4,7 +4,7 @@ from whet.config.base import Config
 from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
 from whet.config.errors import ConfigError
-from whet.config.load import load_config
+from whet.config.load import load_config, read_tree
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "describe",
     "dump_toml",
     "load_config",
+    "read_tree",
     "resolve",
     "resolve_callable",
 ]

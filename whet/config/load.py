@@ -50,12 +50,8 @@ def load_config(
     Raises:
         ConfigError: with every problem found, each under its full key.
     """
-    data: dict[str, Any] = plain(base or {})
-    if path is not None:
-        data = _merge(data, _read_toml(path))
     parsed = [_parse_override(text) for text in overrides]
-    for override in parsed:
-        _set(data, override.path, override.value)
+    data = _layered(path, parsed, base)
     source = str(path) if path is not None else ""
     data = _with_owners_defaults((model,), _unset_words((model,), data))
     try:
@@ -67,6 +63,24 @@ def load_config(
         return model.model_validate(data)
     except ValidationError as error:
         raise ConfigError(problems_of(error, model, data), source) from None
+
+
+def read_tree(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a file with overrides on top, as `load_config` reads them, before any model looks at them.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is not of the form key=value.
+    """
+    return _layered(path, [_parse_override(text) for text in overrides], None)
+
+
+def _layered(path: Path | None, overrides: Sequence[_Override], base: Mapping[str, Any] | None) -> dict[str, Any]:
+    data: dict[str, Any] = plain(base or {})
+    if path is not None:
+        data = _merge(data, _read_toml(path))
+    for override in overrides:
+        _set(data, override.path, override.value)
+    return data
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

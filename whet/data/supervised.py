@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field, model_validator
@@ -135,6 +135,10 @@ class SupervisedSource:
         """Samples in one epoch."""
         return len(self._rows)
 
+    def rows(self) -> Iterator[tuple[Sequence[int], Sequence[bool]]]:
+        """Each conversation's ids, and which of them train, in the order of the files."""
+        return ((row.tokens, tuple(map(bool, row.mask))) for row in self._rows)
+
     def next(self, n: int) -> list[Sample]:
         """The next `n` samples."""
         return [self._sample(index, epoch) for index, epoch in self._cursor.take(n)]
@@ -197,7 +201,7 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
     conversations: list[Conversation] = []
     for row in read_rows(config.path):
         columns.update(dict.fromkeys(row.values))
-        conversations.append(_conversation(row, config))
+        conversations.append(conversation_from(row, config))
     if not conversations:
         raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
     default = SupervisedConfig.model_fields["tools_key"].default
@@ -206,7 +210,12 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
     return conversations
 
 
-def _conversation(row: Row, config: SupervisedConfig) -> Conversation:
+def conversation_from(row: Row, config: SupervisedConfig) -> Conversation:
+    """The conversation that a row holds.
+
+    Raises:
+        ValueError: a column is missing or holds what it should not; the text starts with `file:line`.
+    """
     if config.messages_key is not None:
         value, where = _required(row, "messages_key", config.messages_key)
         value, silent = split_step_masks(value, where)

@@ -180,8 +180,7 @@ def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bo
         if damaged := _damaged(folder):
             text = f"model.path: the weights {damaged} are cut short or damaged; copy or download them again"
             raise ValueError(text) from error
-        kind = type(error).__name__
-        raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {kind}: {error}") from error
+        raise unloadable(folder, error) from error
     hf, report = found
     _check_weights(folder, report)
     return prepare(hf, config, trainable=trainable, check=check)
@@ -201,6 +200,11 @@ def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
             f"model.path: the weights in {folder} have {len(other)} tensors of other shapes than its config.json asks for, "
             f"among them {name}: {tuple(found)}, not {tuple(wanted)}; {advice}"
         )
+
+
+def unloadable(folder: Path, error: Exception) -> ValueError:
+    """What is told of a folder that transformers cannot load."""
+    return ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {type(error).__name__}: {error}")
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
@@ -225,11 +229,16 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool, check:
     if check:
         model.check()
     if trainable and config.gradient_checkpointing:
-        hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        for module in hf.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
+        recompute_layers(hf)
     return model
+
+
+def recompute_layers(hf: PreTrainedModel) -> None:
+    """Have each layer's activations computed again in the backward pass."""
+    hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    for module in hf.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -40,6 +40,11 @@ class TrainConfig(Config):
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
 
+def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
+    """Rows of logits that log-probs are computed from at a time."""
+    return config.logprob_chunk_tokens or max(LOGITS_BYTES // (4 * vocab_size), 64)
+
+
 class TorchBackend:
     """A `Backend` on one device.
 
@@ -55,7 +60,7 @@ class TorchBackend:
         self.optimizer: Optimizer | None = None
         if total_steps is not None:
             self.optimizer = Optimizer(model.hf.named_parameters(), config.optim, total_steps)
-        self._chunk_tokens = config.logprob_chunk_tokens or max(LOGITS_BYTES // (4 * model.vocab_size), 64)
+        self._chunk_tokens = rows_per_chunk(config, model.vocab_size)
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         if need not in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS):

@@ -1,0 +1,108 @@
+"""Limits, and the memory plan against the device."""
+
+import asyncio
+
+import pytest
+import torch
+from small_run import look, of
+
+from whet.build import build_parts
+from whet.config import load_config
+from whet.preflight import budget
+from whet.preflight.memory import MemoryPlan, Part
+from whet.settings import RunConfig
+from whet.types import Request, SamplingParams
+
+AREAS = ("batch", "algorithm", "device", "model", "tokenizer", "environment", "data", "evaluation", "limits", "memory")
+
+
+def test_limits_are_the_engines(here):
+    config = load_config(RunConfig, here / "run.toml")
+    with build_parts(config, trainable=False) as parts:
+        longest = parts.engine.capabilities.max_tokens
+    texts = of(look("model", "limits")[0], "limits", "ok")
+    assert texts[0] == f"trajectories of up to 96 tokens in 2 turns; the engine runs {longest}"
+    assert texts[1].startswith("test: trajectories of up to 96 tokens")
+    overrides = [f"rollout.max_tokens={longest}", f"evaluate.sets.test.rollout.max_tokens={longest + 1}"]
+    findings, _ = look("model", "limits", overrides=overrides)
+    assert len(of(findings, "limits", "ok")) == 1
+    (fault,) = of(findings, "limits", "FAIL")
+    assert fault.startswith(f"test: rollout.max_tokens is {longest + 1}, but the engine runs sequences of {longest}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
+    """Parameters and cache of the objects that `whet train` builds from the same file."""
+    overrides = [f"model.dtype={dtype}", "algo.grpo.kl_coef=0.1"]
+    findings, scene = look(*AREAS, overrides=overrides)
+    assert {finding.status for finding in findings} == {"ok"}
+    config = load_config(RunConfig, here / "run.toml", overrides)
+    with build_parts(config, trainable=True) as parts:
+
+        async def one_reply():
+            request = Request("r", (1, 2, 3), SamplingParams(max_tokens=2))
+            _ = [chunk async for chunk in parts.engine.generate(request)]
+            size = parts.engine.core.store.size_bytes
+            await parts.engine.close()  # gives the cache back
+            return size
+
+        cache = asyncio.run(one_reply())
+        weights = sum(p.nbytes for _, p in parts.model.named_weights())
+    plan = scene.memory
+    assert (plan.bytes_of("parameters"), plan.bytes_of("reference model"), plan.bytes_of("KV cache")) == (weights, weights, cache)
+
+
+def test_the_workload_follows_the_file(here):
+    _, scene = look(*AREAS)
+    work = budget.workload(scene)
+    assert work.lengths == (96, 96, 64) and not work.reference and not work.entropy_grad
+    assert work.sampling.rows == 8, "4 prompts x 2 samples; the evaluation plays 2"
+    assert [params.temperature for params in work.sampling.params] == [1.0, 0.0]
+    _, scene = look(*AREAS, overrides=["algo.grpo.kl_coef=0.1", "algo.grpo.entropy_coef=0.1", "engine.embedded.max_running=3"])
+    work = budget.workload(scene)
+    assert work.reference and work.entropy_grad and work.sampling.rows == 3
+    several = {"limit": 3, "samples_per_prompt": 5, "rollout.temperature": 1}
+    _, scene = look(*AREAS, overrides=[f"evaluate.sets.test.{key}={value}" for key, value in several.items()])
+    assert budget.workload(scene).sampling.rows == 15
+    _, scene = look(*AREAS, file="sft.toml")
+    work = budget.workload(scene)
+    assert work.sampling is None and work.lengths == (scene.longest,) * 3
+
+
+def plan(size):
+    return MemoryPlan(
+        (
+            Part("small", 1, ("rollout", "loss", "backward", "step"), "nothing"),
+            Part("huge", size - 1, ("loss",), "train.max_tokens_per_device", estimate=True),
+            Part("elsewhere", 5, ("rollout",), "engine.embedded.cache_tokens"),
+        )
+    )
+
+
+@pytest.mark.parametrize(("size", "status"), [(90, "ok"), (91, "warn"), (100, "warn"), (101, "FAIL")])
+def test_a_plan_is_judged_by_what_the_device_has(size, status):
+    note = budget.judge(plan(size), 100, "memory")
+    assert note.status == status
+    assert f"{size} B at its peak (log-probs), {size}% of 100 B (memory)" in note.text
+    assert ("huge" in note.text and "(train.max_tokens_per_device)" in note.text) == (status != "ok")
+    assert "elsewhere" not in note.text
+    assert [text.split("  ")[-1] for text in note.lines] == ["small (always)", "huge (log-probs), estimate", "elsewhere (sampling)"]
+
+
+def test_a_device_that_is_too_small_fails_and_names_settings(here, monkeypatch):
+    monkeypatch.setattr(budget, "device_memory", lambda device: (1000, "memory"))
+    findings, scene = look(*AREAS)
+    text = of(findings, "memory", "FAIL")[0]
+    for part in scene.memory.largest(3):
+        assert part.name in text and part.advice in text
+
+
+def test_the_memory_of_a_cpu_is_the_processs_limit(monkeypatch):
+    monkeypatch.setattr(budget, "memory_limit", lambda: (123, "somewhere"))
+    assert budget.device_memory(torch.device("cpu")) == (123, "somewhere")
+
+
+def test_without_a_device_or_a_model_nothing_is_planned(here):
+    assert of(look(*AREAS, overrides=["model.device=cuda:9"])[0], "memory", "skip") == ["not planned: needs the device"]
+    assert of(look(*AREAS, overrides=["model.path=gone"])[0], "memory", "skip") == ["not checked: needs the model's config.json"]
+    assert of(look(*AREAS, overrides=["algo.name=gone"])[0], "memory", "skip") == ["not checked: needs the algorithm"]

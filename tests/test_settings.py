@@ -1,0 +1,42 @@
+"""What one part of the settings takes over from another."""
+
+from whet.settings import RunConfig, evaluation_env, evaluation_rows, training_rows
+
+
+def config(**changes):
+    base = {
+        "model": {"path": "m"},
+        "data": {"train": "train.jsonl", "prompt_key": "question", "label_key": "answer", "max_prompt_tokens": 9, "shuffle": False},
+        "reward": {"name": "math"},
+        "env": {"name": "tools", "tools": ["calculator"], "tool_timeout_s": 3.0},
+        "seed": 5,
+    }
+    return RunConfig.model_validate({**base, **changes})
+
+
+def test_training_rows_are_the_data_table_with_the_runs_seed():
+    rows = training_rows(config())
+    assert (rows.path, rows.prompt_key, rows.label_key, rows.max_prompt_tokens, rows.shuffle, rows.seed) == (
+        "train.jsonl", "question", "answer", 9, False, 5,
+    )  # fmt: skip
+
+
+def test_an_evaluation_set_has_trainings_columns_but_those_it_names_and_drops_nothing():
+    chosen = {"path": "test.jsonl", "rows": {"label_key": "gold"}}
+    run = config(evaluate={"sets": {"x": chosen}})
+    rows = evaluation_rows(run, run.evaluate.sets["x"])
+    assert (rows.path, rows.prompt_key, rows.label_key) == ("test.jsonl", "question", "gold")
+    assert (rows.max_prompt_tokens, rows.shuffle) == (None, False)
+
+
+def test_an_evaluation_set_has_trainings_environment_unless_it_names_its_own():
+    sets = {
+        "same": {"path": "x"},
+        "slower": {"path": "x", "env": {"tool_timeout_s": 9.0}},
+        "own": {"path": "x", "env": {"name": "single_turn"}},
+    }
+    run = config(evaluate={"sets": sets})
+    same, slower, own = (evaluation_env(run, run.evaluate.sets[name]) for name in sets)
+    assert same == run.env
+    assert (slower.name, slower.tools, slower.tool_timeout_s) == ("tools", ["calculator"], 9.0)
+    assert (own.name, own.tools, own.tool_timeout_s) == ("single_turn", [], 30.0)

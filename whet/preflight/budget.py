@@ -1,0 +1,106 @@
+"""Memory: what the run will hold, and what the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from whet.build import check_fits
+from whet.engine.embedded.core import EngineCore
+from whet.model.causal import pick_device
+from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
+from whet.preflight.machine import memory_limit
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
+from whet.preflight.scene import TRAINING, Scene
+from whet.settings import RunConfig
+
+NEAR_FULL = 0.9
+PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step"}
+
+
+def check_limits(scene: Scene) -> Iterator[Note]:
+    """Whether the engine can run trajectories to their end."""
+    config, model = scene.rl, need(scene.model, "the model's config.json")
+    sizes = config.engine.embedded
+    core = EngineCore(
+        model,
+        cache_tokens=sizes.cache_tokens,
+        block_size=sizes.block_size,
+        max_running=sizes.max_running,
+        max_batch_tokens=sizes.max_batch_tokens,
+    )
+    rollouts = {TRAINING: config.rollout, **{name: chosen.rollout.over(config.rollout) for name, chosen in config.evaluate.sets.items()}}
+    for name, rollout in rollouts.items():
+        prefix = f"{name}: " if name else ""
+        try:
+            check_fits(rollout, core.max_tokens)
+        except ValueError as error:
+            yield fail(f"{prefix}{error}")
+        else:
+            text = f"trajectories of up to {rollout.max_tokens} tokens in {rollout.max_turns} turns; the engine runs {core.max_tokens}"
+            yield ok(prefix + text)
+
+
+def check_memory(scene: Scene) -> Iterator[Note]:
+    """The memory plan against what the device has."""
+    model = need(scene.model, "the model's config.json")
+    try:
+        device = pick_device(scene.config.model.device)
+    except ValueError:
+        yield skip("not planned: needs the device")
+        return
+    plan = scene.memory = plan_memory(model, workload(scene))
+    capacity, source = device_memory(device)
+    yield judge(plan, capacity, source)
+
+
+def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:
+    """A plan against a capacity in bytes."""
+    parts = [f"{bytes_text(part.size_bytes):>10}  {_described(part)}" for part in plan.parts if part.size_bytes]
+    share = plan.peak_bytes / capacity
+    most = f"{bytes_text(plan.peak_bytes)} at its peak ({PHASES[plan.peak]}), {share:.0%} of {bytes_text(capacity)} ({source})"
+    if share <= NEAR_FULL:
+        return ok(most, parts)
+    large = "; ".join(f"{part.name} {bytes_text(part.size_bytes)} ({part.advice})" for part in plan.largest(3))
+    told = fail if share > 1 else warn
+    return told(f"{most}; the largest parts: {large}", parts)
+
+
+def _described(part: Part) -> str:
+    """`name (when)`, and whether its size is an estimate."""
+    when = "always" if part.during == ALWAYS else ", ".join(PHASES[phase] for phase in part.during)
+    return f"{part.name} ({when}){', estimate' if part.estimate else ''}"
+
+
+def workload(scene: Scene) -> Workload:
+    """What the memory plan has to know of the run."""
+    config = scene.config
+    budget = config.train.max_tokens_per_device
+    if not isinstance(config, RunConfig):
+        longest = scene.longest or config.data.max_tokens or budget
+        return Workload(config.train, largest_row(longest, budget, config.samples_per_step))
+    plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
+    rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
+    sizes = config.engine.embedded
+    together = plan.prompts_per_rollout * plan.samples_per_prompt
+    for name, chosen in config.evaluate.sets.items():
+        together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)
+    return Workload(
+        config.train,
+        largest_row(config.rollout.max_tokens, budget, plan.samples_per_step),
+        entropy_grad=algorithm.entropy_grad,
+        reference="ref_logprobs" in algorithm.needs,
+        sampling=Sampling(
+            sizes, tuple(rollout.sampling(()) for rollout in rollouts), min(sizes.max_running, sizes.max_batch_tokens, together)
+        ),
+    )
+
+
+def device_memory(device: torch.device) -> tuple[int, str]:
+    """Bytes of memory, and what they are of."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory, "memory"
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory(), "recommended memory"
+    return memory_limit()

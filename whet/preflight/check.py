@@ -1,0 +1,142 @@
+"""`whet check`: everything that a run needs, looked at without training. Every check is a function in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.config import Config, ConfigError, load_config, read_tree
+from whet.data.supervised import SupervisedConfig
+from whet.preflight.budget import check_limits, check_memory
+from whet.preflight.data import check_data, check_evaluation
+from whet.preflight.disk import check_disk
+from whet.preflight.findings import Finding, Missing, Note, fail, ok, skip
+from whet.preflight.model import check_attention, check_device, check_model, check_tokenizer
+from whet.preflight.play import check_environment
+from whet.preflight.resume import check_resume
+from whet.preflight.rewards import check_rewards
+from whet.preflight.scene import Scene
+from whet.preflight.settings import check_algorithm, check_batch, check_length, check_packages, check_ports
+from whet.process import quiet_transformers
+from whet.settings import DataConfig, RunConfig, SupervisedRunConfig
+from whet.types import JSON
+
+CONFIGURATION = "configuration"
+COMMANDS: dict[type[Config], str] = {RunConfig: "train", SupervisedRunConfig: "sft"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One area of the report."""
+
+    area: str
+    run: Callable[[Scene], Iterator[Note]]
+    supervised: bool = True
+    """Whether supervised runs have it, too."""
+
+
+CHECKS = (
+    Check("batch", check_batch),
+    Check("algorithm", check_algorithm, supervised=False),
+    Check("device", check_device),
+    Check("model", check_model),
+    Check("attention", check_attention),
+    Check("tokenizer", check_tokenizer),
+    Check("environment", check_environment, supervised=False),
+    Check("data", check_data),
+    Check("evaluation", check_evaluation, supervised=False),
+    Check("reward", check_rewards, supervised=False),
+    Check("limits", check_limits, supervised=False),
+    Check("length", check_length),
+    Check("memory", check_memory),
+    Check("disk", check_disk),
+    Check("resume", check_resume),
+    Check("packages", check_packages),
+    Check("ports", check_ports),
+)
+"""In their order: a check may use what those above it found."""
+AREAS = (CONFIGURATION, *(check.area for check in CHECKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was found."""
+
+    command: str
+    """The command that the file is for: train or sft."""
+    findings: tuple[Finding, ...]
+    memory: Mapping[str, int]
+    """The memory plan in bytes, by part; empty where there is none."""
+
+    @property
+    def failed(self) -> int:
+        return sum(finding.status == "FAIL" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, JSON]:
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"command": self.command, "failed": self.failed, "findings": findings, "memory_bytes": dict(self.memory)}
+
+
+def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None]) -> Report:
+    """Check a configuration.
+
+    Args:
+        path: its TOML file.
+        overrides: `key=value` settings on top.
+        show: told of each finding as it is made.
+    """
+    quiet_transformers()
+    findings: list[Finding] = []
+
+    def add(finding: Finding) -> None:
+        findings.append(finding)
+        show(finding)
+
+    try:
+        model = model_of(read_tree(path, overrides))
+        config = load_config(model, path, overrides)
+    except ConfigError as error:
+        for problem in error.problems:
+            add(fail(f"{error.source}: {problem}" if error.source else problem).of(CONFIGURATION))
+        for area in AREAS[1:]:
+            add(skip("not checked: needs the configuration").of(area))
+        return Report("", tuple(findings), {})
+    add(ok(f"{path} is a file for `whet {COMMANDS[model]}`").of(CONFIGURATION))
+    scene = Scene(config)
+    for one in checks_of(config):
+        for note in notes_of(one, scene):
+            add(note.of(one.area))
+    memory = {} if scene.memory is None else {part.name: part.size_bytes for part in scene.memory.parts}
+    return Report(COMMANDS[model], tuple(findings), memory)
+
+
+def checks_of(config: RunConfig | SupervisedRunConfig) -> list[Check]:
+    """The checks that a kind of run has, in their order."""
+    return [one for one in CHECKS if one.supervised or isinstance(config, RunConfig)]
+
+
+def notes_of(one: Check, scene: Scene) -> Iterator[Note]:
+    """What a check found, up to what stopped it."""
+    try:
+        yield from one.run(scene)
+    except Missing as missing:
+        yield skip(f"not checked: needs {missing}")
+    except ConfigError as error:
+        yield from map(fail, error.problems)
+    except (ValueError, OSError) as error:
+        yield fail(str(error))
+
+
+def model_of(tree: Mapping[str, Any]) -> type[RunConfig] | type[SupervisedRunConfig]:
+    """Which command a file is for: the one that more of its keys belong to alone. Reinforcement learning, where none does."""
+
+    def own(mine: type[Config], other: type[Config], table: Mapping[str, Any]) -> int:
+        return len((mine.model_fields.keys() - other.model_fields.keys()) & table.keys())
+
+    rl, sft = own(RunConfig, SupervisedRunConfig, tree), own(SupervisedRunConfig, RunConfig, tree)
+    data = tree.get("data")
+    if isinstance(data, Mapping):
+        rl, sft = rl + own(DataConfig, SupervisedConfig, data), sft + own(SupervisedConfig, DataConfig, data)
+    return SupervisedRunConfig if sft > rl else RunConfig

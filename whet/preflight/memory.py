@@ -1,0 +1,288 @@
+"""The memory plan: bytes on a device by part, before anything is allocated.
+
+The parts are not formulas: the run's own code (optimizer, packed rows, chunked log-probs, cache) works on tensors without
+contents, on the meta device, and what it makes is counted. So a change in that code changes the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from whet.core.logprobs import chunked_logprobs
+from whet.engine.embedded.cache import KVStore
+from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.sampler import sample
+from whet.model.attention import PackedRow
+from whet.model.causal import CausalModel
+from whet.preflight.live import LiveBytes
+from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
+from whet.train.torch_native.optim import Optimizer
+from whet.types import SamplingParams
+
+Phase = Literal["rollout", "loss", "backward", "step"]
+"""rollout: while it samples; loss: while log-probs are computed and differentiated; backward: in the layers' backward pass; step:
+in the optimizer's step."""
+ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step")
+TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
+DRAW_VOCAB = 257
+"""Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that a run holds on its device."""
+
+    name: str
+    size_bytes: int
+    during: tuple[Phase, ...]
+    advice: str = ""
+    """What makes it smaller."""
+    estimate: bool = False
+    """Not exact: what the model's layers keep depends on kernels and lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a run holds on one device."""
+
+    parts: tuple[Part, ...]
+
+    def at(self, phase: Phase) -> int:
+        """Bytes held at a time in a phase."""
+        return sum(part.size_bytes for part in self.parts if phase in part.during)
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that holds the most."""
+        return max(ALWAYS, key=self.at)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.at(self.peak)
+
+    def largest(self, count: int) -> list[Part]:
+        """The largest parts at the peak."""
+        held = [part for part in self.parts if self.peak in part.during and part.size_bytes]
+        return sorted(held, key=lambda part: -part.size_bytes)[:count]
+
+    def bytes_of(self, name: str) -> int:
+        return sum(part.size_bytes for part in self.parts if part.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the embedded engine does."""
+
+    engine: EmbeddedConfig
+    params: tuple[SamplingParams, ...]
+    """The ways in which training and evaluation sample."""
+    rows: int
+    """Sequences that get a token in one step, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a run does with its model, as far as memory goes."""
+
+    train: TrainConfig
+    lengths: tuple[int, ...]
+    """Tokens of the samples in the largest row."""
+    entropy_grad: bool = False
+    reference: bool = False
+    """Whether a frozen copy of the first policy is kept."""
+    sampling: Sampling | None = None
+    """None: a supervised run."""
+
+    @property
+    def num_predicting(self) -> int:
+        """Tokens of the row that have a predecessor, so that they may train."""
+        return sum(self.lengths) - len(self.lengths)
+
+
+def largest_row(longest: int, budget: int, num_samples: int) -> tuple[int, ...]:
+    """Lengths of the samples in a row that is packed as full as it can be: a sample over the budget sits alone."""
+    whole = min(max(budget // longest, 1), num_samples)
+    rest = budget - whole * longest
+    return (longest,) * whole + ((rest,) if rest > 0 and whole < num_samples else ())
+
+
+def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
+    """The plan of a run.
+
+    Args:
+        model: on the meta device, as `meta_causal` makes it.
+        work: what is done with it.
+
+    Raises:
+        ValueError: if the model cannot run through whet's attention.
+    """
+    weights = sum(p.nbytes for _, p in model.named_weights())
+    smaller = "choose a smaller model, or model.dtype=bfloat16"
+    parts = [Part("parameters", weights, ALWAYS, smaller), *_optimizer_parts(model, work.train)]
+    if work.reference:
+        parts.append(Part("reference model", weights, ALWAYS, "set algo.grpo.kl_coef=0, without algo.grpo.reference"))
+    if work.sampling is not None:
+        own = weights if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
+        parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false"))
+        parts += _engine_parts(model, work.sampling)
+    return MemoryPlan((*parts, *_update_parts(model, work)))
+
+
+def checkpoint_bytes(model: CausalModel, train: TrainConfig) -> int:
+    """Bytes of one checkpoint's tensors: weights, masters, moments."""
+    kept = _stepped(model, train)[0].tensors().values()
+    return sum(t.nbytes for t in kept) + sum(p.nbytes for _, p in model.named_weights())
+
+
+def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
+    optimizer, gradients, scratch = _stepped(model, train)
+    sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "step": 0}
+    for key, tensor in optimizer.tensors().items():
+        sizes[key.partition("/")[0]] += tensor.nbytes
+    smaller = "choose a smaller model"
+    return [
+        Part("float32 masters", sizes["master"], ALWAYS, smaller),
+        Part("gradients", gradients, TRAINING, smaller),
+        Part("optimizer moments", sizes["exp_avg"] + sizes["exp_avg_sq"], ALWAYS, smaller),
+        Part("optimizer scratch", scratch, ("step",), smaller),
+    ]
+
+
+def _stepped(model: CausalModel, train: TrainConfig) -> tuple[Optimizer, int, int]:
+    """The run's optimizer over parameters like the model's, after two steps; the bytes of the gradients, and of what a step takes."""
+    named = {name: nn.Parameter(torch.empty_like(p)) for name, p in model.named_weights()}
+    optimizer = Optimizer(named.items(), train.optim, total_steps=2)
+    holders = [p for group in optimizer.adamw.param_groups for p in group["params"]]
+    gradients = scratch = 0
+    for _ in range(2):  # the first step makes the moments
+        torch.stack([p.sum() for p in named.values()]).sum().backward()
+        gradients = sum(p.grad.nbytes for p in holders)
+        with LiveBytes(lambda _: "scratch") as live:
+            optimizer.step()
+        scratch = live.peak("scratch")
+    return optimizer, gradients, scratch
+
+
+def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
+    engine = sampling.engine
+    store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
+    slots = torch.zeros(1, dtype=torch.int64, device=META)
+
+    def write(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        store.write(layer, slots, k, v)
+        return q.new_empty(*q.shape[:2], v.shape[-1])
+
+    with LiveBytes(lambda _: None), torch.no_grad():
+        model.hidden(slots, slots, write)
+    logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
+    return [
+        Part("KV cache", store.size_bytes, ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("sampling logits", round(logits), ("rollout",), "lower engine.embedded.max_running"),
+    ]
+
+
+def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
+    """Bytes that drawing a token takes at its peak for each logit of its row, those logits themselves included."""
+    rows = 4
+    with LiveBytes(lambda t: "logits" if t.shape[-1:] == (DRAW_VOCAB,) else None) as live, torch.inference_mode():
+        sample(torch.zeros(rows, DRAW_VOCAB, dtype=dtype), [params] * rows, [0] * rows)
+    return live.peak("logits") / (rows * DRAW_VOCAB)
+
+
+def _update_parts(model: CausalModel, work: Workload) -> list[Part]:
+    kept, peak = _layers_bytes(model, work)
+    again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
+    rows = f"lower train.max_tokens_per_device{again}"
+    return [
+        Part("logits", _logits_peak(model, work), ("loss",), "lower train.logprob_chunk_tokens"),
+        Part("output layer gradient", _head_gradient(model, work), ("loss", "backward"), "choose a smaller model", estimate=True),
+        Part("activations kept", kept, ("loss",), rows, estimate=True),
+        Part("activations in the backward pass", peak, ("backward",), rows, estimate=True),
+    ]
+
+
+def _layers_bytes(model: CausalModel, work: Workload) -> tuple[int, int]:
+    """What the layers keep of a packed row once it went through them, and what there is at the worst moment of the way back."""
+    row = PackedRow(work.lengths, META)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        with _FlashStandIn():
+            return row(layer, q, k, v, scale)
+
+    tokens = torch.zeros(sum(work.lengths), dtype=torch.int64, device=META)
+    predicting = torch.zeros(work.num_predicting, dtype=torch.int64, device=META)
+    hooks = [p.register_post_accumulate_grad_hook(_drop_gradient) for p in model.hf.parameters()]
+    try:
+        with LiveBytes(lambda _: "kept") as live:
+            picked = model.hidden(tokens, row.positions, attend).index_select(0, predicting)
+            kept = live.now("kept")
+            picked.backward(torch.empty_like(picked))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return kept, live.peak("kept")
+
+
+def _logits_peak(model: CausalModel, work: Workload) -> int:
+    """Bytes of the tensors as wide as the vocabulary that are alive at a time while log-probs are computed and differentiated."""
+    weight = model.lm_head.weight
+    assert isinstance(weight, Tensor)
+    chunk = rows_per_chunk(work.train, model.vocab_size)
+    num = min(work.num_predicting, 3 * chunk)  # a fourth chunk holds nothing that three do not
+    hidden = torch.empty(num, weight.shape[1], dtype=model.dtype, device=META, requires_grad=True)
+    targets = torch.zeros(num, dtype=torch.int64, device=META)
+    hook = weight.register_post_accumulate_grad_hook(_drop_gradient)
+    try:
+        with LiveBytes(lambda t: "logits" if t.shape[-1:] == (model.vocab_size,) else None) as live:
+            heat = torch.ones(num, device=META)
+            logprobs, entropy = chunked_logprobs(model.logits, hidden, targets, heat, chunk, entropy_grad=work.entropy_grad)
+            (logprobs + entropy if work.entropy_grad else logprobs).sum().backward()
+    finally:
+        hook.remove()
+    return live.peak("logits")
+
+
+def _head_gradient(model: CausalModel, work: Workload) -> int:
+    """The output layer's gradient while the chunks' are added up: the sum so far, and the next chunk's."""
+    weight = model.lm_head.weight
+    assert isinstance(weight, Tensor)
+    return weight.nbytes * (1 if work.num_predicting <= rows_per_chunk(work.train, model.vocab_size) else 2)
+
+
+def _drop_gradient(param: Tensor) -> None:
+    """A gradient that was added up is planned with the optimizer."""
+    param.grad = None
+
+
+class _Flash(torch.autograd.Function):
+    """Keeps for the backward pass what flash attention keeps: queries, keys, values, output, log-sum-exp (arXiv 2205.14135)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, _, _ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+class _FlashStandIn(TorchFunctionMode):
+    """Puts `_Flash` in the place of torch's attention, which on the meta device would be the one that keeps every score."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _Flash.apply(*args[:3])
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,146 @@
+"""The model folder: configuration, weights by their headers, attention on a small twin, and the tokenizer that goes with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from whet.data.hub import resolve_model_path
+from whet.data.parsers import build_parser, parse_hermes
+from whet.data.template import Renderer, load_tokenizer
+from whet.model.causal import CausalModel, pick_device
+from whet.model.meta import NotCompared, read_meta, take_weights, weight_files, weight_headers
+from whet.model.twin import NoTwin, small_twin
+from whet.preflight.boundary import run_user_code
+from whet.preflight.findings import Note, bytes_text, fail, need, ok, several, skip, warn
+from whet.preflight.scene import Scene
+from whet.preflight.settings import IMPORT_DEADLINE_S
+from whet.settings import RunConfig
+
+SHOWN = 3
+"""Names that a line lists of many."""
+
+
+def check_device(scene: Scene) -> Iterator[Note]:
+    """Whether the device is there."""
+    config = scene.config.model
+    device = pick_device(config.device)
+    if device.type == "mps" and config.dtype == "float64":
+        yield fail("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
+    else:
+        yield ok(f"{device}, {config.dtype}")
+
+
+def check_model(scene: Scene) -> Iterator[Note]:
+    """The model's configuration and weights."""
+    config = scene.config.model
+    folder = scene.folder = resolve_model_path(config.path)
+    model = scene.model = read_meta(folder, config)
+    layers = model.config.get_text_config().num_hidden_layers
+    count = sum(p.numel() for _, p in model.named_weights())
+    yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
+    yield from _weights(folder, model)
+
+
+def _weights(folder: Path, model: CausalModel) -> Iterator[Note]:
+    headers = weight_headers(folder)
+    size = sum(path.stat().st_size for path in weight_files(folder))
+    kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in headers.values()}))
+    what = f"{len(headers)} tensors in {several(len(weight_files(folder)), 'file')}, {bytes_text(size)} of {kinds}"
+    try:
+        report = take_weights(model, headers)
+    except NotCompared as reason:
+        yield skip(f"weights: {what}; not compared with config.json: {reason}")
+        return
+    if report.missing:
+        names = ", ".join(report.missing[:SHOWN])
+        yield fail(f"weights: {len(report.missing)} tensors that config.json asks for are not in {folder}, among them {names}")
+    if report.misfits:
+        shown = "; ".join(report.misfits[:SHOWN])
+        yield fail(f"weights: {len(report.misfits)} tensors in {folder} do not fit config.json: {shown}")
+    if report.unused:
+        names = ", ".join(report.unused[:SHOWN])
+        yield warn(f"weights: {len(report.unused)} tensors in {folder} have no place in the model, among them {names}")
+    if not (report.missing or report.misfits):
+        yield ok(f"weights: {what}; every tensor of the model is there, in its shape")
+
+
+def check_attention(scene: Scene) -> Iterator[Note]:
+    """Whether whet's attention runs this architecture rightly, on a small random model of it."""
+    model = need(scene.model, "the model's config.json")
+    try:
+        twin = small_twin(model.config, scene.config.model)
+    except NoTwin as reason:
+        yield skip(f"not compared: no small model can be made of this config.json ({reason}); the run compares the whole one")
+        return
+    asked = f"a random model of {twin.config.get_text_config().num_hidden_layers} of its layers was asked"
+    try:
+        twin.check()
+    except (ValueError, RuntimeError, TypeError) as error:
+        yield fail(f"{error} ({asked})")
+        return
+    yield ok(f"{type(twin.hf).__name__} gives its own logits through whet's attention ({asked})")
+
+
+def check_tokenizer(scene: Scene) -> Iterator[Note]:
+    """The tokenizer, its special tokens and its chat template."""
+    config = scene.config
+    folder = need(scene.folder, "the model's folder")
+    tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
+    parser, added = parse_hermes, ()
+    if isinstance(config, RunConfig):
+        name, added = config.env.parser, config.rollout.stop_token_ids
+        parser = run_user_code(f"parser {name!r}", lambda: build_parser(name), IMPORT_DEADLINE_S)
+    renderer = scene.renderer = Renderer(tokenizer, parser)
+    yield from _sizes(len(tokenizer), scene.vocab_size)
+    stops = tuple(dict.fromkeys((*renderer.stop_token_ids, *added)))
+    if strange := [token for token in stops if not 0 <= token < (scene.vocab_size or len(tokenizer))]:
+        yield fail(f"stop tokens {strange} are not in the vocabulary: correct rollout.stop_token_ids, or the tokenizer's eos_token")
+    known = [token for token in stops if 0 <= token < len(tokenizer)]
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    yield ok(
+        f"eos {_named(renderer, eos)}, pad {_named(renderer, pad) if pad is not None else 'none'}; "
+        f"a turn ends at {', '.join(_named(renderer, token) for token in known)}"
+    )
+    yield from _generation_config(folder, renderer, eos)
+    if tokenizer.chat_template:
+        yield ok("it has a chat template")
+    elif isinstance(config, RunConfig) and not config.data.chat:
+        yield ok("it has no chat template, and data.chat is false: prompts are plain text")
+    else:
+        yield fail("it has no chat template: put the model's chat_template.jinja into its folder, or set data.chat=false for plain text")
+
+
+def _sizes(num_tokens: int, vocab_size: int | None) -> Iterator[Note]:
+    if vocab_size is None:
+        yield skip(f"{num_tokens} tokens; not compared with the model: needs its config.json")
+    elif num_tokens > vocab_size:
+        yield warn(f"{num_tokens} tokens, but the model knows {vocab_size}: a text with one of the others cannot run")
+    else:
+        yield ok(f"{num_tokens} tokens, the model knows {vocab_size}")
+
+
+def _named(renderer: Renderer, token: object) -> str:
+    assert isinstance(token, int)
+    return f"{renderer.decode([token])!r} ({token})"
+
+
+def _generation_config(folder: Path, renderer: Renderer, eos: object) -> Iterator[Note]:
+    """What the model's own generation settings end a turn with."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    try:
+        found = json.loads(path.read_text()).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        yield fail(f"{path} cannot be read: {error}")
+        return
+    theirs = [found] if isinstance(found, int) else list(found or [])
+    if not theirs or eos in theirs:
+        return
+    names = ", ".join(_named(renderer, token) if token < len(renderer.tokenizer) else str(token) for token in theirs)
+    yield warn(
+        f"{path.name} ends at {names}, the tokenizer at {_named(renderer, eos)}: if the model ends its turns with the former, set "
+        f"rollout.stop_token_ids={theirs}"
+    )

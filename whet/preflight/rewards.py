@@ -1,0 +1,107 @@
+"""The rewards, tried out on one row: a reply that is the label, and an empty one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from whet.env.build import ENVS, EnvConfig
+from whet.preflight.boundary import run_user_code, run_user_coroutine
+from whet.preflight.data import MEASURED_ROWS, SHOWN_FAULTS
+from whet.preflight.findings import Note, fail, ok, skip, warn
+from whet.preflight.scene import TRAINING, Scene
+from whet.preflight.settings import IMPORT_DEADLINE_S
+from whet.reward import LabelError, Reward, RewardConfig, build_reward
+from whet.reward.base import read_score
+from whet.reward.build import REWARDS
+from whet.reward.pool import START_TIMEOUT_S
+from whet.settings import evaluation_env
+from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
+
+FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
+"""How a right answer may have to be written: the first that scores otherwise than an empty reply counts."""
+
+
+def check_rewards(scene: Scene) -> Iterator[Note]:
+    """The rewards of training and of every evaluation set."""
+    config = scene.rl
+    yield from _reward(scene, TRAINING, config.reward, config.env)
+    for name, chosen in config.evaluate.sets.items():
+        for note in _reward(scene, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
+            yield Note(note.status, f"{name}: {note.text}", note.lines)
+
+
+def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> Iterator[Note]:
+    rows = scene.rows.get(name)
+    if rows is None:
+        yield skip("not scored: needs the rows")
+        return
+    task = scene.tasks.get(name, rows[0])
+    what = f"reward {config.name or ', '.join(config.components)}"
+    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * config.timeout_s
+    try:
+        reward = run_user_code(what, lambda: build_reward(config), IMPORT_DEADLINE_S)
+    except ValueError as error:
+        yield fail(str(error))
+        return
+    try:
+        yield run_user_coroutine(what, lambda: _compare(scene, reward, task), deadline_s)
+        if env.name in ENVS and all(part in REWARDS for part in _names(config)):  # others may change tasks, or take their time
+            yield run_user_coroutine(what, lambda: _labels(scene, reward, rows), IMPORT_DEADLINE_S)
+    except ValueError as error:
+        yield fail(str(error))
+    finally:
+        reward.close()
+
+
+def _names(config: RewardConfig) -> list[str]:
+    return [config.name] if config.name is not None else [part.name for part in config.components.values()]
+
+
+async def _compare(scene: Scene, reward: Reward, task: Task) -> Note:
+    """Score an empty reply, and the label in the forms that a right answer may have."""
+    empty = read_score(await reward(fabricated(scene, task, "")))
+    if task.label is None:
+        return ok(f"an empty reply scores {_numbers(empty)}; {task.origin} has no label to compare with")
+    for form in FORMS:
+        reply = form.format(task.label)
+        right = read_score(await reward(fabricated(scene, task, reply)))
+        if right.total != empty.total:
+            return ok(f"{task.origin}: the reply {reply!r} scores {_numbers(right)}, an empty one {_numbers(empty)}")
+    same = f"{task.origin}: its label {task.label!r} as the reply and an empty reply both score {_numbers(empty)}"
+    return warn(f"{same}: a reward that cannot tell them apart may be constant")
+
+
+def _numbers(rewards: Rewards) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in rewards.components.items())
+    return f"{rewards.total:g}" + (f" ({parts})" if len(rewards.components) > 1 else "")
+
+
+async def _labels(scene: Scene, reward: Reward, rows: Sequence[Task]) -> Note:
+    """Whether the reward can use the labels: a run ends at the first that it cannot. An empty reply costs next to nothing."""
+    faults: list[str] = []
+    looked = rows[:: -(-len(rows) // MEASURED_ROWS)]
+    for task in looked:
+        try:
+            await reward(fabricated(scene, task, ""))
+        except LabelError as fault:
+            faults.append(str(fault))
+    if not faults:
+        return ok(f"the labels of {len(looked)} rows can be used")
+    return fail(f"the labels of {len(faults)} of {len(looked)} rows cannot be used", faults[:SHOWN_FAULTS])
+
+
+def fabricated(scene: Scene, task: Task, reply: str) -> Trajectory:
+    """A completed trajectory whose only turn says `reply`."""
+    tokens: tuple[int, ...] = (0,)
+    if scene.renderer is not None:
+        tokens = (*scene.renderer.encode(reply), scene.renderer.stop_token_ids[0])
+    turn = Turn(
+        context=(0,),
+        context_origin=(Origin.PROMPT,),
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        versions=(0,) * len(tokens),
+        message=Message("assistant", reply),
+        finish=Finish.STOP,
+    )
+    return Trajectory(f"{task.id}/0", task, (turn,), Outcome.COMPLETED)

@@ -1,0 +1,57 @@
+"""What the checks of one configuration found so far: each one reads what those before it left here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whet.algo import Algorithm
+from whet.data.source import TaskSource
+from whet.data.supervised import SupervisedSource
+from whet.data.template import Renderer
+from whet.model.causal import CausalModel
+from whet.preflight.memory import MemoryPlan
+from whet.settings import RunConfig, SupervisedRunConfig
+from whet.train.batching import BatchPlan
+from whet.types import JSON, Task
+
+TRAINING = ""
+"""Stands for training where evaluation sets go by their names."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """A field is None until the check that finds it has."""
+
+    config: RunConfig | SupervisedRunConfig
+    batch: BatchPlan | None = None
+    algorithm: Algorithm | None = None
+    folder: Path | None = None
+    """Of the model."""
+    model: CausalModel | None = None
+    """On the meta device."""
+    renderer: Renderer | None = None
+    tools: dict[str, Sequence[Mapping[str, JSON]]] = field(default_factory=dict[str, Sequence[Mapping[str, JSON]]])
+    """Schemas of an environment's tools: training's by `TRAINING`, an evaluation set's by its name."""
+    rows: dict[str, Sequence[Task]] = field(default_factory=dict[str, Sequence[Task]])
+    """The tasks that are played, by the same names."""
+    tasks: dict[str, Task] = field(default_factory=dict[str, Task])
+    """The task that an environment made of a first row, by the same names."""
+    source: TaskSource | SupervisedSource | None = None
+    longest: int | None = None
+    """Tokens of the longest conversation of supervised training."""
+    total: int | None = None
+    """Rollouts of the run, or steps of supervised training."""
+    memory: MemoryPlan | None = None
+
+    @property
+    def rl(self) -> RunConfig:
+        """The configuration of a reinforcement learning run; the checks that ask for it run for no other."""
+        assert isinstance(self.config, RunConfig)
+        return self.config
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the model's output."""
+        return None if self.model is None else self.model.vocab_size
