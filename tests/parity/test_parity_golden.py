@@ -1,0 +1,99 @@
+"""The golden runner on the recorded folder, where it lies beside the checkout, and on cases that are always here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parity.golden import RTOL, differences, load_adapters, main, run_case, run_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT.parent / "shared" / "golden"
+COLLEAGUES = ("slime_rm_", "verl_reward_score", "slime_loss_mask", "slime_loss_e2e", "slime_schedule_cp", "slime_misc", "verl_misc")
+"""Files whose adapters are still to come."""
+
+TWO_ROWS = {
+    "name": "rloo/two_rows",
+    "source": "verl core_algos compute_rloo_outcome_advantage",
+    "inputs": {
+        "token_level_rewards": [[0.0, 1.0, 0.0], [0.0, 0.0, 3.0]],
+        "response_mask": [[1, 1, 0], [1, 0, 1]],
+        "index": ["a", "a"],
+    },
+    "params": {},
+    "outputs": {name: [[-2.0, -2.0, 0.0], [2.0, 0.0, 2.0]] for name in ("advantages", "returns")},
+}
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the recorded numbers are not beside this checkout")
+def test_every_recorded_case():
+    wrong = {
+        f"{stem}: {name}": problem
+        for stem, results in run_folder(FOLDER).items()
+        for name, problem in results
+        if problem is not None and not (problem.startswith("no adapter") and stem.startswith(COLLEAGUES))
+    }
+    assert not wrong
+
+
+def test_the_command_counts_and_fails(tmp_path, capsys):
+    wrong = json.loads(json.dumps(TWO_ROWS))
+    wrong["outputs"]["returns"][1][2] = 2.001
+    (tmp_path / "verl_advantages.json").write_text(json.dumps([TWO_ROWS, wrong]))
+    (tmp_path / "unheard_of.json").write_text(json.dumps([TWO_ROWS]))
+    assert main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "1 passed, 2 failed"
+    assert "  rloo/two_rows: outputs.returns[1][2]: 2.0, expected 2.001" in lines
+    assert "  1 cases: no adapter for unheard_of.json" in lines
+
+
+def test_the_command_as_it_is_called(tmp_path):
+    (tmp_path / "verl_advantages.json").write_text(json.dumps([TWO_ROWS]))
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.parity.golden", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "1 passed, 0 failed"
+
+
+def test_no_cases_at_all_is_no_success(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_an_unknown_source_fails_and_an_error_must_be_whets_too():
+    adapters = load_adapters()
+    strange = {**TWO_ROWS, "source": "verl something else"}
+    assert "no adapter for 'verl something else'" in (run_case("verl_advantages", strange, adapters) or "")
+    kl = {
+        "name": "kl",
+        "source": "verl core_algos.kl_penalty",
+        "inputs": {"logprob": [[-1.0]], "ref_logprob": [[-2.0]]},
+        "params": {"kl_penalty": "full"},
+        "outputs": {"error": "NotImplementedError"},
+    }
+    assert run_case("verl_kl", kl, adapters) is None
+    assert run_case("verl_kl", {**kl, "params": {"kl_penalty": "k1"}}, adapters) is not None
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ({"a": 1.0}, {"a": 1.0, "b": 2.0}),
+        ([1.0, 2.0], [1.0]),
+        (1.0, 1.0002),
+        (float("nan"), 0.0),
+        ("zero", "none"),
+        (None, 0.0),
+        ([1.0], {"a": 1.0}),
+    ],
+)
+def test_differences_are_found(expected, found):
+    assert list(differences(expected, found, RTOL))
+    assert not list(differences(expected, expected, RTOL))
