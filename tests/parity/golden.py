@@ -23,7 +23,7 @@ Case = Mapping[str, Any]
 Adapter = Callable[[Case], Any]
 """A case to what whet answers: the structure of the case's outputs. It raises where whet refuses."""
 
-FAMILIES = ("advantages", "losses", "reducers", "correction", "logprobs")
+FAMILIES = ("advantages", "losses", "reducers", "correction", "logprobs", "schedule", "evaluate")
 OPTIONAL_FAMILIES = ("graders", "masks")
 RTOL, ATOL = 1e-4, 1e-5
 WHITENED_RTOL = 1e-3

@@ -6,6 +6,7 @@ a failed trajectory get 0. A trajectory's score is its reward plus its token rew
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -166,11 +167,14 @@ def mean_normalized(batch: TrainBatch, *, eps: float = 1e-6) -> Tensor:
     return _settle(batch, groups, advantages, "zero")
 
 
-def scores_differ(score: Tensor, *, least_std: float = 1e-6) -> bool:
-    """Whether a group's scores differ enough to teach anything: their std (n - 1) is above `least_std`. score: [G]"""
-    if len(score) < 2:
-        return False
-    return float(score.double().std()) > least_std
+def nothing_to_compare(score: Sequence[float], *, least_std: float = 1e-6) -> str | None:
+    """Why a group's scores teach nothing: they differ too little. None if their std (n - 1, in float64) is above `least_std`.
+
+    The reason names the score, so that groups that always fail and groups that always succeed are counted apart.
+    """
+    if len(score) >= 2 and float(torch.tensor(score, dtype=torch.float64).std()) > least_std:
+        return None
+    return f"zero_std_{round(score[0], 1)}"
 
 
 def _settle(batch: TrainBatch, groups: Groups, advantages: Tensor, singleton: Singleton) -> Tensor:
