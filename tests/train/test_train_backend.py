@@ -12,7 +12,7 @@ from tiny_policy import VOCAB, gradients, plain, policy, relative, rollout
 from torch import nn
 
 from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
@@ -31,7 +31,7 @@ def backend(model, *, budget=1000, chunk=None, **optim):
 
 def step_batch(reducer="sample_mean"):
     """A whole step with credit, weights, and old and reference log-probs some way off."""
-    algorithm = GRPO(GRPOConfig(entropy_coef=0.05, kl_coef=0.1, clip_high=0.28, reducer=reducer), StepPlan(2))
+    algorithm = grpo(GRPOConfig(entropy_coef=0.05, kl_coef=0.1, clip_high=0.28, reducer=reducer), StepPlan(2))
     batch, _ = algorithm.assign_credit(rollout())
     shift = torch.linspace(-0.4, 0.4, batch.num_tokens)
     batch = batch.with_(weights=algorithm.reducer(batch), old_logprobs=batch.rollout_logprobs)

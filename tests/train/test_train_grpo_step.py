@@ -9,7 +9,7 @@ import torch
 from tiny_policy import gradients, plain, policy, relative, rollout_samples
 
 from whet.algo import GRPOConfig, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten
 from whet.train.batching import BatchPlan, steps_of
@@ -133,7 +133,7 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
         }
     )
     chosen = {k: recipe[k] for k in ("clip_low", "clip_high", "entropy_coef", "kl_coef", "normalize_std", "reducer")}
-    algorithm = GRPO(GRPOConfig(**chosen, reference=True), StepPlan(plan.optimizer_steps))
+    algorithm = grpo(GRPOConfig(**chosen, reference=True), StepPlan(plan.optimizer_steps))
     trained = Recorded(model, config, len(steps))
     learners = Learners(trained, TorchBackend(frozen, config, None), algorithm, plan, SEED)
     batch, _ = algorithm.assign_credit(learners.annotate(batch))

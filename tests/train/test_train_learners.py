@@ -7,7 +7,7 @@ import torch
 from tiny_policy import rollout, rollout_samples, trajectory
 
 from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import Mean, flatten
 from whet.train.base import Backward
@@ -42,7 +42,7 @@ def plan(steps, epochs=1):
 
 
 def learners(steps=1, epochs=1, reference=None, **settings):
-    algorithm = GRPO(GRPOConfig(**settings), StepPlan(steps * epochs))
+    algorithm = grpo(GRPOConfig(**settings), StepPlan(steps * epochs))
     return Learners(FakeBackend(), reference, algorithm, plan(steps, epochs), seed=4)
 
 
@@ -149,14 +149,13 @@ def test_without_trained_tokens_there_is_no_mismatch():
 
 
 def test_an_algorithm_prepares_each_step_after_its_weights():
-    class Prepared(GRPO):
-        def prepare(self, batch):
-            assert batch.weights is not None
-            return batch.with_(returns=torch.full_like(batch.weights, 5.0))
+    def prepare(batch):
+        assert batch.weights is not None
+        return batch.with_(returns=torch.full_like(batch.weights, 5.0))
 
-        def loss(self, batch, out):
-            return LossTerms(batch.returns, {})
-
-    found = Learners(FakeBackend(), None, Prepared(GRPOConfig(), StepPlan(1)), plan(1), seed=0)
+    algorithm = grpo(GRPOConfig(), StepPlan(1))
+    algorithm.prepare = prepare
+    algorithm.loss = lambda batch, out: LossTerms(batch.returns, {})
+    found = Learners(FakeBackend(), None, algorithm, plan(1), seed=0)
     update(found)
     assert steps_seen(found)[0].returns.unique().tolist() == [5.0]
