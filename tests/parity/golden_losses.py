@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.parity.golden_batches import Rows, by_source, gradient, leaf
 from tests.parity.golden_reducers import verl_weights
 from whet.core.correction import geometric_weight
-from whet.core.covariance import clip_cov, covariances, kl_cov, pick_between, pick_largest
+from whet.core.covariance import clip_cov, covariances, kl_cov, pick_between, pick_largest, share_of
 from whet.core.kl import KL_ESTIMATORS, adapted_kl_coef
 from whet.core.losses import (
     ClipTerms,
@@ -147,15 +147,15 @@ def _clip_cov(rows, logprobs, old, advantages, params):
     mask = rows.batch.loss_mask
     free = mask & ~clipped_surrogate(logprobs.detach(), old, advantages, *_clips(params)).clipped
     generator = torch.Generator().manual_seed(0)
-    share = params["clip_cov_ratio"] * int(mask.sum()) / max(int(free.sum()), 1)
+    wanted = share_of(mask, params["clip_cov_ratio"])
     covariance = covariances(logprobs, advantages, mask)
-    chosen = pick_between(covariance, free, share, params["clip_cov_lb"], params["clip_cov_ub"], generator)
+    chosen = pick_between(free, covariance, wanted, params["clip_cov_lb"], params["clip_cov_ub"], generator)
     return clip_cov(logprobs, old, advantages, chosen, *_clips(params))
 
 
 def _kl_cov(rows, logprobs, old, advantages, params):
     mask = rows.batch.loss_mask
-    chosen = pick_largest(covariances(logprobs, advantages, mask), mask, params["kl_cov_ratio"])
+    chosen = pick_largest(mask, covariances(logprobs, advantages, mask), share_of(mask, params["kl_cov_ratio"]))
     return kl_cov(logprobs, old, advantages, chosen, params["ppo_kl_coef"])
 
 

@@ -31,20 +31,19 @@ def rollout_mean(masks: list[list[int]], denominators: list[float] | None) -> tu
     """Rows and the weights of slime's mean per rollout. Neighbours that make up a denominator together are one trajectory;
     where siblings are in another micro-batch, the denominator is as it was given."""
     owners: list[int] = []
-    missing = 0.0
+    missing, complete = 0.0, True
     for i, mask in enumerate(masks):
-        if denominators is None or missing <= 0:
-            missing = 0.0 if denominators is None else denominators[i]
-            owners.append(i)
-        else:
-            owners.append(owners[-1])
-        missing -= sum(mask)
+        wanted = sum(mask) if denominators is None else denominators[i]
+        joins = missing > 0 and denominators is not None and wanted == denominators[i - 1]
+        complete = complete and (missing <= 0 or joins)
+        owners.append(owners[-1] if joins else i)
+        missing = (missing if joins else wanted) - sum(mask)
     rows = Rows(masks, owners=owners)
-    weights = sample_mean(rows.batch, total=1.0)
-    if denominators is not None and missing > 0:
-        per_sample = torch.tensor(denominators, dtype=torch.float32).clamp(min=1)
-        weights = token_mean(rows.batch, total=1.0) / per_sample[rows.batch.sample_of_token]
-    return rows, weights
+    if complete and missing <= 0:
+        return rows, sample_mean(rows.batch, total=1.0)
+    rows = Rows(masks)
+    per_sample = torch.tensor(denominators, dtype=torch.float32).clamp(min=1)
+    return rows, token_mean(rows.batch, total=1.0) / per_sample[rows.batch.sample_of_token]
 
 
 def agg_loss(case):

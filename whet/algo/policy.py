@@ -21,7 +21,7 @@ from whet.algo.surrogates import NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surr
 from whet.config import Config
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.correction import geometric_weight
-from whet.core.covariance import covariances, pick_between, pick_largest
+from whet.core.covariance import covariances, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
 from whet.core.kl import KL_ESTIMATORS, KLName, adapted_kl_coef
 from whet.core.losses import ClipTerms, log_ratio_of, sequence_mask
@@ -224,14 +224,16 @@ class PolicyGradient:
                 batch = batch.with_(weights=batch.weights * keep)
         if config.loss.name in NEEDS_CHOICE:
             assert old is not None and batch.advantages is not None, "annotated before the step"
-            covariance = covariances(old, batch.advantages, batch.loss_mask)
+            mask = batch.loss_mask
+            covariance = covariances(old, batch.advantages, mask)
+            wanted = share_of(mask, config.loss.covariance_share)
             if config.loss.name == "kl_cov":
-                chosen = pick_largest(covariance, batch.loss_mask, config.loss.covariance_share)
+                chosen = pick_largest(mask, covariance, wanted)
             else:
                 # The seed is the step's own tokens, so a resumed run draws what an unbroken one would have.
                 generator = torch.Generator().manual_seed(int(batch.tokens.sum()) % 2**31)
                 low, high = config.loss.covariance_bounds
-                chosen = pick_between(covariance, batch.loss_mask, config.loss.covariance_share, low, high, generator)
+                chosen = pick_between(mask, covariance, wanted, low, high, generator)
             batch = batch.with_(chosen=chosen)
         return batch
 

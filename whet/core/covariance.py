@@ -19,26 +19,25 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return (advantages - masked_mean(advantages, mask)) * (logprobs - masked_mean(logprobs, mask))
 
 
-def pick_between(covariance: Tensor, mask: Tensor, share: float, low: float, high: float, generator: torch.Generator) -> Tensor:
-    """Clip-Cov's tokens: a random `share` of the masked ones, among those whose covariance is in (low, high). [T] bool
+def share_of(mask: Tensor, share: float) -> int:
+    """How many tokens a share of the masked ones is: at least one."""
+    return max(int(share * int(mask.sum())), 1)
 
-    At least one token if there is a candidate.
-    """
-    places = (mask & (covariance > low) & (covariance < high)).nonzero().squeeze(-1)
-    wanted = max(int(share * int(mask.sum())), 1)
+
+def pick_between(candidates: Tensor, covariance: Tensor, wanted: int, low: float, high: float, generator: torch.Generator) -> Tensor:
+    """Clip-Cov's tokens: up to `wanted` random ones among the candidates whose covariance is in (low, high). [T] bool"""
+    places = (candidates & (covariance > low) & (covariance < high)).nonzero().squeeze(-1)
     order = torch.randperm(len(places), generator=generator).to(places.device)
-    chosen = torch.zeros_like(mask)
+    chosen = torch.zeros_like(candidates)
     chosen[places[order[:wanted]]] = True
     return chosen
 
 
-def pick_largest(covariance: Tensor, mask: Tensor, share: float) -> Tensor:
-    """KL-Cov's tokens: the `share` of the masked ones with the largest covariance, at least one. [T] bool"""
-    chosen = torch.zeros_like(mask)
-    places = mask.nonzero().squeeze(-1)
-    if len(places):
-        wanted = max(int(share * len(places)), 1)
-        chosen[places[covariance[places].topk(wanted).indices]] = True
+def pick_largest(candidates: Tensor, covariance: Tensor, wanted: int) -> Tensor:
+    """KL-Cov's tokens: the candidates with the largest covariance. [T] bool"""
+    chosen = torch.zeros_like(candidates)
+    places = candidates.nonzero().squeeze(-1)
+    chosen[places[covariance[places].topk(min(wanted, len(places))).indices]] = True
     return chosen
 
 

@@ -105,7 +105,7 @@ def sapo(
     On-policy its gradient is that of -r A. Source: arXiv 2511.20347.
     """
     ratio = log_ratio_of(logprobs, old_logprobs).exp()
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    tau = torch.where(advantages > 0, torch.full_like(ratio, tau_positive), torch.full_like(ratio, tau_negative)).detach()
     never = torch.zeros_like(ratio, dtype=torch.bool)
     return ClipTerms(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, ratio.detach(), never, never)
 
@@ -126,9 +126,7 @@ def geometric_mean(
     Source: arXiv 2507.20673.
     """
     log_ratio = logprobs - old_logprobs
-    upper = torch.where(advantages > 0, clip_high, torch.inf)
-    lower = torch.where(advantages < 0, -clip_low, -torch.inf)
-    bounded = torch.minimum(torch.maximum(log_ratio, lower), upper)
+    bounded = torch.where(advantages > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
     bounded = torch.where(advantages == 0, torch.zeros_like(bounded), bounded)
     owner = batch.sample_of_token
     ratio = per_sample_mean(batch, bounded).exp()[owner]

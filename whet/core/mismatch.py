@@ -135,8 +135,14 @@ def spread_of(
 
 
 def batch_mismatch(batch: TrainBatch, mismatch: Mismatch) -> dict[str, float]:
-    """The mismatch as numbers of a whole batch: tokens weigh the same in the token ones, samples in the others."""
+    """The mismatch as numbers of a whole batch: tokens weigh the same in the token ones, samples in the others.
+
+    Raises:
+        ValueError: if nothing trains.
+    """
     mask, difference = batch.loss_mask, mismatch.log_ppl_difference
+    if not bool(mask.any()):
+        raise ValueError("nothing trains here: there are no log-probs to compare")
     return {
         "training_ppl": float(mismatch.train_log_ppl.exp().mean()),
         "training_log_ppl": float(mismatch.train_log_ppl.mean()),
