@@ -194,4 +194,13 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         trajectory=torch.tensor([trajectories[s.trajectory] for s in samples], dtype=torch.int64),
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
+        token_rewards=_token_rewards(samples),
     )
+
+
+def _token_rewards(samples: Sequence[Sample]) -> Tensor | None:
+    """One column if any sample has token rewards; they are 0 in samples that failed, as everywhere."""
+    if all(s.token_rewards is None for s in samples):
+        return None
+    rows = [s.token_rewards if s.token_rewards is not None and s.valid else (0.0,) * len(s.tokens) for s in samples]
+    return torch.tensor([r for row in rows for r in row], dtype=torch.float32)

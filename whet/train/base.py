@@ -34,7 +34,7 @@ class Backend(Protocol):
     """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column: `old_logprobs` or `ref_logprobs` under this backend's present weights, without gradient."""
+        """Fill one column: `old_logprobs`, `ref_logprobs` or `squared_probs` under this backend's present weights, without gradient."""
         ...
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:

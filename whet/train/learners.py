@@ -50,8 +50,8 @@ class Learners:
         self._seed = seed
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
-        """Fill the columns that the algorithm needs."""
-        for need in sorted(self.algorithm.needs):
+        """Fill the columns that the algorithm needs. A baseline comes with the rollout; no model computes it."""
+        for need in sorted(self.algorithm.needs - {Need.BASELINE}):
             if need is Need.REF_LOGPROBS:
                 assert self.reference is not None, "build made no reference model"
                 batch = self.reference.annotate(batch, need)
