@@ -6,6 +6,7 @@ from algo_batches import outputs, rollout
 
 from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
 from whet.algo.sft import sft_loss
+from whet.config import load_config
 from whet.observe.metrics import flatten, merge_metrics
 
 
@@ -46,3 +47,12 @@ def test_sft_metrics_do_not_depend_on_the_cut():
     parts = [sft_loss(batch.select([i]), piece).metrics for i, piece in enumerate(cut)]
     assert flatten(merge_metrics(*parts)) == pytest.approx(flatten(sft_loss(batch, out).metrics))
     assert torch.equal(sft_loss(batch, out).terms[batch.loss_mask.logical_not()].detach(), torch.zeros(3))
+
+
+def test_settings_reach_an_algorithm_that_is_not_the_default(tmp_path):
+    path = tmp_path / "algo.toml"
+    path.write_text('name = "gspo"\n[gspo.correction]\nweights = "token"\n')
+    config = load_config(AlgorithmConfig, path, ["gspo.clip_low=0.01"])
+    algorithm = build_algorithm(config, StepPlan(2))
+    assert algorithm.config.clip_low == 0.01 and algorithm.config.clip_high == 4e-4
+    assert algorithm.config.correction.weights == "token" and algorithm.config.loss.name == "sequence"
