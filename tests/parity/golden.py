@@ -24,7 +24,7 @@ Case = Mapping[str, Any]
 Adapter = Callable[[Case], Any]
 """A case to what whet answers: the structure of the case's outputs. It raises where whet refuses."""
 
-FAMILIES = ("advantages", "losses", "reducers", "correction", "logprobs", "policy_step", "schedule", "evaluate")
+FAMILIES = ("advantages", "losses", "kl", "reducers", "correction", "logprobs", "policy_step", "schedule", "evaluate")
 CHECKING_FAMILIES = ("graders", "masks")
 """Their adapters compare for themselves and raise AssertionError; what they answer differently stands in their own tables."""
 RTOL, ATOL = 1e-4, 1e-5

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.parity.golden_batches import Rows, by_source
+from tests.parity.golden_kl import SLIME_KL
 from whet.core.advantages import (
     best_of_group,
     group_advantages,
@@ -22,9 +23,6 @@ from whet.core.returns import discounted_returns, gae, rewards_on_tokens, turn_r
 from whet.core.token_baseline import optimal_token_baseline
 from whet.core.weights import sample_mean
 from whet.core.whiten import masked_mean, masked_var, whiten
-
-SLIME_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "low_var"}
-
 
 # slime: rewards of a rollout
 

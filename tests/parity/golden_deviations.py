@@ -91,9 +91,11 @@ def _plus_plus_answer(case: Case) -> Any:
 
 def _zero_over_zero(stem: str, case: Case) -> bool:
     """verl divided by a number of tokens or sequences that is 0."""
+    if not stem.startswith("verl_"):
+        return False
     masks = next((case["inputs"][name] for name in ("response_mask", "loss_mask") if name in case["inputs"]), ())
     empty = any(not any(mask) for mask in masks) or case["params"].get("rollout_rs") is not None
-    return stem.startswith("verl_") and empty and _has_nan(case["outputs"])
+    return empty and _has_nan(case["outputs"])
 
 
 def _has_nan(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Policy and value losses, KL estimators and the KL's controller."""
+"""Policy and value losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.parity.golden_batches import Rows, by_source, gradient, leaf
 from tests.parity.golden_reducers import verl_weights
 from whet.core.correction import geometric_weight
 from whet.core.covariance import clip_cov, covariances, kl_cov, pick_between, pick_largest, share_of
-from whet.core.kl import KL_ESTIMATORS, adapted_kl_coef
 from whet.core.losses import (
     ClipTerms,
     cispo,
@@ -25,13 +24,9 @@ from whet.core.losses import (
     sequence_mask,
     value_loss,
 )
-from whet.core.segments import per_sample_count, per_sample_mean
+from whet.core.segments import per_sample_count
 from whet.core.weights import sample_mean
 from whet.core.whiten import masked_mean
-
-SLIME_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "low_var"}
-VERL_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
-
 
 # slime
 
@@ -56,14 +51,6 @@ def slime_cispo(case):
         "clipfrac": found.clipped.float(),
         "grad_log_probs_of_sum": gradient(found.terms.sum(), logprobs),
     }
-
-
-def slime_kl(case):
-    given, estimate = case["inputs"], KL_ESTIMATORS[SLIME_KL[case["params"]["kl_loss_type"]]]
-    logprobs, ref = leaf(given["log_probs"]), torch.tensor(given["log_probs_base"])
-    weights = given["importance_ratio"]
-    kl = estimate(logprobs, ref, None if weights is None else torch.tensor(weights))
-    return {"kl": kl, "grad_log_probs_of_sum": gradient(kl.sum(), logprobs)}
 
 
 def slime_gspo_kl(case):
@@ -265,49 +252,8 @@ def verl_value_loss(case):
     }
 
 
-def verl_kl_penalty(case):
-    given, name = case["inputs"], case["params"]["kl_penalty"]
-    if name not in VERL_KL:
-        raise ValueError(f"there is no KL estimator {name!r}")
-    logprobs, ref = leaf(given["logprob"]), torch.tensor(given["ref_logprob"])
-    kl = KL_ESTIMATORS[VERL_KL[name]](logprobs, ref.flatten()).reshape(ref.shape)
-    return {"kl": kl, "grad_logprob_of_sum": gradient(kl.sum(), logprobs).reshape(ref.shape)}
-
-
-def verl_rewards(case):
-    given = case["inputs"]
-    scores, logprobs, ref = (torch.tensor(given[name]) for name in ("token_level_scores", "old_log_prob", "ref_log_prob"))
-    return {"rewards": scores - case["params"]["kl_ratio"] * KL_ESTIMATORS["k1"](logprobs, ref)}
-
-
-def verl_apply_kl(case):
-    """The KL in the reward; verl's controller looks at the mean over rows of their means."""
-    given, params = case["inputs"], case["params"]
-    rows = Rows(given["response_mask"])
-    kl = KL_ESTIMATORS[VERL_KL[params["kl_penalty"]]](rows.column(given["old_log_probs"]), rows.column(given["ref_log_prob"]))
-    coef, mean = params["kl_coef"], float(per_sample_mean(rows.batch, kl).mean())
-    after = coef
-    if params["type"] == "adaptive":
-        after = adapted_kl_coef(coef, mean, len(rows.lengths), target=params["target_kl"], horizon=params["horizon"])
-    return {
-        "token_level_rewards": rows.rows(rows.column(given["token_level_scores"]) - coef * kl * rows.batch.loss_mask),
-        "metrics": {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef},
-        "controller_value_after": after,
-    }
-
-
-def verl_controllers(case):
-    given, params = case["inputs"], case["params"]
-    coef, adaptive = params["init_kl_coef"], []
-    for kl, num in zip(given["current_kl"], given["n_steps"], strict=True):
-        coef = adapted_kl_coef(coef, kl, num, target=params["target_kl"], horizon=params["horizon"])
-        adaptive.append(coef)
-    return {"adaptive": adaptive, "fixed": [params["init_kl_coef"]] * len(adaptive)}
-
-
 ADAPTERS = {
     "slime_policy_loss": by_source({"compute_policy_loss": slime_policy_loss, "compute_cispo_loss": slime_cispo}),
-    "slime_kl": by_source({"compute_approx_kl": slime_kl}),
     "slime_gspo_opsm": by_source(
         {
             "ppo_utils.compute_gspo_kl": slime_gspo_kl,
@@ -321,14 +267,6 @@ ADAPTERS = {
             "policy loss 'bypass_mode'": verl_bypass,
             "compute_policy_loss (deprecated)": verl_deprecated,
             "compute_policy_loss_reinforce": verl_reinforce,
-        }
-    ),
-    "verl_kl": by_source(
-        {
-            "kl_penalty": verl_kl_penalty,
-            "compute_rewards": verl_rewards,
-            "apply_kl_penalty": verl_apply_kl,
-            "KLController": verl_controllers,
         }
     ),
     "verl_value_loss": by_source({"compute_value_loss": verl_value_loss}),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.parity.golden_batches import Rows, by_source, flatten, gradient
+from tests.parity.golden_kl import SLIME_KL
 from tests.parity.golden_reducers import rollout_mean
 from whet.algo.base import StepPlan
 from whet.algo.cispo import CISPOConfig
@@ -24,7 +25,6 @@ from whet.core.losses import sequence_log_ratio, value_loss
 from whet.core.segments import per_sample_count
 from whet.core.weights import token_mean
 
-SLIME_KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "low_var"}
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
 
 

@@ -43,31 +43,26 @@ def optimal_token_baseline(
     """
     if batch.squared_probs is None:
         raise ValueError("the optimal token baseline needs the sums of squared probabilities, and this batch has none")
-    mask = batch.loss_mask
+    chains = chains_of(batch)
+    owner = torch.repeat_interleave(torch.arange(len(chains.lengths), device=chains.lengths.device), chains.lengths)
+    trained, sample = batch.loss_mask[chains.index], batch.sample_of_token[chains.index]
     energy = 1 - 2 * logprobs.double().exp() + batch.squared_probs.double()
     if batch.correction is not None:
         energy = energy * batch.correction.double().square()
-    chains = chains_of(batch)
-    owner = torch.repeat_interleave(torch.arange(len(chains.lengths), device=mask.device), chains.lengths)
-    trained = mask[chains.index]
     weight = _running(torch.where(trained, energy[chains.index], 0.0), chains.starts, owner)
-    ranks = _running(trained.double(), chains.starts, owner).to(torch.int64) - 1
-    if align == "position":
-        written = batch.origin[chains.index] != int(Origin.PROMPT)
-        step = _running(written.double(), chains.starts, owner).to(torch.int64) - 1
-    else:
-        step = ranks
+    counted = trained if align == "action" else batch.origin[chains.index] != int(Origin.PROMPT)
+    step = _running(counted.double(), chains.starts, owner).to(torch.int64) - 1
+
+    bins = batch.group[sample] * (int(step.max()) + 1) + step.clamp(min=0)
+    used = trained & batch.valid[sample]
+    gain, total = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=bins.device)
+    gain.index_add_(0, bins[used], (weight * returns.double()[chains.index])[used])
+    total.index_add_(0, bins[used], weight[used])
+    baseline = (gain / (total + eps))[bins]
+
     length = torch.zeros_like(chains.lengths).index_add_(0, owner, trained.to(torch.int64))
-    group = batch.group[batch.sample_of_token[chains.index]]
-    bins = group * (int(step.max()) + 1) + step.clamp(min=0)
-    used = trained & (batch.valid[batch.sample_of_token[chains.index]])
-    top, bottom = (torch.zeros(int(bins.max()) + 1, dtype=torch.float64, device=mask.device) for _ in range(2))
-    top.index_add_(0, bins[used], (weight * returns.double()[chains.index])[used])
-    bottom.index_add_(0, bins[used], weight[used])
-    baseline = (top / (bottom + eps))[bins]
-    first = group[chains.starts]
-    counts = align == "position" or length > 0
-    alone, second = _rivals(first, torch.where(torch.as_tensor(counts), length, torch.full_like(length, -1)))
+    compared = length.masked_fill(length == 0, -1) if align == "action" else length
+    alone, second = _rivals(batch.group[sample[chains.starts]], compared)
     baseline = baseline.masked_fill(alone[owner], 0.0)
     if zero_tail:
         baseline = baseline.masked_fill((length > second)[owner] & (step >= second[owner]), 0.0)
