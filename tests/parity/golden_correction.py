@@ -175,7 +175,7 @@ def verl_correction(
 
 def _verl_weights(rows: Rows, log_ratio: Tensor, params: dict[str, Any]) -> tuple[Tensor, dict[str, float]]:
     """verl measures the weights before the bound; std and effective sample size of weights within [1 / high, high]."""
-    batch, level, high = rows.batch, params["rollout_is"], params["rollout_is_threshold"]
+    batch, level, high = rows.batch, params["rollout_is"], float(params["rollout_is_threshold"])
     found = correct(batch, log_ratio, Correction(level, "truncate", high))
     raw, weights = found.raw * batch.loss_mask, found.weights * batch.loss_mask
     spread = spread_of(batch, raw, 1 / high, high, ideal=1.0, all_samples=True)

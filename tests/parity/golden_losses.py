@@ -184,8 +184,8 @@ def _verl_metrics(name: str, rows: Rows, logprobs: Tensor, old: Tensor, advantag
 
 def verl_deprecated(case):
     given, params = case["inputs"], case["params"]
-    low = params.get("cliprange_low", params["cliprange"])
-    high = params.get("cliprange_high", params["cliprange"])
+    both = params.get("cliprange")
+    low, high = (both if params.get(name) is None else params[name] for name in ("cliprange_low", "cliprange_high"))
     rows = Rows(given["response_mask"])
     logprobs, old, advantages = (rows.column(given[name]) for name in ("log_prob", "old_log_prob", "advantages"))
     found = clipped_surrogate(logprobs, old, advantages, low, high, params.get("clip_ratio_c", 3.0))
