@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-all lint bench clean
+.PHONY: setup quickstart test test-all lint docs bench clean
 
 setup: $(READY)
 
@@ -30,6 +30,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+# Writes docs/errors.md from what the errors' tests print.
+docs: setup
+	WHET_WRITE_DOCS=1 $(BIN)/python -m pytest tests/errors
 
 bench: setup
 	$(BIN)/python benchmarks/quickstart_seeds.py

@@ -78,7 +78,7 @@ def test_every_command_is_in_the_table():
 
     from whet.cli import app
 
-    assert set(re.findall(r"^\| `whet (\w+)", README, re.MULTILINE)) == set(get_command(app).commands)
+    assert set(re.findall(r"^\| `whet ([\w-]+)", README, re.MULTILINE)) == set(get_command(app).commands)
 
 
 def test_nothing_is_left_to_fill_in():

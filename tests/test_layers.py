@@ -11,6 +11,7 @@ LAYERS = [
     {"config"},
     {"core"},
     {"observe"},
+    {"runfolder"},
     {"algo"},
     {"model"},
     {"data"},
@@ -23,21 +24,22 @@ LAYERS = [
     {"checkpoint"},
     {"evaluate", "serve"},
     {"cluster"},
-    {"settings", "loop"},
+    {"settings", "loop", "stop", "process", "opened"},
     {"build"},
-    {"commands"},
+    {"commands", "replay"},
     {"quickstart"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ONLY_IN = {
-    "transformers": {"model", "data", "build", "quickstart"},
+    "transformers": {"model", "data", "build", "process", "quickstart"},
     "ray": {"cluster"},
     "megatron": {"train"},
     "rich": {"observe"},
     "typer": {"cli"},
     "pyarrow": {"observe", "data"},
+    "filelock": {"runfolder"},
 }
 
 

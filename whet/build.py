@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
-from whet.checkpoint.store import MANIFEST, CheckpointStore
-from whet.config import dump_toml
+from whet.checkpoint.random_state import RandomState
+from whet.checkpoint.run_state import RunState, Stateful
+from whet.checkpoint.store import CheckpointStore
+from whet.config import config_hash, dump_toml
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.rows import RowConfig
@@ -34,12 +28,15 @@ from whet.loop import Observer
 from whet.model.causal import CausalModel, ModelConfig, load_causal
 from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
 from whet.observe.trackers import JsonlTracker
+from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
+from whet.runfolder.files import replace_file
+from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Backend
 from whet.train.torch_native.backend import TorchBackend
-from whet.types import JSON, Progress, Task
+from whet.types import JSON, Task
 
 RL_HEADLINES = (
     Headline("reward/total", "reward", ".3f"),
@@ -50,6 +47,7 @@ RL_HEADLINES = (
     Headline("optim/grad_norm", "grad", ".3f"),
     Headline("groups/zero_variance", "flat groups", ".2f"),
     Headline("outcome/truncated", "cut", ".2f"),
+    Headline("outcome/failed", "failed", ".2f"),
     Headline("mismatch/logprob_max", "mismatch", ".1e"),
     Headline("tokens_per_second/rollout", "tok/s", ".0f"),
 )
@@ -59,14 +57,6 @@ SFT_HEADLINES = (
     Headline("optim/lr", "lr", ".2g"),
     Headline("tokens_per_second/update", "tok/s", ".0f"),
 )
-
-
-class Place(Protocol):
-    """A source of data whose place can be saved."""
-
-    def state(self) -> dict[str, JSON]: ...
-
-    def restore(self, state: Mapping[str, JSON]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,20 +69,6 @@ class Parts:
     player: Player
     rewards: list[Reward]
     thread: ThreadPoolExecutor
-
-
-def prepare_process(config: BaseRunConfig) -> None:
-    """Process-wide settings: seeds, threads, determinism, and a quiet transformers."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)
-    torch.manual_seed(config.seed)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)
 
 
 def length_of_run(num_units: int, per_step: int, count: int | None, epochs: float | None, name: str) -> int:
@@ -110,17 +86,16 @@ def length_of_run(num_units: int, per_step: int, count: int | None, epochs: floa
 
 @contextmanager
 def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end."""
-    prepare_process(config)
+    """Model, engine, environment and reward; closed at the end. The process is prepared already."""
     folder = resolve_model_path(config.model.path)
     tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
     model = load_causal(folder, config.model, trainable=trainable)
     thread = ThreadPoolExecutor(1, "torch")
     rewards: list[Reward] = []
     try:
-        engine = EmbeddedEngine(
-            model, config.engine.embedded, thread, shares_weights=True, deterministic=config.deterministic
-        )
+        own = trainable and config.engine.embedded.own_weights
+        held = load_causal(folder, config.model, trainable=False) if own else model
+        engine = EmbeddedEngine(held, config.engine.embedded, thread, shares_weights=not own, deterministic=config.deterministic)
         rewards.append(build_reward(config.reward))
         player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
         yield Parts(folder, model, engine, player, rewards, thread)
@@ -144,9 +119,6 @@ def _player(
             f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
             "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
         )
-    if config.deterministic:  # what is sampled must not depend on how long anything took
-        rollout = rollout.model_copy(update={"timeout_s": None})
-        env = env.model_copy(update={"tool_timeout_s": None})
     renderer = Renderer(tokenizer, build_parser(env.parser))
     return Player(
         engine=engine,
@@ -157,6 +129,7 @@ def _player(
         limits=rollout.limits(),
         timeout_s=rollout.timeout_s,
         max_in_flight=None if config.deterministic else config.engine.embedded.max_running,
+        deterministic=config.deterministic,
     )
 
 
@@ -174,7 +147,8 @@ def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> 
         if chosen.rows is not None:
             columns.update(chosen.rows.model_dump(exclude_unset=True))
         rows = RowConfig.model_validate(columns)
-        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name)
+        length = prompt_length(parts, chosen.env or config.env)  # shows now, not after hours, that its prompts can be rendered
+        tasks = load_tasks(SourceConfig(path=chosen.path, shuffle=False, **rows.model_dump()), name=name, length=length)
         keep = run_dir is not None and config.observe.records_every > 0
         out.append(
             EvaluationSet(
@@ -201,84 +175,31 @@ def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
     return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)
 
 
-def open_run(config: BaseRunConfig) -> tuple[Path, list[str]]:
-    """Make the run's folder and write the resolved configuration into it. What an earlier start left is kept beside the new.
-
-    Returns:
-        The folder, and notes for the person who started the run.
-
-    Raises:
-        ValueError: if the folder cannot be written.
-    """
-    run_dir = Path(config.run_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=run_dir):
-            pass
-    except OSError as error:
-        raise ValueError(f"run_dir: {run_dir} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
-    notes: list[str] = []
-    path, text = run_dir / "config.toml", dump_toml(config)
-    if path.exists() and path.read_text() != text:
-        kept = _set_aside(path)
-        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
-        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
-        notes.append(f"settings changed since the last start in {run_dir}: {changed}; the old ones are in {kept.name}")
-    path.write_text(text)
-    log = run_dir / "metrics.jsonl"
-    if log.exists() and log.stat().st_size and not any((run_dir / "checkpoints").glob(f"*/{MANIFEST}")):
-        notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
-    return run_dir, notes
-
-
-def free_folder(parent: Path, name: str) -> Path:
-    """`parent/name_<n>` with the first n from 1 on that is not taken."""
-    return next(path for n in count(1) if not (path := parent / f"{name}_{n}").exists())
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a file to `stem.<n>.suffix`, the first that is free."""
-    kept = next(p for n in count(1) if not (p := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists())
-    return path.rename(kept)
-
-
-def _flat(tree: Mapping[str, JSON], prefix: str = "") -> dict[str, JSON]:
-    out: dict[str, JSON] = {}
-    for key, value in tree.items():
-        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return out
-
-
-def build_observer(config: BaseRunConfig, run_dir: Path, headlines: tuple[Headline, ...]) -> Observer:
+def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Headline, ...]) -> Observer:
     """Display, trackers and records of a run."""
-    display = build_display(config.observe.display, headlines)
-    trackers = build_trackers(config.observe, run_dir, config.model_dump(mode="json"))
-    records = RecordWriter(run_dir, config.observe.records_every) if config.observe.records_every else None
-    return Observer(display, trackers, Phases(display.phase), records)
+    console = build_display(config.observe.display, headlines)
+    display = LoggedDisplay(console, opened.journal, headlines)
+    trackers = build_trackers(config.observe, opened.folder, config.model_dump(mode="json"))
+    records = RecordWriter(opened.folder, config.observe.records_every) if config.observe.records_every else None
+    return Observer(display, console, opened.journal, trackers, Phases(display.phase), records)
 
 
-def saving(
-    store: CheckpointStore, backend: Backend, observer: Observer, cursor: Place
-) -> tuple[Callable[[], tuple[Progress, dict[str, float]]], Callable[[Progress, Mapping[str, float]], None]]:
-    """How a run resumes and how it saves: weights, optimizer, counters, the data cursor, the log's offset, the last evaluation."""
+def build_run_state(
+    config: BaseRunConfig, opened: OpenRun, backend: Backend, observer: Observer, data: Stateful, others: Mapping[str, Stateful]
+) -> RunState:
+    """How a run saves and goes on."""
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
-
-    def save(progress: Progress, evaluated: Mapping[str, float]) -> None:
-        state = {"source": cursor.state(), "log_offset": log.tell(), "evaluated": dict(evaluated)}
-        store.save(progress, state, backend.save)
-
-    def resume() -> tuple[Progress, dict[str, float]]:
-        saved = store.newest()
-        if saved is None:
-            return Progress(), {}
-        backend.load(saved.folder)
-        cursor.restore(saved.state["source"])
-        log.truncate(saved.state["log_offset"])
-        observer.display.note(f"resumed from {saved.folder}")
-        return saved.progress, saved.state["evaluated"]
-
-    return resume, save
+    return RunState(
+        CheckpointStore(opened.folder / "checkpoints", config.checkpoint),
+        backend,
+        log,
+        parts={"data": data, "random": RandomState()},
+        others=others,
+        config=dump_toml(config),
+        facts={"config_hash": config_hash(config), "environment": opened.environment},
+        note=observer.display.note,
+    )
 
 
 def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path) -> None:
@@ -297,6 +218,6 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
 
 
 def write_summary(path: Path, values: Mapping[str, JSON]) -> None:
-    """A small JSON file of results."""
+    """A small JSON file of results, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    replace_file(path, json.dumps(values, indent=1) + "\n")

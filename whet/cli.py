@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable
@@ -14,8 +15,6 @@ from typing import Annotated, TypeVar
 import typer
 
 T = TypeVar("T")
-
-STOPPED = "stopped; the same command goes on from the newest checkpoint, if one was saved by now (checkpoint.interval)"
 
 app = typer.Typer(
     name="whet",
@@ -48,7 +47,7 @@ def quickstart(
     given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
     folder = run_dir or Path(f"runs/quickstart-seed{seed}")
     settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
-    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary), STOPPED)
+    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, _command_line()))
 
 
 @app.command()
@@ -63,7 +62,7 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or [])), STOPPED)
+    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -72,7 +71,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> 
     from whet.config import load_config
     from whet.settings import SupervisedRunConfig
 
-    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or [])), STOPPED)
+    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -81,7 +80,7 @@ def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or [])))
+    _guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -100,6 +99,61 @@ def generate(
 
 
 @app.command()
+def replay_batch(
+    folder: Annotated[Path, typer.Argument(help="What the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
+) -> None:
+    """Do a step again that gave NaN or infinity, and show where it first goes wrong. Ends with status 1 if nothing goes wrong this time."""
+    from whet.replay import replay_batch as replay
+
+    found = _guarded(lambda: replay(folder))
+    batch = found.kept.batch
+    typer.echo(f"a batch of {batch.num_samples} samples, {batch.num_tokens} tokens, {int(batch.loss_mask.sum())} of them trained")
+    typer.echo(f"then: {found.kept.message}")
+    typer.echo(f"now:  {found.message or f'nothing is wrong, the loss is {found.loss}'}")
+    for line in found.odd_columns:
+        typer.echo(f"not finite in the batch itself: {line}")
+    if found.first_forward is not None:
+        typer.echo(f"first module whose output is not finite though its inputs are: {found.first_forward}")
+    elif found.message is not None:
+        typer.echo("every output of the model is finite: it is the loss that makes something that is not")
+    if found.first_backward is not None:
+        typer.echo(f"module nearest to the loss whose output has a gradient that is not finite: {found.first_backward}")
+    if not found.reproduced:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder (its run_dir), or a folder of several runs.", metavar="RUN")],
+    output: Annotated[Path | None, typer.Option(help="The zip file; default: RUN-report.zip in the current folder.")] = None,
+    messages: Annotated[bool, typer.Option("--messages", help="Keep what exceptions say; it may quote prompts and replies.")] = False,
+) -> None:
+    """Pack what a report of a problem needs into a zip file: settings, log, failures, environment; no data, no weights, no secrets."""
+    from whet.runfolder.report import write_report
+
+    target = _guarded(lambda: write_report(run, output, messages=messages))
+    typer.echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
+
+
+@app.command()
+def score(
+    file: Annotated[str, typer.Argument(help="Rows with response, label, metadata; or a run's rollouts/*.parquet.", metavar="FILE")],
+    overrides: Annotated[list[str], typer.Argument(help="reward=NAME reward.options.x=1 reward.timeout_s=5", metavar="KEY=VALUE...")],
+    output: Annotated[Path, typer.Option(help="JSON lines: reward, components, outcome and detail of each reply.")] = Path("scores.jsonl"),
+) -> None:
+    """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
+    from whet.config import load_config
+    from whet.evaluate.score import ScoreConfig, score_file, short_overrides
+    from whet.observe import build_display
+
+    summary = _guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(overrides)), output))
+    display = build_display("plain", ())
+    display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
+    if summary.first_failure:
+        display.warn(f"the first reply that could not be scored: {summary.first_failure}")
+
+
+@app.command()
 def version() -> None:
     """Print whet's version and those of what it stands on."""
     for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):
@@ -113,20 +167,38 @@ def _commands() -> ModuleType:
     return whet.commands
 
 
-def _guarded(work: Callable[[], T], on_stop: str = "stopped") -> T:
-    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from."""
+def _command_line() -> str:
+    """What was typed."""
+    return shlex.join(["whet", *sys.argv[1:]])
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
+    that was stopped ends with the status that a shell gives to the signal."""
     from whet.commands import STOPS
+    from whet.observe.display import printable
+    from whet.stop import Stopped
 
     try:
         return work()
     except STOPS as error:
         if os.environ.get("WHET_TRACEBACK"):
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
+        typer.secho(f"error: {printable(_words(error))}", fg="red", err=True)
         raise typer.Exit(2) from error
+    except Stopped as stopped:
+        typer.secho(f"{stopped}; go on with:\n  {_command_line()}", fg="yellow", err=True)
+        raise typer.Exit(stopped.exit_status) from stopped
     except KeyboardInterrupt as error:
-        typer.secho(on_stop, fg="yellow", err=True)
+        typer.secho("stopped", fg="yellow", err=True)
         raise typer.Exit(130) from error
+
+
+def _words(error: BaseException) -> str:
+    """Its text; of an operating system's error, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).rstrip()
 
 
 def show_keys(command: str) -> None:

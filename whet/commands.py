@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,123 +16,166 @@ from whet.build import (
     build_evaluations,
     build_observer,
     build_parts,
+    build_run_state,
     export_model,
-    free_folder,
-    open_run,
-    prepare_process,
     prompt_length,
-    saving,
     write_summary,
 )
 from whet.build import length_of_run as length
-from whet.checkpoint.store import CheckpointStore
+from whet.checkpoint.run_state import Stateful
+from whet.config import dump_toml
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
 from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
-from whet.loop import Run, SupervisedRun, train_rl, train_sft
+from whet.loop import Evaluated, Observer, Run, SupervisedRun, note_failures, train_rl, train_sft
 from whet.model.causal import load_causal
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
-from whet.rollout.collect import check_trainable
+from whet.opened import OpenRun, free_folder, open_run
+from whet.process import prepare_process
+from whet.rollout.collect import Stalled, check_trainable
+from whet.rollout.constant import ConstantReward, RewardGuard
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.settings import RunConfig, SupervisedRunConfig
+from whet.rollout.underway import Underway
+from whet.runfolder.journal import LoggedDisplay
+from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
-from whet.train.learners import Learners
+from whet.train.kept import keep_batch
+from whet.train.learners import Learners, check_needs
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group
 
 T = TypeVar("T")
 
-STOPS = (ValueError, OSError, RolloutFailed, NonFinite, SyncError, EngineFailed)
+STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed)
 """What ends a command with words instead of a traceback."""
 
 
-def train(config: RunConfig) -> Mapping[str, float]:
+def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]:
     """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
+
+    Args:
+        config: the run's settings.
+        command: what was typed; the same goes on with a run that was stopped.
 
     Returns:
         The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
     """
     check_trainable(config.rollout)
+    check_best(config)
     plan = plan_batch(config.batch)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt))
-    run_dir, notes = open_run(config)
-    with build_parts(config, trainable=True) as parts:
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    check_needs(config.algo.name, algorithm)
+    with open_run(config, command) as opened, build_parts(config, trainable=True) as parts:
         source = training_source(config, parts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         backend = TorchBackend(parts.model, config.train, num_rollouts * plan.optimizer_steps)
         reference = None
         if "ref_logprobs" in algorithm.needs:
             reference = TorchBackend(load_causal(parts.folder, config.model, trainable=False), config.train, None)
-        evaluations = build_evaluations(config, parts, run_dir)
         facts = run_facts(config, parts, source)
-        observer = build_observer(config, run_dir, RL_HEADLINES)
-        store = CheckpointStore(run_dir / "checkpoints", config.checkpoint)
-        resume, save = saving(store, backend, observer, source)
-        run = Run(
-            num_rollouts=num_rollouts,
-            seed=config.seed,
-            samples_per_prompt=plan.samples_per_prompt,
-            prompts_per_rollout=plan.prompts_per_rollout,
-            source=source,
-            player=parts.player,
-            learners=Learners(backend, reference, algorithm, plan, config.seed),
-            publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
-            evaluations=evaluations,
-            evaluate_every=config.evaluate.interval,
-            evaluate_first=config.evaluate.before_training,
-            checkpoint=store,
-            observer=observer,
-            thread=parts.thread,
-            resume=resume,
-            save=save,
-        )
-        try:
-            observer.display.start(f"whet train: {run_dir}", num_rollouts, facts)
-            warn_all(observer.display, notes)
-            evaluated = asyncio.run(with_engine(train_rl(run), parts.engine))
-            export_model(backend, config.model, parts.folder, run_dir / "model")
-            observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
-        finally:
-            observer.close()
-    return evaluated
+        with closing(build_observer(config, opened, RL_HEADLINES)) as observer:
+            evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
+            underway = Underway(kept=not config.deterministic)
+            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
+            if isinstance(algorithm, Stateful):
+                others["algorithm"] = algorithm
+            run = Run(
+                num_rollouts=num_rollouts,
+                seed=config.seed,
+                samples_per_prompt=plan.samples_per_prompt,
+                prompts_per_rollout=plan.prompts_per_rollout,
+                source=source,
+                player=parts.player,
+                underway=underway,
+                learners=Learners(backend, reference, algorithm, plan, config.seed),
+                publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
+                evaluations=build_evaluations(config, parts, opened.folder),
+                evaluate_every=config.evaluate.interval,
+                evaluate_first=config.evaluate.before_training,
+                evaluated=evaluated,
+                guard=guard,
+                checkpoint=build_run_state(config, opened, backend, observer, source, others),
+                observer=observer,
+                stop=opened.stop,
+                thread=parts.thread,
+            )
+            observer.display.start(f"whet train: {opened.folder}", num_rollouts, facts)
+            warn_all(observer.display, opened.notes)
+            with batches_kept(config, opened, backend):
+                values = asyncio.run(with_engine(train_rl(run), parts.engine))
+            finish(config, observer, backend, parts.folder, opened.folder)
+    return values
 
 
-def sft(config: SupervisedRunConfig) -> Path:
-    """`whet sft`: supervised fine-tuning to its end. Returns the folder of the exported model."""
-    run_dir, notes = open_run(config)
-    prepare_process(config)
-    folder = resolve_model_path(config.model.path)
-    renderer = Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
-    source = supervised_source(config.data, renderer, run_seed=config.seed)
-    num_steps = length(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
-    model = load_causal(folder, config.model, trainable=True)
-    backend = TorchBackend(model, config.train, num_steps)
-    observer = build_observer(config, run_dir, SFT_HEADLINES)
-    store = CheckpointStore(run_dir / "checkpoints", config.checkpoint)
-    resume, save = saving(store, backend, observer, source)
-    run = SupervisedRun(
-        num_steps, config.samples_per_step, source, backend, REDUCERS[config.reducer], store, observer, resume, save
-    )
-    facts = {"model": str(folder), "conversations": str(len(source)), "device": str(model.device)}
+def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
+    """`whet sft`: supervised fine-tuning to its end. Returns the folder of the exported model. Arguments as for `train`."""
+    with open_run(config, command) as opened:
+        folder = resolve_model_path(config.model.path)
+        renderer = Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
+        source = supervised_source(config.data, renderer, run_seed=config.seed)
+        num_steps = length(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
+        model = load_causal(folder, config.model, trainable=True)
+        backend = TorchBackend(model, config.train, num_steps)
+        facts = {"model": str(folder), "conversations": str(len(source)), "device": str(model.device)}
+        with closing(build_observer(config, opened, SFT_HEADLINES)) as observer:
+            state = build_run_state(config, opened, backend, observer, source, {})
+            reducer = REDUCERS[config.reducer]
+            run = SupervisedRun(num_steps, config.samples_per_step, source, backend, reducer, state, observer, opened.stop)
+            observer.display.start(f"whet sft: {opened.folder}", num_steps, facts)
+            warn_all(observer.display, opened.notes)
+            with batches_kept(config, opened, backend):
+                train_sft(run)
+            finish(config, observer, backend, folder, opened.folder)
+    return opened.folder / "model"
+
+
+@contextmanager
+def batches_kept(config: BaseRunConfig, opened: OpenRun, backend: TorchBackend) -> Iterator[None]:
+    """A batch whose step gave NaN or infinity stays on disk, and the error says how to look at it.
+
+    Raises:
+        NonFinite: with that said.
+    """
     try:
-        observer.display.start(f"whet sft: {run_dir}", num_steps, facts)
-        warn_all(observer.display, notes)
-        train_sft(run)
-        export_model(backend, config.model, folder, run_dir / "model")
-        observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
-    finally:
-        observer.close()
-    return run_dir / "model"
+        yield
+    except NonFinite as error:
+        if error.batch is None:
+            raise
+        kept = free_folder(opened.folder / "nonfinite", "batch")
+        keep_batch(kept, error, backend, dump_toml(config))
+        raise NonFinite(
+            f"{error}. No weight was changed. The batch and the weights are kept: `whet replay-batch {kept}` does the step again and shows "
+            "where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
+            f"{opened.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
+        ) from error
 
 
-def evaluate(config: RunConfig) -> Mapping[str, float]:
+def finish(config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path) -> None:
+    """Export the model of a run that has come to its end."""
+    export_model(backend, config.model, source, run_dir / "model")
+    observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
+
+
+def check_best(config: RunConfig) -> None:
+    """Refuse a metric for `checkpoint.best` that is never measured.
+
+    Raises:
+        ValueError: with the sets that there are.
+    """
+    best = config.checkpoint.best
+    if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
+        names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
+        raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")
+
+
+def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, float]:
     """`whet evaluate`: play the evaluation sets once, into a folder of their own, `<run_dir>/evaluate_<n>`.
 
     Returns:
@@ -141,16 +184,21 @@ def evaluate(config: RunConfig) -> Mapping[str, float]:
     if not config.evaluate.sets:
         raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
     folder = free_folder(Path(config.run_dir), "evaluate")
-    open_run(config.model_copy(update={"run_dir": str(folder)}))
     values: dict[str, float] = {}
-    with build_parts(config, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
+    with (
+        open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
+        build_parts(config, trainable=False) as parts,
+        closing(build_display(config.observe.display, RL_HEADLINES)) as console,
+    ):
+        display = LoggedDisplay(console, opened.journal)
         sets = build_evaluations(config, parts, folder)
 
         async def work() -> None:
             for chosen in sets:
                 display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
-                metrics, groups = await chosen.run(0, config.seed)
-                warn_failures(display, groups)
+                metrics, groups = await opened.stop.unless(chosen.run(0, config.seed))
+                note_failures(opened.journal, groups)
+                warn_failures(console, groups)
                 values.update(flatten(metrics))
 
         display.start(f"whet evaluate: {folder}", len(sets), {"model": config.model.path})
@@ -167,6 +215,7 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         Trajectories written.
     """
     plan = plan_batch(config.batch)
+    prepare_process(config)
     with build_parts(config, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
         tasks = training_source(config, parts).next(num_prompts)
         writer = RecordWriter(output)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from whet.algo.sft import sft_loss
-from whet.checkpoint.store import CheckpointStore
+from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import Reducer
 from whet.data.source import Source
 from whet.data.supervised import SupervisedSource
 from whet.evaluate.evaluation import EvaluationSet
-from whet.observe import Display, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
+from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.rollout.collect import Player
+from whet.rollout.constant import RewardGuard
 from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
+from whet.rollout.underway import Underway
+from whet.runfolder.journal import Journal
+from whet.stop import Stop
 from whet.sync.base import Publisher
 from whet.train.base import Backend
-from whet.train.learners import Learners, Update
-from whet.types import Group, Progress, Sample
+from whet.train.learners import Learners, Update, optimizer_step
+from whet.types import JSON, Group, Progress, Sample
 
 T = TypeVar("T")
 
@@ -32,6 +37,10 @@ class Observer:
     """Where a run's numbers and words go."""
 
     display: Display
+    """What a person sees; the run's log has it, too."""
+    console: Display
+    """The same without the log: for what quotes data."""
+    journal: Journal
     trackers: Sequence[Tracker]
     phases: Phases
     records: RecordWriter | None = None
@@ -47,8 +56,9 @@ class Observer:
 
     def failures(self, groups: Sequence[Group]) -> None:
         """Show the first failure of each kind, with its traceback."""
+        note_failures(self.journal, groups)
         for name, error in new_failures(groups, self.seen_failures):
-            self.display.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
+            self.console.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
 
     def close(self) -> None:
         try:
@@ -56,6 +66,27 @@ class Observer:
                 tracker.close()
         finally:
             self.display.close()
+
+
+def note_failures(journal: Journal, groups: Sequence[Group]) -> None:
+    """Keep the first failure of each kind and place for good."""
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if trajectory.error is not None:
+            journal.failure(trajectory.id, trajectory.error)
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """The last evaluation: its values, and after how many rollouts it was."""
+
+    after: int = -1
+    values: dict[str, float] = field(default_factory=dict)
+
+    def state(self) -> JSON:
+        return {"after": self.after, "values": self.values}
+
+    def restore(self, state: JSON) -> None:
+        self.after, self.values = state["after"], state["values"]
 
 
 @dataclass(slots=True)
@@ -68,25 +99,34 @@ class Run:
     prompts_per_rollout: int
     source: Source
     player: Player
+    underway: Underway
     learners: Learners
     publisher: Publisher
     evaluations: Sequence[EvaluationSet]
     evaluate_every: int | None
     evaluate_first: bool
-    checkpoint: CheckpointStore
+    evaluated: Evaluated
+    guard: RewardGuard
+    checkpoint: RunState
     observer: Observer
+    stop: Stop
     thread: Executor
     """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
-    resume: Callable[[], tuple[Progress, dict[str, float]]]
-    """The counters to go on from, and the last evaluation's values."""
-    save: Callable[[Progress, Mapping[str, float]], None]
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run torch work on the torch thread."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def evaluation_due(self, rollout_id: int) -> bool:
+        if not self.evaluations or self.evaluated.after == rollout_id:
+            return False
+        if rollout_id == 0:
+            return self.evaluate_first
         return rollout_id == self.num_rollouts or (self.evaluate_every is not None and rollout_id % self.evaluate_every == 0)
+
+    def measured(self, rollout_id: int) -> dict[str, float]:
+        """What was measured of the weights after so many rollouts."""
+        return self.evaluated.values if self.evaluated.after == rollout_id else {}
 
 
 async def train_rl(run: Run) -> dict[str, float]:
@@ -94,15 +134,22 @@ async def train_rl(run: Run) -> dict[str, float]:
 
     Returns:
         The values of the last evaluation.
+
+    Raises:
+        Stopped: if a signal asked for it. Like everything that fails between two updates, it loses nothing: the run is saved first.
     """
-    progress, evaluated = run.resume()
+    progress = run.checkpoint.resume()
     phases = run.observer.phases
     await run.publisher.connect()
     await run.publisher.publish(progress.version)
-    if progress.rollout_id == 0 and run.evaluate_first:
-        evaluated = await evaluate(run, progress)
-    while progress.rollout_id < run.num_rollouts:
-        with phases.span("rollout"):
+    while True:
+        async with between_updates(run, progress):
+            await evaluate_if_due(run, progress)
+        await save_if_due(run, progress)
+        if progress.rollout_id >= run.num_rollouts:
+            break
+        async with between_updates(run, progress):
+            run.guard.check()
             groups = await roll_out(run, progress)
         samples = samples_of_groups(groups)
         batch = batch_of(samples)
@@ -115,15 +162,44 @@ async def train_rl(run: Run) -> dict[str, float]:
         progress.rollout_id += 1
         progress.version += 1
         with phases.span("publish"):
-            await run.publisher.publish(progress.version)
-        observe(run, progress, groups, samples, batch, update, credit)
-        if run.evaluation_due(progress.rollout_id):
-            evaluated = await evaluate(run, progress)
-        if run.checkpoint.due(progress.rollout_id, run.num_rollouts):
-            with phases.span("save"):
-                await run.compute(lambda: run.save(progress, evaluated))  # noqa: B023
+            published = await run.publisher.publish(progress.version)
+        observe(run, progress, groups, samples, batch, update, {**credit, "sync/probe_nats": Max(published.probe_nats)})
     await run.publisher.close()
-    return evaluated
+    return run.evaluated.values
+
+
+@asynccontextmanager
+async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
+    """Whatever ends the run in here leaves the weights as they are, so the run is saved as of the last update before it ends."""
+    place, ended_well = run.source.state(), False
+    try:
+        yield
+        ended_well = True
+    finally:
+        if not ended_well:
+            run.source.restore(place)
+            await save_at_the_end(run, progress)
+
+
+async def save_at_the_end(run: Run, progress: Progress) -> None:
+    """Save what is not saved yet. A disk that is full must not hide why the run ends."""
+    display = run.observer.display
+    try:
+        with run.observer.phases.span("save"):
+            folder = await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id)))
+    except OSError as error:
+        display.warn(f"{error.filename}: {error.strerror}")
+        return
+    if folder is not None:
+        display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
+
+
+async def save_if_due(run: Run, progress: Progress) -> None:
+    """Save at the configured interval, at a new best, and at the end."""
+    measured = run.measured(progress.rollout_id)
+    if run.checkpoint.due(progress, run.num_rollouts, measured):
+        with run.observer.phases.span("save"):
+            await run.compute(lambda: run.checkpoint.save(progress, measured))
 
 
 async def roll_out(run: Run, progress: Progress) -> list[Group]:
@@ -131,9 +207,13 @@ async def roll_out(run: Run, progress: Progress) -> list[Group]:
 
     Raises:
         RolloutFailed: if every trajectory failed.
+        Stopped: if a signal asked for it; what has ended until then is in `run.underway`.
     """
-    tasks = run.source.next(run.prompts_per_rollout)
-    groups = await run.player.play(tasks, run.samples_per_prompt, run.seed)
+    with run.observer.phases.span("rollout"):
+        tasks = run.source.next(run.prompts_per_rollout)
+        playing = run.player.play(tasks, run.samples_per_prompt, run.seed, run.underway.ended)
+        groups = await run.stop.unless(playing)
+    run.underway.clear()
     run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.trajectories))
     run.observer.failures(groups)
     require_valid(groups, f"rollout {progress.rollout_id}")
@@ -159,25 +239,35 @@ def observe(
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(credit, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
     run.observer.step(progress.rollout_id, merge_metrics(rollout_metrics(groups), metrics))
+    warning = run.guard.see(groups)
+    if warning is not None:
+        run.observer.display.warn(warning)
 
 
-async def evaluate(run: Run, progress: Progress) -> dict[str, float]:
-    """Play every evaluation set, and log what it gave."""
+async def evaluate_if_due(run: Run, progress: Progress) -> None:
+    """Play every evaluation set, and log what it gave.
+
+    Raises:
+        Stopped: if a signal asked for it; the evaluation is then played anew when the run goes on.
+    """
+    if not run.evaluation_due(progress.rollout_id):
+        return
     values: dict[str, float] = {}
-    if not run.evaluations:
-        return values
     for chosen in run.evaluations:
         with run.observer.phases.span("evaluate"):
-            metrics, groups = await chosen.run(progress.rollout_id, run.seed)
+            metrics, groups = await run.stop.unless(chosen.run(progress.rollout_id, run.seed))
         run.observer.failures(groups)
         values.update(flatten(metrics))
+    run.evaluated.after, run.evaluated.values = progress.rollout_id, values
+    best = run.checkpoint.best
+    if best is not None and best not in values:
+        run.observer.display.warn(f"checkpoint.best is {best}, which no evaluation measures; they measure {', '.join(values)}")
     for tracker in run.observer.trackers:
         tracker.log(progress.rollout_id, values)
     for chosen in run.evaluations:
         prefix = f"eval/{chosen.name}/"
         rows = [(key.removeprefix(prefix), value) for key, value in values.items() if key.startswith(prefix)]
         run.observer.display.table(f"evaluation {chosen.name} after {progress.rollout_id} rollouts", ("metric", "value"), rows)
-    return values
 
 
 @dataclass(slots=True)
@@ -189,26 +279,29 @@ class SupervisedRun:
     source: SupervisedSource
     backend: Backend
     reducer: Reducer
-    checkpoint: CheckpointStore
+    checkpoint: RunState
     observer: Observer
-    resume: Callable[[], tuple[Progress, dict[str, float]]]
-    save: Callable[[Progress, Mapping[str, float]], None]
+    stop: Stop
 
 
 def train_sft(run: SupervisedRun) -> Progress:
-    """Supervised fine-tuning on the assistant's tokens."""
-    progress, _ = run.resume()
+    """Supervised fine-tuning on the assistant's tokens.
+
+    Raises:
+        Stopped: if a signal asked for it, after the step was finished and saved.
+    """
+    progress = run.checkpoint.resume()
+    measured: dict[str, float] = {}
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
             batch = batch_of(run.source.next(run.samples_per_step))
-            batch = batch.with_(weights=run.reducer(batch))
-            found = run.backend.forward_backward(batch, sft_loss)
-            metrics = merge_metrics(found.metrics, run.backend.optim_step())
+            found, metrics = optimizer_step(run.backend, batch.with_(weights=run.reducer(batch)), sft_loss)
         run.observer.phases.add_tokens("update", found.num_tokens)
         progress.optimizer_step += 1
         progress.rollout_id += 1
-        run.observer.step(progress.optimizer_step, metrics)
-        if run.checkpoint.due(progress.optimizer_step, run.num_steps):
+        measured = run.observer.step(progress.optimizer_step, metrics)
+        if run.stop.asked or run.checkpoint.due(progress, run.num_steps, measured):
             with run.observer.phases.span("save"):
-                run.save(progress, {})
+                run.checkpoint.save(progress, measured)
+        run.stop.check()
     return progress

@@ -288,12 +288,14 @@ class Receipt:
     """An engine's answer to a weight update."""
 
     version: int
-    wire_digest: str
-    """Of the tensors as they arrived."""
-    resident_digest: str | None
-    """Of the tensors as the engine now holds them; None where it cannot tell."""
-    num_tensors: int = 0
+    wire: Mapping[str, str]
+    """Digest of each tensor as it arrived, by its name in Hugging Face files."""
+    resident: Mapping[str, str] | None
+    """Digest of each tensor as the engine now holds it in its own memory; None where it cannot tell."""
     size_bytes: int = 0
+    """Of the tensors that arrived."""
+    num_stale_tokens: int = 0
+    """Tokens that are still cached from older weights. Anything but 0 is a fault."""
 
 
 @dataclass(slots=True)

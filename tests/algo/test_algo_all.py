@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 
@@ -200,6 +201,15 @@ def test_the_kl_in_the_reward_adapts_after_its_use():
     assert algorithm.kl_reward_coef == pytest.approx(0.5 * (1 + 0.2 * 1 / 10))
     assert found.token_rewards is None
 
+    resumed = algorithm_of("reinforce_plus_plus", whiten=False, kl_reward={"coef": 0.5, "target": 0.1, "horizon": 10})
+    resumed.restore(json.loads(json.dumps(algorithm.state())))
+    assert resumed.kl_reward_coef == algorithm.kl_reward_coef != 0.5
+    fixed = algorithm_of("reinforce_plus_plus", kl_reward={"coef": 0.25})
+    fixed.restore(algorithm.state())
+    assert fixed.kl_reward_coef == 0.25, "what is configured and does not adapt is not overruled"
+    resumed.restore(fixed.state())
+    assert resumed.kl_reward_coef == algorithm.kl_reward_coef
+
 
 @pytest.mark.parametrize("settings", [{"kl_reward": {"coef": 0.1}}, {"distill_coef": 1.0}, {"loss": {"name": "kl_cov"}}])
 def test_credit_that_reads_log_probs_has_them_recomputed_even_for_one_step(settings):
@@ -229,5 +239,7 @@ def test_a_policy_loss_of_your_own():
     out = near(batch)
     (slope,) = torch.autograd.grad(algorithm.loss(batch, out).terms.sum(), out.logprobs)
     torch.testing.assert_close(slope, -3 * batch.advantages)
+    with pytest.raises(ValueError, match=r"cannot be called as f\(batch, logprobs, old_logprobs, options\)"):
+        algorithm_of("grpo", loss={"name": "test_algo_all:outputs"})
     with pytest.raises(ValueError, match=r"no policy loss 'clap'; give one of clip, .*, or module:function"):
         algorithm_of("grpo", loss={"name": "clap"})

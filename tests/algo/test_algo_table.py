@@ -5,13 +5,28 @@ import torch
 from algo_batches import outputs, rollout
 
 from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.grpo import GRPOConfig, grpo
 from whet.algo.sft import sft_loss
 from whet.config import load_config
 from whet.observe.metrics import flatten, merge_metrics
 
 
 def my_algorithm(options, plan):
-    return ("mine", options, plan)
+    algorithm = grpo(GRPOConfig(), plan, "mine")
+    algorithm.given = options, plan
+    return algorithm
+
+
+def no_algorithm(options, plan):
+    return "loss"
+
+
+def broken(options, plan):
+    return options["beta"]
+
+
+def of_one(options):
+    return options
 
 
 def test_the_built_in_one_gets_its_settings():
@@ -22,7 +37,22 @@ def test_the_built_in_one_gets_its_settings():
 
 def test_an_algorithm_of_your_own_gets_options_and_plan():
     config = AlgorithmConfig(name="test_algo_table:my_algorithm", options={"beta": 2})
-    assert build_algorithm(config, StepPlan(3)) == ("mine", {"beta": 2}, StepPlan(3))
+    algorithm = build_algorithm(config, StepPlan(3))
+    assert algorithm.name == "mine" and algorithm.given == ({"beta": 2}, StepPlan(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_algorithm", "made a str, which has no needs, entropy_grad, reducer, prepare, assign_credit, loss"),
+        ("broken", r"it cannot be made: KeyError: 'beta' \(.*test_algo_table\.py:\d+\)"),
+        ("of_one", r"cannot be called as f\(options, plan\): too many positional arguments"),
+        ("torch", "is a module, not a function or class"),
+    ],
+)
+def test_what_makes_no_algorithm_is_refused(name, words):
+    with pytest.raises(ValueError, match=rf"algorithm 'test_algo_table:{name}':? {words}"):
+        build_algorithm(AlgorithmConfig(name=f"test_algo_table:{name}"), StepPlan(1))
 
 
 def test_an_unknown_one_names_those_there_are():

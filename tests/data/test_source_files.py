@@ -92,6 +92,9 @@ def test_a_malformed_slice_is_refused(tmp_path, text):
         ("[1, 2]", ["bad.jsonl:2", "expected an object", "a list ([1, 2])"]),
         ("null", ["bad.jsonl:2", "found null"]),
         ('{"n": 1} {"n": 2}', ["bad.jsonl:2", "column 10", "Extra data"]),
+        ('{"n": NaN}', ["bad.jsonl:2: NaN is no JSON value; write null"]),
+        ('{"n": 1, "m": 2, "n": 3}', ["bad.jsonl:2: the key 'n' occurs 2 times in one object"]),
+        ("[" * 100_000, ["bad.jsonl:2: its lists and objects are nested too deeply"]),
     ],
 )
 def test_a_malformed_line_is_shown_with_its_place(tmp_path, line, parts):
@@ -127,6 +130,31 @@ def test_bytes_that_are_no_text_and_files_that_are_no_parquet(tmp_path):
     (tmp_path / "fake.parquet").write_text("{}")
     with pytest.raises(ValueError, match=r"fake\.parquet is not a parquet file"):
         read(tmp_path / "fake.parquet")
+
+
+@pytest.mark.parametrize("what", ["data", "footer", "half"])
+def test_a_damaged_parquet_file_is_named(tmp_path, what):
+    path = tmp_path / "bad.parquet"
+    parquet.write_table(pa.Table.from_pylist([{"n": f"row {n}"} for n in range(200)]), path, row_group_size=100)
+    content = path.read_bytes()
+    second = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    start = second.dictionary_page_offset
+    damaged = {
+        "data": content[:start] + b"\xff" * 60 + content[start + 60 :],
+        "footer": content[:-200] + b"\xff" * 192 + content[-8:],
+        "half": content[: len(content) // 2],
+    }
+    path.write_bytes(damaged[what])
+    rows = read_rows(str(path))
+    with pytest.raises(ValueError, match=r"bad\.parquet.* is not a parquet file, or is damaged; copy or download it again: ") as error:
+        list(rows)
+    assert ("(after record 100)" in str(error.value)) == (what == "data")
+
+
+def test_a_list_in_a_json_file_is_read_by_the_letter_too(tmp_path):
+    (tmp_path / "bad.json").write_text('[{"n": NaN}]')
+    with pytest.raises(ValueError, match=r"bad\.json: NaN is no JSON value"):
+        read(tmp_path / "bad.json")
 
 
 def test_paths_that_hold_nothing(tmp_path):

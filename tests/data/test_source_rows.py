@@ -188,3 +188,9 @@ def test_a_source_is_configured_like_everything_else():
     assert (config.path, config.label_key) == ("a.jsonl@[:5]", None)
     with pytest.raises(ConfigError, match="path = \\[\\]: expected a length of at least 1"):
         load_config(SourceConfig, None, ["path=[]"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_label_that_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=rf"column 'label' holds {value}, expected text or a finite number; write null"):
+        task_from(Row({"prompt": "a", "label": value}, "rows.parquet:1"), RowConfig(), "t")

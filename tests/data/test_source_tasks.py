@@ -77,7 +77,7 @@ def test_a_source_can_be_set_back(path):
     ("change", "message"),
     [
         ({"rows": 4}, "taken with length 5, not 4"),
-        ({"prefix": "other"}, "taken with digest"),
+        ({"prefix": "other"}, r"taken over other rows \(as many, but not the same\): go on with the data"),
         ({"seed": 1}, "taken with seed 42, not 1"),
         ({"shuffle": False}, "taken with shuffle True, not False"),
     ],
@@ -113,6 +113,26 @@ def test_when_every_prompt_is_too_long_the_lengths_are_told(path):
         TaskSource(config, length=lambda task: 10 + int(task.label))
     with pytest.raises(ValueError, match="no way to count tokens"):
         TaskSource(config)
+
+
+def test_a_prompt_that_cannot_be_rendered_is_told_at_once(path):
+    """The first one where nothing is dropped, since it shows what the settings cannot do; any of them where all are measured."""
+    asked: list[str] = []
+
+    def length(task):
+        asked.append(task.label)
+        if task.label == refused:
+            raise ValueError("the tokenizer has no chat template")
+        return 1
+
+    refused = "0"
+    with pytest.raises(ValueError, match=r"\.jsonl:1: the tokenizer has no chat template"):
+        TaskSource(SourceConfig(path=path), length=length)
+    assert asked == ["0"]
+    refused = "3"
+    assert len(TaskSource(SourceConfig(path=path), length=length)) == 5
+    with pytest.raises(ValueError, match=r"\.jsonl:4: the tokenizer has no chat template"):
+        TaskSource(SourceConfig(path=path, max_prompt_tokens=9), length=length)
 
 
 def test_an_empty_data_set_is_refused(path, tmp_path):

@@ -99,7 +99,7 @@ def test_a_restored_source_continues(renderer):
     other = SupervisedSource(rows, renderer)
     other.restore(state)
     assert other.next(6) == source.next(6)
-    with pytest.raises(ValueError, match="source 'train' was taken with digest"):
+    with pytest.raises(ValueError, match="source 'train' was taken over other rows"):
         SupervisedSource([*rows[:4], talk("a", "x")], renderer).restore(state)
     with pytest.raises(ValueError, match="source 'train' was taken with seed 42, not 1"):
         SupervisedSource(rows, renderer, seed=1).restore(state)

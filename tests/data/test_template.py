@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 from chat_templates import KINDS, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from whet.data.parsers import parse_none
 from whet.data.template import MARK, Renderer, load_tokenizer
@@ -254,8 +257,54 @@ def test_a_tokenizer_without_eos_is_refused():
 def test_loading_says_what_a_folder_lacks(tmp_path):
     with pytest.raises(ValueError, match=r"model\.path.*no tokenizer\.json"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"model\.path.*cannot be loaded"):
-        load_tokenizer(tmp_path)
+    for content in ("{", "[]", "{}", '{"version": "1.0", "added_tokens": [], "model": {"type": "BPE"}}'):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(ValueError, match=r"model\.path: the tokenizer of .* cannot be loaded: \w+: .*; copy the model's own"):
+            load_tokenizer(tmp_path)
     tokenizer_of("chatml").save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).encode("<|im_end|>a") == tokenizer_of("chatml").encode("<|im_end|>a")
+
+
+def shape(folder, vocab_size):
+    """A folder's config.json, without weights: loading a tokenizer reads no more."""
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": vocab_size}))
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(tmp_path):
+    tokenizer = deepcopy(tokenizer_of("chatml"))
+    tokenizer.save_pretrained(tmp_path)
+    highest = max(tokenizer.get_vocab().values())
+    for size in (highest + 1, highest + 500):  # rounded up, as many models' are
+        shape(tmp_path, size)
+        assert load_tokenizer(tmp_path).get_vocab() == tokenizer.get_vocab()
+    shape(tmp_path, highest)
+    words = rf"model\.path: .* has 1 tokens that its model does not have, among them '</tool_call>' \({highest}\): .* {highest},"
+    with pytest.raises(ValueError, match=words):
+        load_tokenizer(tmp_path)
+    shape(tmp_path, 100)
+    with pytest.raises(ValueError, match=rf"has {highest - 99} tokens .* so its ids end at 99\. Copy the model's own"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_added_tokens_count_but_padding_and_placeholders_do_not(tmp_path, special):
+    tokenizer = deepcopy(tokenizer_of("chatml"))
+    size = max(tokenizer.get_vocab().values()) + 1
+    shape(tmp_path, size)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["extra_special_tokens"] = {"image_token": "<image_soft_token>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = load_tokenizer(tmp_path)
+    assert {loaded.get_vocab()[text] for text in ("<pad>", "<image_soft_token>")} == {size, size + 1}
+    loaded.add_tokens([AddedToken("<think>", special=special)], special_tokens=special)
+    loaded.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"has 1 tokens that its model does not have, among them '<think>' \({size + 2}\)"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_without_a_language_model_is_left_to_loading_it(tmp_path):
+    tokenizer_of("chatml").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    assert load_tokenizer(tmp_path).eos_token == "<|im_end|>"

@@ -25,7 +25,7 @@ from engine_setup import (
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import ModelConfig, prepare, random_causal
-from whet.model.digest import digest_of
+from whet.model.digest import digests_of
 from whet.types import Chunk, Finish, Request, SamplingParams
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -405,7 +405,7 @@ def test_an_update_splits_chunks_and_no_token_sees_older_keys():
             await asyncio.sleep(0)
         receipt = await engine.update(tiny(seed=1).named_weights(), 7)
         assert (receipt.version, engine.version) == (7, 7)
-        assert receipt.wire_digest == receipt.resident_digest == digest_of(tiny(seed=1).named_weights())
+        assert receipt.wire == receipt.resident == digests_of(tiny(seed=1).named_weights())
         history = Request("k/1", PROMPT + kept.tokens, SamplingParams(5, 1.0), "k")
         replies, after = await asyncio.gather(asyncio.gather(*calls), reply_to(engine, history))
         engine.release("k")
@@ -694,7 +694,7 @@ def test_a_model_on_loan_is_read_where_it_lies():
 
     async def play() -> None:
         receipt = await engine.update(model.named_weights(), 3)
-        assert receipt.resident_digest == receipt.wire_digest == digest_of(model.named_weights())
+        assert receipt.resident == receipt.wire == digests_of(model.named_weights())
         with contextlib.suppress(EngineRefused):
             await reply_to(engine, ask("a", 1000))
         assert (await reply_to(engine, ask("a", 2))).versions == (3, 3)

@@ -144,7 +144,7 @@ def run_the_crowd() -> tuple[EmbeddedEngine, list[Heard]]:
         await asyncio.gather(disturbance, *cuts, return_exceptions=True)
         while engine.core.has_work or engine._runner._posted:
             await asyncio.sleep(0.001)
-        engine.core.drop_caches()
+        engine.core.scheduler.drop_caches()
         pool = engine.core.scheduler.pool
         assert pool.num_free == pool.num_blocks and not any(pool._holders)
         assert not engine._calls and not engine._open and not engine._runner._jobs

@@ -29,6 +29,9 @@ class Riddle:
 def halves(answer):
     return object()
 
+def unlucky():
+    return {}["luck"]
+
 def shout(text: str) -> str:
     "Loudly."
     return text.upper()
@@ -98,7 +101,7 @@ def test_a_config_that_does_not_fit_together_is_refused(keys, what):
     [
         ("Riddle", {}, r"cannot be called as f\(\): missing a required argument: 'answer'"),
         ("Riddle", {"answer": 1, "hint": 2}, r"f\(answer=..., hint=...\): got an unexpected keyword"),
-        ("number", {}, "is a int, not a class or function"),
+        ("number", {}, "is a int, not a function or class"),
         ("Ridle", {}, "has no 'Ridle'; did you mean Riddle"),
     ],
 )
@@ -110,6 +113,12 @@ def test_a_reference_that_does_not_fit_is_refused(module, name, options, what):
 def test_what_is_no_environment_is_named(module):
     make = build_env_factory(EnvConfig(name=f"{module}:halves", options={"answer": 1}))
     with pytest.raises(ValueError, match="made a object, which has no tools, start, step, close"):
+        make()
+
+
+def test_an_environment_that_cannot_be_made_says_where(module):
+    make = build_env_factory(EnvConfig(name=f"{module}:unlucky"))
+    with pytest.raises(ConfigError, match=r"environment '.*:unlucky': it cannot be made: KeyError: 'luck' \(.*:\d+\)"):
         make()
 
 

@@ -147,8 +147,9 @@ def test_time_limits_name_the_tool_but_a_tool_s_own_timeout_speaks_for_itself():
             call(function, {}, 0.01)
     release.set()
     for function in (own, own_too):
-        with pytest.raises(TimeoutError, match=r"^no answer from the server$"):
+        with pytest.raises(TimeoutError) as error:
             call(function, {})
+        assert str(error.value) == "no answer from the server"
     assert call(search, {"query": "a", "limit": 1}, None) == '["a"]'
 
 

@@ -52,7 +52,7 @@ def test_failed_trajectories_are_counted_and_not_scored_zero():
 
 
 def test_a_set_in_which_everything_failed_says_why():
-    with pytest.raises(RolloutFailed, match=r"evaluation x: all 2 trajectories failed; the first in reward: KeyError: 'x'"):
+    with pytest.raises(RolloutFailed, match=r"evaluation x: all 2 trajectories failed\n2 in reward: KeyError: 'x'"):
         run([[None], [None]], samples=1)
 
 

@@ -105,15 +105,22 @@ def test_a_frozen_model_has_no_gradients(folder):
 def test_folders_that_hold_no_model_are_refused(tmp_path, folder):
     with pytest.raises(ValueError, match=r"nowhere has no config.json"):
         load_causal(tmp_path / "nowhere", config(), trainable=False)
-    (folder / "model.safetensors").write_bytes(b"not a tensor")
-    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model: SafetensorError"):
-        load_causal(folder, config(), trainable=False)
+    whole = (folder / "model.safetensors").read_bytes()
+    for content in (b"", b"not a tensor", whole[: len(whole) // 2], whole[:-1]):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match=r"the weights .*model\.safetensors are cut short or damaged; copy or download them again"):
+            load_causal(folder, config(), trainable=False)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model: OSError"):
+    with pytest.raises(ValueError, match=r"has no weights \(model\.safetensors\)"):
         load_causal(folder, config(), trainable=False)
-    (folder / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
-    with pytest.raises(ValueError, match=r"cannot be loaded as a causal language model.*unheard_of"):
-        load_causal(folder, config(), trainable=False)
+    for content, words in (
+        (json.dumps({"model_type": "unheard_of"}), "ValueError: .*unheard_of"),
+        (json.dumps({"hidden_size": 8}), "ValueError: Unrecognized model"),
+        ("{", "OSError: .*not a valid JSON"),
+    ):
+        (folder / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"config\.json cannot be used: {words}"):
+            load_causal(folder, config(), trainable=False)
 
 
 def test_weights_that_lack_tensors_are_refused(folder):
@@ -128,7 +135,8 @@ def test_weights_that_lack_tensors_are_refused(folder):
 def test_weights_of_other_shapes_are_refused(folder):
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": 32}))
-    with pytest.raises(ValueError, match="cannot be loaded as a causal language model"):
+    words = r"have 6 tensors of other shapes .* among them model\.layers\.0\.mlp\.down_proj\.weight: \(16, 24\), not \(16, 32\)"
+    with pytest.raises(ValueError, match=words):
         load_causal(folder, config(), trainable=False)
 
 

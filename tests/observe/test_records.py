@@ -90,6 +90,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "reward_components": {"math": 1.0, "length": -0.25},
         "reward_detail": "5 equals 5",
         "label": "5",
+        "metadata": None,
         "temperature": 0.7,
         "prompt": [
             {"role": "system", "content": "Be brief.", "tool_calls": None},
@@ -243,7 +244,15 @@ def test_text_that_utf8_cannot_hold_is_escaped(tmp_path):
 def test_columns_that_do_not_fit_are_named(tmp_path, columns, message):
     with pytest.raises(ValueError, match=message):
         RecordWriter(tmp_path).write(0, GROUPS, [SAMPLE], columns)
-    assert not (tmp_path / "rollouts").exists()
+    assert not any((tmp_path / "rollouts").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"records cannot be written to .*file/rollouts: Not a directory; choose another folder"):
+        RecordWriter(tmp_path / "file")
+    RecordWriter(tmp_path / "none", every=0)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_sample_must_belong_to_one_trajectory(tmp_path):

@@ -176,6 +176,7 @@ def test_metrics_are_always_kept_and_own_trackers_are_built_from_references(tmp_
 
     module = types.ModuleType("my_trackers")
     module.Mine, module.number = Mine, lambda run_dir, config: 3
+    module.lost, module.alone = lambda run_dir, config: config["key"], lambda: 3
     monkeypatch.setitem(sys.modules, "my_trackers", module)
     jsonl, mine = build_trackers(ObserveConfig(trackers=("my_trackers:Mine",)), tmp_path / "run", {"seed": 1})
     jsonl.close()
@@ -183,6 +184,10 @@ def test_metrics_are_always_kept_and_own_trackers_are_built_from_references(tmp_
     assert isinstance(mine, Mine) and mine.given == (tmp_path / "run", {"seed": 1})
     with pytest.raises(ValueError, match="'my_trackers:number' made an object of type int, which has no log"):
         build_trackers(ObserveConfig(trackers=("my_trackers:number",)), tmp_path, {})
+    with pytest.raises(ValueError, match=r"tracker 'my_trackers:lost': it cannot be made: KeyError: 'key' \(.*test_trackers\.py:\d+\)"):
+        build_trackers(ObserveConfig(trackers=("my_trackers:lost",)), tmp_path, {})
+    with pytest.raises(ValueError, match=r"tracker 'my_trackers:alone' cannot be called as f\(run_dir, config\): too many"):
+        build_trackers(ObserveConfig(trackers=("my_trackers:alone",)), tmp_path, {})
     with pytest.raises(ValueError, match="Nine"):
         build_trackers(ObserveConfig(trackers=("my_trackers:Nine",)), tmp_path, {})
 

@@ -7,11 +7,16 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from whet.engine.base import EngineFailed
+from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.scheduler import Prefix
 from whet.model.causal import ModelConfig, random_causal
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
+from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.types import Request, SamplingParams
 
 SHAPE = Qwen3Config(
     vocab_size=61,
@@ -54,29 +59,99 @@ def publish(trainer, engine_model, *, shares: bool, sabotage=None, version: int 
 
 def test_shared_weights_are_proven_without_moving():
     trainer = model()
-    receipt, version = publish(trainer, trainer, shares=True, version=7)
-    assert receipt.version == version == 7
-    assert receipt.wire_digest == receipt.resident_digest
+    published, version = publish(trainer, trainer, shares=True, version=7)
+    assert published.receipt.version == version == 7
+    assert published.receipt.wire == published.receipt.resident
+    assert 0 <= published.probe_nats < 1e-4
 
 
 def test_a_copy_arrives_whole():
     trainer, other = model(0), model(1)
-    publish(trainer, other, shares=False)
+    published, _ = publish(trainer, other, shares=False)
+    assert published.receipt.size_bytes == sum(tensor.nbytes for _, tensor in trainer.named_weights())
     for (name, mine), (_, theirs) in zip(trainer.named_weights(), other.named_weights(), strict=True):
         assert torch.equal(mine, theirs), name
 
 
+Q = "model.layers.0.self_attn.q_proj.weight"
+OTHER_Q = "model.layers.1.self_attn.q_proj.weight"
+
+
 async def skip(engine, update, weights, version):
     """Answers for the new version, but keeps the old weights."""
-    own = [(name, tensor) for name, tensor in engine.core.model.named_weights()]
-    return await update(own, version)
+    return await update(list(engine.core.model.named_weights()), version)
 
 
-async def flip_one(engine, update, weights, version):
-    """One element differs in the engine's memory before it answers."""
-    weights = [(name, tensor.clone()) for name, tensor in weights]
-    weights[3][1].data.view(-1)[5] += 1e-3
-    return await update(weights, version)
+async def in_engine(engine, update, weights, version, fault):
+    """Takes the weights over; then `fault` changes the engine's own memory, and it answers for what it holds."""
+    take_over = engine_module._copy
+
+    def copy_and_spoil(own, wire):
+        before = {name: tensor.clone() for name, tensor in own.items()}
+        take_over(own, wire)
+        with torch.no_grad():
+            fault(own, before)
+
+    engine_module._copy = copy_and_spoil
+    try:
+        return await update(weights, version)
+    finally:
+        engine_module._copy = take_over
+
+
+def one_element(own, before):
+    own[Q].view(-1)[5] += 1e-6
+
+
+def swapped(own, before):
+    own[Q].data, own[OTHER_Q].data = own[OTHER_Q].data, own[Q].data
+
+
+def skipped(own, before):
+    for name, tensor in own.items():
+        tensor.copy_(before[name])
+
+
+def one_skipped(own, before):
+    own[OTHER_Q].copy_(before[OTHER_Q])
+
+
+def applied_twice(own, before):
+    """As a transport of differences would, if it added one twice."""
+    own[Q].add_(own[Q] - before[Q])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (one_element, f"holds other weights than the trainer's: {Q}$"),
+        (swapped, f"other weights than the trainer's: {Q} and {OTHER_Q} are swapped$"),
+        (skipped, "holds other weights than the trainer's: .* and [0-9]+ more$"),
+        (one_skipped, f"holds other weights than the trainer's: {OTHER_Q}$"),
+        (applied_twice, f"holds other weights than the trainer's: {Q}$"),
+    ],
+)
+def test_a_fault_in_the_engines_memory_stops_the_run_and_is_named(fault, words):
+    async def sabotage(engine, update, weights, version):
+        return await in_engine(engine, update, weights, version, fault)
+
+    with pytest.raises(SyncError, match=words):
+        publish(model(0), model(1), shares=False, sabotage=sabotage)
+
+
+def test_weights_that_were_changed_on_the_way_are_named():
+    async def flip_one(engine, update, weights, version):
+        weights = [(name, tensor.detach().clone()) for name, tensor in weights]
+        dict(weights)[Q].view(-1)[5] += 1e-3
+        return await update(weights, version)
+
+    with pytest.raises(SyncError, match=f"received other weights than the trainer's: {Q}$"):
+        publish(model(0), model(1), shares=False, sabotage=flip_one)
+
+
+def test_an_update_that_is_skipped_as_a_whole_stops_the_run():
+    with pytest.raises(SyncError, match="received other weights"):
+        publish(model(0), model(1), shares=False, sabotage=skip)
 
 
 async def keep_version(engine, update, weights, version):
@@ -84,12 +159,21 @@ async def keep_version(engine, update, weights, version):
     return await update(weights, version - 1)
 
 
+async def twice(engine, update, weights, version):
+    """The same version is handed over again."""
+    await update(weights, version)
+    return await update(weights, version)
+
+
+@pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize(
-    ("sabotage", "words"), [(skip, "digest"), (flip_one, "digest"), (keep_version, "answers version 0 to the publication")]
+    ("sabotage", "words"),
+    [(keep_version, "answers version 0 to the publication"), (twice, "refused the weights: the engine holds version 1 already")],
 )
-def test_an_engine_that_holds_something_else_stops_the_run(sabotage, words):
+def test_an_engine_at_another_version_stops_the_run(shares, sabotage, words):
+    trainer = model(0)
     with pytest.raises(SyncError, match=words):
-        publish(model(0), model(1), shares=False, sabotage=sabotage)
+        publish(trainer, trainer if shares else model(1), shares=shares, sabotage=sabotage)
 
 
 def test_an_engine_that_decodes_wrongly_stops_the_run():
@@ -104,3 +188,95 @@ def test_an_engine_that_decodes_wrongly_stops_the_run():
 
     with pytest.raises(SyncError, match="nats away from the trainer"):
         publish(trainer, trainer, shares=True, sabotage=bend)
+
+
+def test_weights_that_have_diverged_are_not_blamed_on_the_engine():
+    trainer = model()
+    with torch.no_grad():
+        dict(trainer.named_weights())["lm_head.weight"][0, 0] = float("nan")
+    with pytest.raises(NonFinite, match="training has diverged"):
+        publish(trainer, trainer, shares=True)
+
+
+PROMPT = tuple(range(10, 30))
+
+
+async def ask(engine, name):
+    """One token after PROMPT, whose cache stays for siblings."""
+    request = Request(name, PROMPT, SamplingParams(1, 1.0), name)
+    return [token async for chunk in engine.generate(request) for token in chunk.tokens]
+
+
+def keep_a_prefix(engine):
+    """Make the engine's cache survive the next update."""
+    scheduler = engine.core.scheduler
+    drop = scheduler.drop_caches
+
+    def drop_all_but_one():
+        kept = dict(scheduler._prompts)
+        scheduler._prompts.clear()
+        drop()
+        scheduler._prompts.update(kept)
+
+    scheduler.drop_caches = drop_all_but_one
+
+
+def with_engine(play):
+    """Run `play(engine, publisher)` over shared weights."""
+
+    async def main():
+        with ThreadPoolExecutor(1) as thread:
+            trainer = model()
+            engine = EmbeddedEngine(trainer, EmbeddedConfig(cache_tokens=256), thread, shares_weights=True, deterministic=False)
+            publisher = SharedPublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
+            try:
+                async with asyncio.timeout(60):
+                    await play(engine, publisher)
+            finally:
+                await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_block_that_outlives_an_update_stops_the_run():
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        assert len(await ask(engine, "a")) == 1
+        assert engine.core.scheduler.num_cached_tokens == len(PROMPT) - 1
+        keep_a_prefix(engine)
+        with pytest.raises(SyncError, match="19 tokens cached from older weights"):
+            await publisher.publish(2)
+
+    with_engine(play)
+
+
+def test_a_block_that_comes_back_after_an_update_is_never_sampled_from():
+    """The engine's receipt was clean; what older weights cached turns up again only afterwards."""
+
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        await ask(engine, "a")
+        scheduler = engine.core.scheduler
+        kept = dict(scheduler._prompts)
+        for prefix in kept.values():
+            for block in prefix.blocks:
+                scheduler.pool.hold(block)
+        blocks = {key: list(prefix.blocks) for key, prefix in kept.items()}
+        await publisher.publish(2)
+        scheduler._prompts.update({key: Prefix(key, blocks[key]) for key in kept})
+        with pytest.raises(EngineFailed, match="holds keys and values of the weights of 1 update"):
+            await ask(engine, "b")
+        assert len(await ask(engine, "c")) == 1, "the stale cache is forgotten with the failure"
+
+    with_engine(play)
+
+
+def test_caches_of_the_present_weights_are_used():
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        await ask(engine, "a")
+        computed = engine.core.num_computed
+        await ask(engine, "b")
+        assert engine.core.num_computed == computed + 1, "the prompt's last token alone"
+
+    with_engine(play)

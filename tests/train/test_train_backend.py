@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     for change, message in [
         ({name: weights[name][:-1].contiguous()}, rf"{name} is torch.float32 \(31, 32\), not torch.float32 \(32, 32\)"),
         ({name: weights[name].bfloat16()}, rf"{name} is torch.bfloat16 \(32, 32\), not torch.float32"),
-        ({"lm_head.weight": weights[name].clone()}, r"another model: 1 names differ, among them \['lm_head.weight'\]"),
+        ({"lm_head.weight": weights[name].clone()}, r"another model: 1 names differ, among them lm_head.weight"),
     ]:
         save_file({**weights, **change}, path)
         with pytest.raises(ValueError, match=message):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tiny_policy import rollout, rollout_samples, trajectory
 
-from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
+from whet.algo import ALGORITHMS, AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
 from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import Mean, flatten
 from whet.train.base import Backward
 from whet.train.batching import BatchPlan
-from whet.train.learners import Learners, mismatch
+from whet.train.learners import Learners, check_needs, mismatch
 from whet.types import Progress
 
 
@@ -63,6 +63,25 @@ def test_each_need_is_asked_of_whom_it_concerns():
     assert found.policy.calls == [("annotate", Need.OLD_LOGPROBS)]
     assert reference.calls == [("annotate", Need.REF_LOGPROBS)]
     assert batch.old_logprobs.min() == -1.0 and batch.ref_logprobs.min() == -7.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "ppo"}, "algo.name=ppo needs values, which whet cannot compute yet; choose another algorithm"),
+        ({"name": "remax"}, "algo.name=remax needs baseline, which"),
+        ({"grpo": {"distill_coef": 0.5}}, "algo.name=grpo needs teacher_logprobs, which .*; leave distill_coef at 0, or choose"),
+    ],
+)
+def test_what_nobody_can_fill_in_is_refused(settings, words):
+    config = AlgorithmConfig.model_validate(settings)
+    with pytest.raises(ValueError, match=words):
+        check_needs(config.name, build_algorithm(config, StepPlan(1, 2, 64)))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"ppo", "remax"}))
+def test_every_other_algorithm_can_be_trained(name):
+    check_needs(name, build_algorithm(AlgorithmConfig(name=name), StepPlan(2, 4, 64)))
 
 
 @pytest.mark.parametrize("reducer", ["sample_mean", "token_mean"])

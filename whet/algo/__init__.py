@@ -24,7 +24,7 @@ from whet.algo.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineConf
 from whet.algo.remax import ReMaxConfig, remax
 from whet.algo.rloo import RLOOConfig, rloo
 from whet.algo.sapo import SAPOConfig
-from whet.config import Config, resolve
+from whet.config import Config, call_factory, resolve_callable
 
 
 class AlgorithmConfig(Config):
@@ -92,11 +92,15 @@ ALGORITHMS: dict[str, Callable[[AlgorithmConfig, StepPlan], Algorithm]] = {
 }
 
 
+MEMBERS = ("needs", "entropy_grad", "reducer", "prepare", "assign_credit", "loss")
+"""Of `Algorithm`."""
+
+
 def build_algorithm(config: AlgorithmConfig, plan: StepPlan) -> Algorithm:
     """The configured algorithm.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: if there is none of that name, or what it names makes no algorithm.
     """
     if config.name in ALGORITHMS:
         return ALGORITHMS[config.name](config, plan)
@@ -104,7 +108,12 @@ def build_algorithm(config: AlgorithmConfig, plan: StepPlan) -> Algorithm:
         raise ValueError(
             f"algo.name: there is no algorithm {config.name!r}; give one of {', '.join(ALGORITHMS)}, or module:factory"
         )
-    return resolve(config.name, kind="algorithm")(dict(config.options), plan)
+    factory = resolve_callable(config.name, kind="algorithm", given=["options", "plan"])
+    algorithm = call_factory(factory, config.name, dict(config.options), plan, kind="algorithm")
+    if not isinstance(algorithm, Algorithm):
+        missing = [name for name in MEMBERS if not hasattr(algorithm, name)]
+        raise ValueError(f"algorithm {config.name!r} made a {type(algorithm).__name__}, which has no {', '.join(missing)}")
+    return algorithm
 
 
 __all__ = [

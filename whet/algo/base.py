@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class LossTerms:
 LossFunction = Callable[[TrainBatch, TokenOutputs], LossTerms]
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """Which credit, which loss, and what they need."""
 
@@ -80,4 +81,4 @@ class StepPlan:
     samples_per_prompt: int | None = None
     """Trajectories of each prompt, where they are known."""
     max_tokens: int | None = None
-    """Most tokens that a trajectory can sample, where it is known."""
+    """The token limit of a trajectory (`rollout.max_tokens`), where it is known."""

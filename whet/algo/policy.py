@@ -29,6 +29,7 @@ from whet.core.segments import per_sample_mean
 from whet.core.weights import Reducer, ReducerName, ScaledReducerName, build_reducer
 from whet.core.whiten import whiten
 from whet.observe.metrics import Last, Max, Mean, Metrics
+from whet.types import JSON
 
 
 class RewardKLConfig(Config):
@@ -281,6 +282,15 @@ class PolicyGradient:
             if config.kl_coef > 0:
                 terms = terms + config.kl_coef * kl
         return Parts(terms, policy, clip, old, kl, correction, kept)
+
+    def state(self) -> JSON:
+        """What a resumed run goes on from: the coefficient of the KL in the reward, where it adapts."""
+        return {} if self.config.kl_reward.target is None else {"kl_reward_coef": self.kl_reward_coef}
+
+    def restore(self, state: JSON) -> None:
+        """Go on from what `state` gave. A coefficient that does not adapt is the configured one, whatever it was."""
+        if self.config.kl_reward.target is not None:
+            self.kl_reward_coef = float(state.get("kl_reward_coef", self.kl_reward_coef))
 
     def _penalize(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
         """The KL in the reward; the coefficient adapts after its use, to the mean over samples of their mean KL."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from whet.config import Config, resolve
+from whet.config import Config, resolve_callable
 from whet.core.batch import TrainBatch
 from whet.core.covariance import clip_cov, kl_cov
 from whet.core.losses import (
@@ -97,6 +97,6 @@ def build_surrogate(loss: LossConfig, clips: Clips) -> Surrogate:
             return surrogate
     if ":" not in loss.name:
         raise ValueError(f"loss.name: there is no policy loss {loss.name!r}; give one of {', '.join(table)}, or module:function")
-    own = resolve(loss.name, kind="policy loss")
+    own = resolve_callable(loss.name, kind="policy loss", given=["batch", "logprobs", "old_logprobs", "options"])
     options = dict(loss.options)
     return lambda batch, logprobs, old, advantages: own(batch.with_(advantages=advantages), logprobs, old, options)

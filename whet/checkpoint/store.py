@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+
+Part = Literal["weights", "optimizer", "data", "random", "counters"]
+"""What a checkpoint can give back one by one. The optimizer's part holds its place in the schedule."""
+
+
+class RestoreConfig(Config):
+    """Begin a new run with parts of another run's checkpoint."""
+
+    path: str
+    """A run's folder (its newest checkpoint), or one checkpoint's folder."""
+    parts: list[Part] = Field(default=["weights"], min_length=1)
+    """weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RestoreConfig:
+        if "optimizer" in self.parts and "weights" not in self.parts:
+            raise ValueError("the optimizer's state belongs to the checkpoint's weights: add weights to parts, or drop optimizer")
+        return self
 
 
 class CheckpointConfig(Config):
-    """When to save, and what to keep."""
+    """When to save, what to keep, and what to begin with."""
 
     interval: int | None = Field(default=50, gt=0)
     """Save after every so many rollouts (or steps of supervised training), and at the end; none: only at the end."""
     keep: int = Field(default=2, gt=0)
     """Checkpoints that stay on disk; older ones are removed."""
+    best: str | None = None
+    """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new
+    best saves at once."""
+    best_mode: Literal["max", "min"] = "max"
+    """Whether the highest or the lowest value of `best` is the best."""
     resume: bool = True
     """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    restore: RestoreConfig | None = None
+    """What a run without a checkpoint of its own begins with."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CheckpointConfig:
+        if self.best is None and self.best_mode == "min":
+            raise ValueError("best_mode says which value of checkpoint.best is the best; set best, too")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint on disk."""
+    """A whole checkpoint on disk; every part has been read and has the digest that the manifest names."""
 
     folder: Path
     progress: Progress
-    state: Mapping[str, JSON]
-    """What else was handed to `save`: the data cursor, the log's offset, the last evaluation."""
+    metrics: Mapping[str, float]
+    """What was measured of exactly these weights."""
+    facts: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
+    """About the run that saved it: configuration hash, environment."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run, `rollout_000050`, `rollout_000100` and so on; several of one rollout are `rollout_000050.1` and so on.
 
     Args:
         folder: where they lie, `<run>/checkpoints`.
@@ -51,66 +87,208 @@ class CheckpointStore:
         self.folder = folder
         self.config = config
 
-    def due(self, done: int, total: int) -> bool:
-        """Whether to save after `done` of `total` rollouts."""
-        return done == total or (self.config.interval is not None and done % self.config.interval == 0)
+    def due(self, done: int, total: int, metrics: Mapping[str, float]) -> bool:
+        """Whether to save after `done` of `total` rollouts, `metrics` being what was just measured."""
+        if done == total or (self.config.interval is not None and done > 0 and done % self.config.interval == 0):
+            return True
+        value = self._score(metrics)
+        return value is not None and done > 0 and all(value > other for other in self._scores().values())
 
-    def save(self, progress: Progress, state: Mapping[str, JSON], write: Callable[[Path], None]) -> Path:
+    def save(
+        self,
+        progress: Progress,
+        metrics: Mapping[str, float],
+        facts: Mapping[str, JSON],
+        write: Callable[[Path], None],
+    ) -> Path:
         """Write a checkpoint: parts first, manifest last, then the folder gets its name; then old ones go.
+
+        A crash at any moment leaves the checkpoints that were there before; what it left half-written is removed by the next save.
 
         Args:
             progress: the run's counters.
-            state: JSON that `newest` gives back.
-            write: writes the tensors into the folder that it is given.
+            metrics: what was measured of these weights.
+            facts: about the run; `newest` gives them back.
+            write: writes the parts into the folder that it is given.
+
+        Raises:
+            OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then.
         """
-        target = self.folder / f"rollout_{progress.rollout_id:06d}"
+        self.remove_drafts()
         draft = self.folder / f".writing_{progress.rollout_id:06d}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        write(draft)
-        parts = {
-            str(path.relative_to(draft)): path.stat().st_size for path in sorted(draft.rglob("*")) if path.is_file()
-        }
-        manifest = {"format": FORMAT, "progress": asdict(progress), "state": dict(state), "parts": parts}
-        with open(draft / MANIFEST, "w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.rmtree(target, ignore_errors=True)
+        try:
+            draft.mkdir(parents=True)
+            write(draft)
+            parts = {name: _describe(draft / name) for name in _files_in(draft)}
+            manifest = {
+                "format": FORMAT,
+                "progress": asdict(progress),
+                "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+                "facts": dict(facts),
+                "parts": parts,
+            }
+            _write_durably(draft / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
+            _sync_folder(draft)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise self._told(error) from error
+        target = self._free_name(progress.rollout_id)
         os.replace(draft, target)
-        for old in self._all()[: -self.config.keep]:
-            shutil.rmtree(old)
+        _sync_folder(self.folder)
+        self._prune()
         return target
 
     def newest(self) -> Saved | None:
-        """The newest whole checkpoint, or None.
+        """The newest checkpoint, read and verified, or None.
 
         Raises:
-            ValueError: if there is one and the configuration says not to resume; if a part of it is missing or has another size than
-                the manifest says: the part is named.
+            ValueError: if there is one and the configuration says not to resume; if a part of it is missing or is not what was
+                written: the part is named.
         """
         folders = self._all()
         if not folders:
             return None
-        folder = folders[-1]
         if not self.config.resume:
             advice = "choose another run_dir, or remove the folder"
             raise ValueError(f"{self.folder} holds checkpoints and checkpoint.resume is false: {advice}")
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-        except ValueError as error:
-            what = f"{MANIFEST} is no JSON ({error})"
-            raise ValueError(f"checkpoint {folder} is damaged: {what}; remove the folder to use the one before") from error
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"{folder} has checkpoint format {manifest['format']}; this version of whet reads format {FORMAT}")
-        for name, size in manifest["parts"].items():
-            path = folder / name
-            if not path.is_file() or path.stat().st_size != size:
-                found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-                what = f"{name} is {found}, expected {size} bytes"
-                raise ValueError(f"checkpoint {folder} is damaged: {what}; remove the folder to use the one before")
-        return Saved(folder, Progress(**manifest["progress"]), manifest["state"])
+        return read_checkpoint(folders[-1])
+
+    def remove_drafts(self) -> None:
+        """Remove what a crash left half-written. Only for the owner of the run's folder."""
+        for draft in self.folder.glob(".writing_*"):
+            shutil.rmtree(draft)
+        for folder in self.folder.glob("rollout_*"):
+            if not (folder / MANIFEST).exists():
+                shutil.rmtree(folder)
 
     def _all(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
-        return sorted(path.parent for path in self.folder.glob(f"rollout_*/{MANIFEST}"))
+        return sorted((path.parent for path in self.folder.glob(f"rollout_*/{MANIFEST}")), key=_place)
+
+    def _free_name(self, rollout_id: int) -> Path:
+        plain = self.folder / f"rollout_{rollout_id:06d}"
+        same = [folder for folder in self._all() if _place(folder)[0] == rollout_id]
+        return plain.with_name(f"{plain.name}.{_place(same[-1])[1] + 1}") if same else plain
+
+    def _prune(self) -> None:
+        """Remove all but the last ones and the best. The manifest goes first: what is half removed is no checkpoint."""
+        keep = set(self._all()[-self.config.keep :])
+        scores = self._scores()
+        if scores:
+            keep.add(max(scores, key=lambda folder: (scores[folder], _place(folder))))
+        for old in self._all():
+            if old not in keep:
+                (old / MANIFEST).unlink()
+                shutil.rmtree(old)
+
+    def _scores(self) -> dict[Path, float]:
+        """The checkpoints with a value of `best`: the higher, the better."""
+        if self.config.best is None:
+            return {}
+        found = {folder: self._score(_read_manifest(folder)["metrics"]) for folder in self._all()}
+        return {folder: value for folder, value in found.items() if value is not None}
+
+    def _score(self, metrics: Mapping[str, float]) -> float | None:
+        value = None if self.config.best is None else metrics.get(self.config.best)
+        return -value if value is not None and self.config.best_mode == "min" else value
+
+    def _told(self, error: OSError) -> OSError:
+        kept = self._all()
+        last = f"the newest whole checkpoint is still {kept[-1]}" if kept else "there is no earlier checkpoint"
+        free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free / 2**20
+        reason = str(error) if error.errno is None else os.strerror(error.errno)
+        text = f"a checkpoint cannot be written: {reason} ({free:.0f} MiB free); {last}: make room and start the run again"
+        return OSError(error.errno, text, str(self.folder))
+
+
+def find_checkpoint(path: Path) -> Saved:
+    """The checkpoint that a path names: a checkpoint's own folder, or the newest of a run's folder.
+
+    Raises:
+        ValueError: if there is none, or it is damaged.
+    """
+    if (path / MANIFEST).is_file():
+        return read_checkpoint(path)
+    store = CheckpointStore(path / "checkpoints", CheckpointConfig())
+    saved = store.newest()
+    if saved is None:
+        raise ValueError(f"checkpoint.restore.path: {path} is no checkpoint, nor the folder of a run that has one")
+    return saved
+
+
+def read_checkpoint(folder: Path) -> Saved:
+    """A checkpoint, once every part was found to be what was written.
+
+    Raises:
+        ValueError: naming the part that is missing, of another size or damaged.
+    """
+    manifest = _read_manifest(folder)
+    for name, part in manifest["parts"].items():
+        path = folder / name
+        if not path.is_file():
+            raise _damaged(folder, f"{name} is missing")
+        if path.stat().st_size != part["size_bytes"]:
+            raise _damaged(folder, f"{name} has {path.stat().st_size} bytes, not {part['size_bytes']}")
+        if _file_digest(path) != part["digest"]:
+            raise _damaged(folder, f"{name} has other contents than were written")
+    return Saved(folder, Progress(**manifest["progress"]), manifest["metrics"], manifest["facts"])
+
+
+def _read_manifest(folder: Path) -> dict[str, JSON]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, f"{MANIFEST} is no JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise _damaged(folder, f"{MANIFEST} is not a JSON object")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{folder} has checkpoint format {manifest.get('format')}; this version of whet reads format {FORMAT}")
+    if manifest.pop("digest", None) != _digest_of(manifest):
+        raise _damaged(folder, f"{MANIFEST} has other contents than were written")
+    return manifest
+
+
+def _damaged(folder: Path, what: str) -> ValueError:
+    return ValueError(f"checkpoint {folder} is damaged: {what}; remove the folder to use the one before")
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    """Where a checkpoint stands among the others: rollout, then how many of that rollout came before it."""
+    rollout, _, again = folder.name.removeprefix("rollout_").partition(".")
+    return int(rollout), int(again or 0)
+
+
+def _files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _describe(path: Path) -> dict[str, JSON]:
+    """A part's size and digest, once it is on the disk for good."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return {"size_bytes": path.stat().st_size, "digest": _file_digest(path)}
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(manifest: Mapping[str, JSON]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Names are on the disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -23,9 +23,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
-def dump_toml(config: Config) -> str:
+def dump_toml(config: Config | Mapping[str, Any]) -> str:
     """The resolved configuration as TOML, defaults included, keys in declaration order (a table's own keys before its
-    sub-tables, as TOML requires). `load_config` reads the same values back.
+    sub-tables, as TOML requires). `load_config` reads the same values back. A mapping is what a TOML file parses to.
 
     An unset key is written as a comment, or as "none" where its default is something else.
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -17,6 +19,7 @@ from pydantic import AfterValidator
 from whet.config.errors import ConfigError, nearest
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_IMPORT_FAILS = "its module fails to import"
 _FORM = "write module:name (for example my_rewards:score) or path/to/file.py:name"
 
 
@@ -61,6 +64,38 @@ def resolve(reference: str, *, kind: str = "function") -> Any:
     return found
 
 
+def resolve_callable(
+    reference: str, *, kind: str, given: Sequence[str] = (), options: Iterable[str] = ()
+) -> Callable[..., Any]:
+    """The function or class that a reference names, if it takes the arguments `given`, by place, and the `options`.
+
+    Raises:
+        ConfigError: as `resolve`; or it is not callable, or takes other arguments.
+    """
+    found = resolve(reference, kind=kind)
+    if not callable(found):
+        raise ConfigError([f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"])
+    options = list(options)
+    try:
+        inspect.signature(found).bind(*given, **dict.fromkeys(options))
+    except TypeError as error:
+        call = ", ".join([*given, *(f"{name}=..." for name in options)])
+        raise ConfigError([f"{kind} {reference!r} cannot be called as f({call}): {error}"]) from None
+    return found
+
+
+def call_factory(factory: Callable[..., Any], reference: str, *given: Any, kind: str, **options: Any) -> Any:
+    """What a user's factory makes.
+
+    Raises:
+        ConfigError: with its place, if it raises anything.
+    """
+    try:
+        return factory(*given, **options)
+    except Exception as error:  # a user's code may raise anything
+        raise _failed(f"{kind} {reference!r}", "it cannot be made", error) from error
+
+
 def _import(module_name: str, where: str) -> ModuleType:
     _search_also(Path.cwd())
     importlib.invalidate_caches()
@@ -68,11 +103,11 @@ def _import(module_name: str, where: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _failed(where, error) from error
+            raise _failed(where, _IMPORT_FAILS, error) from error
         hint = f"no module named {error.name!r}, neither installed nor in {Path.cwd()}"
         raise ConfigError([f"{where}: {hint}; {_FORM}"]) from None
     except Exception as error:  # a user's module may raise anything while it is imported
-        raise _failed(where, error) from error
+        raise _failed(where, _IMPORT_FAILS, error) from error
 
 
 def _load_file(path_text: str, where: str) -> ModuleType:
@@ -93,7 +128,7 @@ def _load_file(path_text: str, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # a user's file may raise anything while it is imported
         del sys.modules[module_name]
-        raise _failed(where, error) from error
+        raise _failed(where, _IMPORT_FAILS, error) from error
     return module
 
 
@@ -103,10 +138,10 @@ def _search_also(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _failed(where: str, error: Exception) -> ConfigError:
+def _failed(where: str, what: str, error: Exception) -> ConfigError:
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}"
-    return ConfigError([f"{where}: its module fails to import: {type(error).__name__}: {error} ({place})"])
+    return ConfigError([f"{where}: {what}: {type(error).__name__}: {error} ({place})"])

@@ -51,9 +51,9 @@ class Cursor:
         """
         for key, mine in self._identity.items():
             if state.get(key) != mine:
-                theirs = state.get(key)
-                what = f"the saved position of source {self._name!r} was taken with {key} {theirs!r}, not {mine!r}"
-                raise ValueError(f"{what}: restore it with the data and settings of that run, or start afresh")
+                what = "over other rows (as many, but not the same)" if key == "digest" else f"with {key} {state.get(key)!r}, not {mine!r}"
+                advice = "go on with the data and settings of that run, or start afresh in another run_dir"
+                raise ValueError(f"the saved position of source {self._name!r} was taken {what}: {advice}")
         num_taken = state.get("num_taken")
         if not isinstance(num_taken, int) or num_taken < 0:
             raise ValueError(f"the saved position of source {self._name!r} is {num_taken!r}, expected a count")

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from whet.data.hub import DATA_SUFFIXES, HUB_NAME, dataset_files
+from whet.data.strict_json import parse_json
 from whet.types import JSON
 
 _SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]")
@@ -122,19 +123,21 @@ def _read_json(file: Path) -> Iterator[Row]:
 
 def _read_parquet(file: Path) -> Iterator[Row]:
     """One row group in memory at a time."""
-    import pyarrow
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
+    number = 0
     try:
-        reader = parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{file} is not a parquet file: {error}") from None
-    with reader:
-        number = 0
-        for group in range(reader.num_row_groups):
-            for values in reader.read_row_group(group).to_pylist():
-                number += 1
-                yield Row(values, f"{file}:{number}")
+        with parquet.ParquetFile(file) as reader:
+            for group in range(reader.num_row_groups):
+                for values in reader.read_row_group(group).to_pylist():
+                    number += 1
+                    yield Row(values, f"{file}:{number}")
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # it cannot even be opened
+            raise
+        place = f"{file} (after record {number})" if number else str(file)
+        what = "is not a parquet file, or is damaged; copy or download it again"
+        raise ValueError(f"{place} {what}: {' '.join(str(error).split())}") from None
 
 
 def _decode(line: bytes, origin: str) -> str:
@@ -146,13 +149,15 @@ def _decode(line: bytes, origin: str) -> str:
 
 def _parse(text: str, origin: str) -> JSON:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         # A line of a jsonl file has its number in the origin; a whole json file has it in the error.
         place = f"{origin}: not valid JSON at " + (f"line {error.lineno}, " if error.lineno > 1 else "")
         start = max(0, error.pos - _EXCERPT)
         excerpt = text[start : error.pos + _EXCERPT].strip()
         raise ValueError(f"{place}column {error.colno}: {error.msg}, near {excerpt!r}") from None
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
 
 
 def _object(value: JSON, origin: str) -> Mapping[str, JSON]:

@@ -28,9 +28,9 @@ def resolve_model_path(name: str) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise ValueError(f"the model {name!r} is a file; give the folder that holds its config.json")
+        raise ValueError(f"model.path: {name!r} is a file; give the folder that holds its config.json")
     if not HUB_NAME.fullmatch(name):
-        raise ValueError(f"there is no model folder {name!r} (nor is it a hub name, which reads owner/name)")
+        raise ValueError(f"model.path: there is no model folder {name!r} (nor is it a hub name, which reads owner/name)")
     return _snapshot(name, "model", (".safetensors",), _MODEL_FILES)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from whet.data.files import describe_value
+from whet.data.strict_json import parse_json
 from whet.types import JSON, Message, ToolCall
 
 _KEYS = ("role", "content", "tool_calls", "name", "tool_call_id")
@@ -65,10 +66,12 @@ def _from_json_text(value: JSON, where: str) -> JSON:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except json.JSONDecodeError as error:
         shown = describe_value(value)
         raise ValueError(f"{where} holds {shown}, which is not valid JSON: {error.msg} at {error.pos}") from None
+    except ValueError as error:
+        raise ValueError(f"{where} holds {describe_value(value)}: {error}") from None
 
 
 def _message(value: JSON, where: str) -> Message:

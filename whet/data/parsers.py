@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from whet.config import resolve
+from whet.config import resolve_callable
 from whet.types import JSON, Message, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -103,7 +103,4 @@ def build_parser(name: str) -> Parser:
     if ":" not in name:
         known = ", ".join(repr(parser) for parser in PARSERS)
         raise ValueError(f'there is no parser {name!r}; choose {known} or an import reference "module:function"')
-    parser = resolve(name, kind="parser")
-    if not callable(parser):
-        raise ValueError(f"parser {name!r} is a {type(parser).__name__}, not a function")
-    return cast(Parser, parser)
+    return cast(Parser, resolve_callable(name, kind="parser", given=["text"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from typing import NoReturn
@@ -148,6 +149,8 @@ def _label(row: Row, config: RowConfig) -> str | None:
     where = _column(row, config.label_key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise ValueError(f"{where} holds {describe_value(value)}, expected text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} holds {value}, expected text or a finite number; write null where there is no label")
     if config.label_pattern is None:
         return None if value is None else str(value)
     if config.label_key not in row.values:

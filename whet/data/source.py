@@ -68,10 +68,11 @@ class TaskSource:
     def __init__(
         self, config: SourceConfig, *, name: str = "train", length: Callable[[Task], int] | None = None
     ) -> None:
-        """`length` counts a task's prompt tokens; it is needed (and only used) where `max_prompt_tokens` is set.
+        """`length` counts a task's prompt tokens. It is needed where `max_prompt_tokens` is set; elsewhere it shows with the
+        first prompt that prompts can be rendered at all.
 
         Raises:
-            ValueError: the data cannot be read (`file:line`), are empty, or every prompt is too long.
+            ValueError: the data cannot be read or rendered (`file:line`), are empty, or every prompt is too long.
         """
         self.name = name
         tasks = _read_tasks(config, name)
@@ -80,6 +81,8 @@ class TaskSource:
             if length is None:
                 raise ValueError("max_prompt_tokens is set, but this source was given no way to count tokens (length)")
             self._tasks = _fitting(tasks, length, config.max_prompt_tokens, _where(config))
+        elif length is not None:
+            _measure(tasks[0], length)
         self.num_dropped = len(tasks) - len(self._tasks)
         digest = _digest(self._tasks)
         self._cursor = Cursor(name, len(self._tasks), digest, shuffle=config.shuffle, seed=config.seed)
@@ -126,18 +129,25 @@ def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
         columns.add(row)
         tasks.append(task_from(row, config, f"{name}/{index}#0"))
     if not tasks:
-        raise ValueError(f"there are no rows in {_where(config)}")
+        raise ValueError(f"there are no rows in {_where(config)}: a file is empty, or a slice leaves none")
     columns.finish(_where(config))
     return tasks
 
 
 def _fitting(tasks: list[Task], length: Callable[[Task], int], limit: int, where: str) -> list[Task]:
-    lengths = [length(task) for task in tasks]
+    lengths = [_measure(task, length) for task in tasks]
     fitting = [task for task, tokens in zip(tasks, lengths, strict=True) if tokens <= limit]
     if not fitting:
         spread = f"they have {min(lengths)} to {max(lengths)} tokens"
-        raise ValueError(f"every prompt of {where} is longer than max_prompt_tokens = {limit}: {spread}")
+        raise ValueError(f"every prompt of {where} is longer than max_prompt_tokens = {limit}: {spread}; raise it")
     return fitting
+
+
+def _measure(task: Task, length: Callable[[Task], int]) -> int:
+    try:
+        return length(task)
+    except ValueError as error:
+        raise ValueError(f"{task.origin}: {error}") from error
 
 
 def _digest(tasks: list[Task]) -> str:

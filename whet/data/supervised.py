@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from whet.config import Config
 from whet.data.cursor import Cursor
 from whet.data.files import Row, describe_value, read_rows
+from whet.data.masks import MaskName, mask_conversation
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import fail_missing
 from whet.data.template import Renderer
@@ -25,13 +26,16 @@ class SupervisedConfig(Config):
     path: str | list[str] = Field(min_length=1)
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
     messages_key: str | None = "messages"
-    """Column of a conversation: a list of OpenAI messages. Every message of an assistant trains."""
+    """Column of a conversation: a list of OpenAI messages. Every message of an assistant trains, except with `step_loss_mask` 0."""
     prompt_key: str | None = None
     """Instead of messages_key, with response_key: column of the prompt, text or a list of OpenAI messages."""
     response_key: str | None = None
     """Column of the reply to the prompt: text. It trains."""
     tools_key: str | None = "tools"
     """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
+    mask: MaskName = "delta"
+    """How the template is applied and which tokens train. delta: as in a rollout that says the same; qwen, qwen3, qwen3_5, distill_qwen: as
+    slime does under these names, to match its runs."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Drop the conversations with more tokens (they are counted)."""
     shuffle: bool = True
@@ -66,6 +70,8 @@ class Conversation:
     """`file:line`, for error messages."""
     first_trained: int = 0
     """What the assistant says before this message is context: a prompt's earlier turns."""
+    silent: frozenset[int] = frozenset()
+    """Messages of the assistant that are context, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class SupervisedSource:
     Args:
         conversations: tokenised here, as rollouts in which the model says the same would be.
         renderer: messages to ids.
+        mask: which tokens train, see `whet.data.masks`.
         max_tokens: longer conversations are dropped, and counted in `num_dropped`.
         shuffle: a new order in every epoch.
         seed: of the shuffles.
@@ -101,20 +108,21 @@ class SupervisedSource:
         conversations: Iterable[Conversation],
         renderer: Renderer,
         *,
+        mask: MaskName = "delta",
         max_tokens: int | None = None,
         shuffle: bool = True,
         seed: int = 42,
         name: str = "train",
     ) -> None:
         self.name = name
-        rows = [_tokenise(index, conversation, renderer) for index, conversation in enumerate(conversations)]
+        rows = [_tokenise(index, conversation, renderer, mask) for index, conversation in enumerate(conversations)]
         if not rows:
             raise ValueError(f"source {name!r} has no conversations to learn from")
         self._rows = [row for row in rows if max_tokens is None or len(row.tokens) <= max_tokens]
         if not self._rows:
             lengths = [len(row.tokens) for row in rows]
             spread = f"they have {min(lengths)} to {max(lengths)} tokens"
-            raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}")
+            raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}; raise it")
         self.num_dropped = len(rows) - len(self._rows)
         self._cursor = Cursor(name, len(self._rows), _digest(self._rows), shuffle=shuffle, seed=seed)
 
@@ -169,6 +177,7 @@ def supervised_source(
     return SupervisedSource(
         read_conversations(config),
         renderer,
+        mask=config.mask,
         max_tokens=config.max_tokens,
         shuffle=config.shuffle,
         seed=run_seed if config.seed is None else config.seed,
@@ -190,7 +199,7 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
         columns.update(dict.fromkeys(row.values))
         conversations.append(_conversation(row, config))
     if not conversations:
-        raise ValueError(f"there are no rows in {where}")
+        raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
     default = SupervisedConfig.model_fields["tools_key"].default
     if config.tools_key not in (None, default) and config.tools_key not in columns:
         fail_missing(where, "tools_key", config.tools_key, columns)
@@ -200,14 +209,32 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
 def _conversation(row: Row, config: SupervisedConfig) -> Conversation:
     if config.messages_key is not None:
         value, where = _required(row, "messages_key", config.messages_key)
+        value, silent = split_step_masks(value, where)
         messages, first_trained = messages_from(value, where), 0
     else:
         assert config.prompt_key is not None and config.response_key is not None
         prompt = _prompt(row, config.prompt_key)
-        messages, first_trained = (*prompt, _response(row, config.response_key)), len(prompt)
+        messages, first_trained, silent = (*prompt, _response(row, config.response_key)), len(prompt), frozenset[int]()
     tools = None if config.tools_key is None else row.values.get(config.tools_key)
     schemas = tools_from(tools, f"{row.origin}: column {config.tools_key!r}")
-    return Conversation(messages, schemas, row.origin, first_trained)
+    return Conversation(messages, schemas, row.origin, first_trained, silent)
+
+
+def split_step_masks(value: JSON, where: str) -> tuple[JSON, frozenset[int]]:
+    """The messages without their `step_loss_mask`, and which of them have it 0."""
+    if not isinstance(value, list):
+        return value, frozenset()
+    silent: set[int] = set()
+    messages: list[JSON] = []
+    for index, message in enumerate(value):
+        if isinstance(message, dict) and "step_loss_mask" in message:
+            step = message["step_loss_mask"]
+            if step not in (0, 1, None):
+                raise ValueError(f"{where}, message {index}: step_loss_mask is {describe_value(step)}, expected 0 or 1")
+            silent.update([index] if step == 0 else [])
+            message = {key: item for key, item in message.items() if key != "step_loss_mask"}
+        messages.append(message)
+    return messages, frozenset(silent)
 
 
 def _prompt(row: Row, key: str) -> tuple[Message, ...]:
@@ -228,11 +255,13 @@ def _required(row: Row, setting: str, name: str) -> tuple[JSON, str]:
     return row.values[name], f"{row.origin}: column {name!r}"
 
 
-def _tokenise(index: int, conversation: Conversation, renderer: Renderer) -> _Tokens:
+def _tokenise(index: int, conversation: Conversation, renderer: Renderer, name: MaskName) -> _Tokens:
     try:
-        tokens, mask = renderer.supervised(
-            conversation.messages, conversation.tools, conversation.first_trained
+        tokens, mask = mask_conversation(
+            name, renderer, conversation.messages, conversation.tools, conversation.first_trained, conversation.silent
         )
+        if not any(mask):
+            raise ValueError("no token of the conversation trains: step_loss_mask is 0 for all that an assistant says; leave the row out")
     except ValueError as error:
         raise ValueError(f"{conversation.origin or f'conversation {index}'}: {error}") from error
     return _Tokens(index, array("i", tokens), bytes(mask))

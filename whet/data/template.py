@@ -8,7 +8,7 @@ never gets to: history stays as it was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from whet.data.parsers import Parsed, Parser, parse_hermes
+from whet.model.causal import read_config
 from whet.types import JSON, Message, Task
 
 MARK = "\u2063whet\u2063"
@@ -29,14 +30,48 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     """The tokenizer of a model folder.
 
     Raises:
-        ValueError: if there is none, or it cannot be read.
+        ValueError: if there is none, or it cannot be read, or it has tokens that the folder's model does not have.
     """
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise ValueError(f"model.path: {folder} has no tokenizer.json or tokenizer_config.json; copy the model's own there")
+    vocab_size = _vocab_size(folder, trust_remote_code)
     try:
-        return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model.path: the tokenizer of {folder} cannot be loaded: {error}") from error
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers raise bare Exceptions, too
+        what = f"{type(error).__name__}: {error}; copy the model's own tokenizer files there"
+        raise ValueError(f"model.path: the tokenizer of {folder} cannot be loaded: {what}") from error
+    tokenizer = cast(PreTrainedTokenizerFast, loaded)
+    if vocab_size is not None:
+        check_vocabulary(tokenizer, vocab_size, folder)
+    return tokenizer
+
+
+def _vocab_size(folder: Path, trust_remote_code: bool) -> int | None:
+    """Of the model in the folder; None where there is no language model, which loading it will say."""
+    if not (folder / "config.json").is_file():
+        return None
+    text = read_config(folder, trust_remote_code=trust_remote_code).get_text_config()
+    return text.vocab_size if hasattr(text, "vocab_size") else None
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerFast, vocab_size: int, folder: Path) -> None:
+    """See that the model has every token that text can become. It may have more: many models' sizes are rounded up.
+
+    Padding and the placeholders of images and sounds may lie beyond: no text of whet's becomes one.
+
+    Raises:
+        ValueError: naming tokens that the model does not have.
+    """
+    written = ("bos_token", "eos_token", "unk_token")
+    unused = {str(text) for name, text in tokenizer.special_tokens_map.items() if name not in written}
+    beyond = {text: i for text, i in tokenizer.get_vocab().items() if i >= vocab_size and text not in unused}
+    if beyond:
+        some = ", ".join(f"{text!r} ({i})" for text, i in sorted(beyond.items(), key=lambda item: item[1])[:3])
+        raise ValueError(
+            f"model.path: the tokenizer of {folder} has {len(beyond)} tokens that its model does not have, among them {some}: "
+            f"the model's vocab_size is {vocab_size}, so its ids end at {vocab_size - 1}. Copy the model's own tokenizer files "
+            "there, or, where tokens were added on purpose, resize the model's embeddings to them"
+        )
 
 
 class Renderer:
@@ -91,7 +126,7 @@ class Renderer:
             return self.encode(task.prompt)
         names = [tool["function"]["name"] for tool in tools]
         further = [tool for tool in task.tools if tool["function"]["name"] not in names]
-        return self.encode(self._render(task.prompt, (*tools, *further), generate=True))
+        return self.encode(self.render(task.prompt, (*tools, *further), generate=True))
 
     def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
         """The ids between a sampled turn and the next one: what closes the turn, the messages, and the next turn's
@@ -118,13 +153,13 @@ class Renderer:
         return self._parser(self.decode(tokens))
 
     def supervised(
-        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0
+        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0, silent: Collection[int] = ()
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """A whole conversation as ids, and which of them train: those that an assistant wrote (its stop token included,
         its opening not).
 
         They are the ids of a rollout in which the model says the same. What follows the last assistant's message is
-        left out.
+        left out. What the assistant says before the message `first_trained`, and in the messages `silent`, is context.
 
         Raises:
             ValueError: no message comes before the first of an assistant, or there is none of an assistant, or the
@@ -135,12 +170,12 @@ class Renderer:
             what = "starts with an assistant's message" if places else "has no assistant's message to learn from"
             roles = [message.role for message in messages]
             raise ValueError(f"the conversation {what}, so there is no reply to a prompt in it; its roles are {roles}")
-        tokens = list(self.encode(self._render(messages[: places[0]], tools, generate=True)))
+        tokens = list(self.encode(self.render(messages[: places[0]], tools, generate=True)))
         mask = [False] * len(tokens)
         for i, following in zip(places, [*places[1:], None], strict=True):
             said = self._said(messages[: i + 1], tools)
             tokens.extend(said)
-            mask.extend([i >= first_trained] * len(said))
+            mask.extend([i >= first_trained and i not in silent] * len(said))
             if following is not None:
                 context = self.reply(messages[i + 1 : following], said)
                 tokens.extend(context)
@@ -149,8 +184,8 @@ class Renderer:
 
     def _said(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
         """What a model would have sampled to say the last message, its stop token included."""
-        before = self._render(messages[:-1], tools, generate=True)
-        after = self._render(messages, tools, generate=False)
+        before = self.render(messages[:-1], tools, generate=True)
+        after = self.render(messages, tools, generate=False)
         if not after.startswith(before):
             same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
             raise ValueError(
@@ -167,7 +202,7 @@ class Renderer:
 
     def _tail(self, messages: Sequence[Message], *, generate: bool) -> str:
         """What the template writes after an assistant's text when these messages follow."""
-        text = self._render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
+        text = self.render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
         _, found, tail = text.partition(MARK)
         if not found:
             raise ValueError("the chat template leaves an assistant's text out, so it cannot be used turn by turn")
@@ -184,7 +219,12 @@ class Renderer:
         added = [token for token in closing if token in self.tokenizer.added_tokens_decoder]
         return tuple(dict.fromkeys((*added, eos)))
 
-    def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+    def render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+        """The template's text for messages, with the opening of an assistant's turn if `generate`.
+
+        Raises:
+            ValueError: there is no chat template, or it cannot render these messages.
+        """
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, so it cannot render messages: put the model's chat_template.jinja "

@@ -19,6 +19,10 @@ class EngineFailed(RuntimeError):
     """The engine gave up a request or call that it had taken: a step raised (the cause), or it was closed."""
 
 
+class StaleCache(RuntimeError):
+    """A sequence was about to attend to keys and values of older weights; nothing was sampled from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine can do."""
@@ -65,7 +69,11 @@ class Engine(Protocol):
         ...
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
-        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path."""
+        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path.
+
+        Raises:
+            StaleCache: if that path would read what older weights cached.
+        """
         ...
 
     async def pause(self) -> None:
@@ -75,7 +83,11 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """Take over weights, named as in Hugging Face files, and drop every cache of an older version."""
+        """Take over weights, named as in Hugging Face files, and drop every cache of an older version.
+
+        Raises:
+            ValueError: if it holds that version or a newer one already, or the weights are not those of its model.
+        """
         ...
 
     async def sleep(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, resolve
+from whet.config import Config, call_factory, resolve, resolve_callable
 from whet.env.base import Env, SingleTurn
 from whet.env.calculator import calculator
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
@@ -82,23 +81,17 @@ def build_env_factory(config: EnvConfig) -> MakeEnv:
     """What makes a fresh environment for each trajectory.
 
     Raises:
-        ValueError: a reference does not resolve, or does not take the options it is given.
+        ValueError: a reference does not resolve, or does not take the options it is given. So does the factory, where
+            what it names raises or makes no environment.
     """
     if config.name in ENVS:
         return ENVS[config.name](config)
-    factory = resolve(config.name, kind="environment")
-    if not callable(factory):
-        raise ValueError(f"environment {config.name!r} is a {type(factory).__name__}, not a class or function")
-    try:
-        inspect.signature(factory).bind(**config.options)
-    except TypeError as error:
-        call = ", ".join(f"{name}=..." for name in config.options)
-        raise ValueError(f"environment {config.name!r} cannot be called as f({call}): {error}") from None
+    factory = resolve_callable(config.name, kind="environment", options=config.options)
     return partial(_make_checked, factory, config)
 
 
 def _make_checked(factory: Callable[..., object], config: EnvConfig) -> Env:
-    env = factory(**config.options)
+    env = call_factory(factory, config.name, kind="environment", **config.options)
     if not isinstance(env, Env):
         parts = ("tools", "start", "step", "close")
         missing = [part for part in parts if not hasattr(env, part)]

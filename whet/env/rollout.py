@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from whet.data.parsers import Parsed
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Step
+from whet.env.failure import failure_of
 from whet.env.sampling import Reply, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
@@ -46,11 +46,12 @@ class Deadline:
 
     timeout_s: float | None = None
     at: float | None = None
-    """By the event loop's clock."""
+    """By the event loop's clock. None: each wait for the environment or the reward has `timeout_s` of its own, and the engine any time."""
 
     @classmethod
-    def after(cls, timeout_s: float | None) -> Deadline:
-        return cls(timeout_s, None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+    def after(cls, timeout_s: float | None, *, per_wait: bool = False) -> Deadline:
+        """A deadline `timeout_s` from now, or one for each wait."""
+        return cls(timeout_s, None if timeout_s is None or per_wait else asyncio.get_running_loop().time() + timeout_s)
 
     @property
     def left_s(self) -> float | None:
@@ -64,7 +65,7 @@ class Deadline:
     @asynccontextmanager
     async def ends(self, place: str) -> AsyncIterator[None]:
         """Cancel what is awaited inside once the time is over, and raise `error(place)`."""
-        limit = asyncio.timeout_at(self.at)
+        limit = asyncio.timeout(self.timeout_s) if self.at is None else asyncio.timeout_at(self.at)
         try:
             async with limit:
                 yield
@@ -135,11 +136,6 @@ async def run_trajectory(
         timings=dict(run.seconds),
         counts=dict(run.counts),
     )
-
-
-def failure_of(error: BaseException, where: str) -> Failure:
-    """An exception as data."""
-    return Failure(type(error).__name__, str(error), where, "".join(traceback.format_exception(error)))
 
 
 async def _close(env: Env) -> Failure | None:

@@ -17,6 +17,8 @@ from whet.env.threads import CallTimeout, DaemonThreads
 from whet.types import JSON
 
 _THREADS = DaemonThreads()
+NOTE_CHARS = 400
+"""Of a call's arguments, in the report of a tool that failed."""
 
 
 class ToolArgumentError(ValueError):
@@ -81,6 +83,9 @@ class Tool:
             raise TimeoutError(f"tool {self.name} took longer than {timeout_s} s (env.tool_timeout_s)") from late
         except ValueError as error:
             raise ToolArgumentError(str(error) or type(error).__name__) from error
+        except Exception as error:  # passed on as it is, with what led to it
+            error.add_note(f"raised by the tool {self.name}, called with {_text(dict(arguments))[:NOTE_CHARS]}")
+            raise
 
     async def _call(self, values: Mapping[str, Any], timeout_s: float | None) -> str:
         if not inspect.iscoroutinefunction(self._function):

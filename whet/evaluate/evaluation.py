@@ -83,7 +83,7 @@ class EvaluationSet:
             RolloutFailed: if every trajectory failed.
         """
         groups = await self.player.play(self.tasks, self.samples_per_prompt, seed)
-        require_valid(groups, f"evaluation {self.name}")
+        require_valid(groups, f"evaluation {self.name}", tracebacks=True)
         if self.records is not None:
             self.records.write(rollout_id, groups, samples_of_groups(groups))
         metrics = {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -16,6 +16,8 @@ from whet.config import Config
 from whet.model.attention import ATTENTION, Attend, PackedRow
 
 DType = Literal["float32", "bfloat16", "float64"]
+WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+"""Files of weights, and the index of those in several files, which loading checks."""
 PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
 """Two sequences that share a row when a model is checked."""
 PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -151,33 +153,49 @@ class CausalModel:
             )
 
 
-def load_causal(folder: Path, config: ModelConfig, *, trainable: bool) -> CausalModel:
-    """Load a model folder.
+def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
+    """Load a model folder. `check` compares whet's attention with the model's own; weights that are not finite do not pass it.
 
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path: {folder} has no config.json; it must be a model folder in Hugging Face format")
+    read_config(folder, trust_remote_code=config.trust_remote_code)
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise ValueError(f"model.path: {folder} has no weights (model.safetensors); copy or download the whole model there")
     options: dict[str, Any] = {
         "dtype": getattr(torch, config.dtype),
         "attn_implementation": ATTENTION,
         "trust_remote_code": config.trust_remote_code,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are refused below, with their names
     }
     try:
         found = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # transformers raises what its parts raise
+        if damaged := _damaged(folder):
+            text = f"model.path: the weights {damaged} are cut short or damaged; copy or download them again"
+            raise ValueError(text) from error
         kind = type(error).__name__
         raise ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {kind}: {error}") from error
     hf, report = found
-    missing = sorted(report["missing_keys"])
-    if missing:
+    _check_weights(folder, report)
+    return prepare(hf, config, trainable=trainable, check=check)
+
+
+def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
+    """What transformers would make up: tensors that the files lack or that have other shapes."""
+    advice = "they are of another model or incomplete; copy or download the whole model there"
+    if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"model.path: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
-            f"among them {', '.join(missing[:3])}; they are of another model or incomplete"
+            f"among them {', '.join(missing[:3])}; {advice}"
         )
-    return prepare(hf, config, trainable=trainable)
+    if other := sorted(report["mismatched_keys"]):
+        name, found, wanted = other[0]
+        raise ValueError(
+            f"model.path: the weights in {folder} have {len(other)} tensors of other shapes than its config.json asks for, "
+            f"among them {name}: {tuple(found)}, not {tuple(wanted)}; {advice}"
+        )
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
@@ -190,7 +208,7 @@ def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int
     return prepare(hf, config, trainable=True)
 
 
-def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> CausalModel:
+def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
     """Put a transformers model on its device, in the state that whet needs, and check it."""
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
@@ -199,7 +217,8 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> Cau
     hf.eval()  # no dropout: the trainer differentiates what the engine samples from
     hf.requires_grad_(trainable)
     model = CausalModel(hf)
-    model.check()
+    if check:
+        model.check()
     if trainable and config.gradient_checkpointing:
         hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         for module in hf.modules():
@@ -209,5 +228,26 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool) -> Cau
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """A model folder's config.json."""
-    return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    """A model folder's config.json.
+
+    Raises:
+        ValueError: if there is none, or none that transformers knows.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model.path: {folder} has no config.json; it must be a model folder in Hugging Face format")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises what its parts raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"model.path: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}") from error
+
+
+def _damaged(folder: Path) -> Path | None:
+    """The first file of weights that is not whole, if any."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError):
+            return path
+    return None

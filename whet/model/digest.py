@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import torch
@@ -35,12 +35,30 @@ def tensor_digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
 
 
-def digest_of(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """A hex digest of named tensors: names, dtypes, shapes and contents, in name order."""
-    total = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(weights, key=lambda item: item[0]):
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:{tensor_digest(tensor).hex()};".encode())
-    return total.hexdigest()
+def digests_of(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """A hex digest of each named tensor: its dtype, shape and contents."""
+    out: dict[str, str] = {}
+    for name, tensor in weights:
+        facts = f"{tensor.dtype}:{tuple(tensor.shape)}:".encode()
+        out[name] = hashlib.blake2b(facts + tensor_digest(tensor), digest_size=8).hexdigest()
+    return out
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """What differs between two sets of digests, in words: tensors missing, unknown, swapped with each other, or of other contents."""
+    out = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    out += [f"{name} is unknown" for name in found.keys() - expected.keys()]
+    wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+    holder = {expected[name]: name for name in wrong}
+    for name in wrong:
+        other = holder.get(found[name])
+        if other is None:
+            out.append(name)
+        elif found[other] != expected[name]:
+            out.append(f"{name} holds {other}")
+        elif name < other:
+            out.append(f"{name} and {other} are swapped")
+    return sorted(out)
 
 
 @lru_cache(maxsize=8)

@@ -119,7 +119,7 @@ class QuietDisplay:
         pass
 
     def warn(self, text: str) -> None:
-        print(f"warning: {printable(text)}", file=self._err or sys.stderr, flush=True)
+        print(f"warning: {printable(text.rstrip())}", file=self._err or sys.stderr, flush=True)
 
     def close(self) -> None:
         pass

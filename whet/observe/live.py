@@ -75,7 +75,7 @@ class LiveDisplay:
         self._console.print(Text(printable(text)))
 
     def warn(self, text: str) -> None:
-        self._console.print(Text(f"warning: {printable(text)}", style="yellow"))
+        self._console.print(Text(f"warning: {printable(text.rstrip())}", style="yellow"))
 
     def close(self) -> None:
         """End the panel; its last state stays on the screen."""

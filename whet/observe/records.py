@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         ("reward_components", pa.map_(pa.string(), pa.float64())),
         ("reward_detail", pa.string()),
         ("label", pa.string()),
+        ("metadata", pa.string()),
         ("temperature", pa.float64()),
         ("prompt", pa.list_(_PROMPT)),
         ("turns", pa.list_(_TURN)),
@@ -67,8 +68,8 @@ SCHEMA = pa.schema(
 `group` is the place of its group in the rollout: siblings share it. `order` is the sample's place in its trajectory,
 null where the trajectory gave no sample; then the tokens are those of all its turns, one after another. `reward` is
 the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
-trainer's log-probs of the same tokens. A prompt without a role is plain text. `tool_calls` is JSON. A turn added
-`num_context` tokens of context and then `num_tokens` sampled ones.
+trainer's log-probs of the same tokens. A prompt without a role is plain text. `tool_calls` and `metadata` are JSON.
+A turn added `num_context` tokens of context and then `num_tokens` sampled ones.
 """
 
 
@@ -76,10 +77,18 @@ class RecordWriter:
     """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all."""
 
     def __init__(self, folder: Path, every: int = 1) -> None:
-        """`every`: record the rollouts whose id it divides; 0 records none."""
+        """Makes the folder, so that one that cannot be made is told before anything is played.
+
+        `every`: record the rollouts whose id it divides; 0 records none. Raises ValueError where there can be no such folder.
+        """
         if every < 0:
             raise ValueError(f"records_every must be 0 (never) or more, not {every}")
         self._folder, self._every = Path(folder) / "rollouts", every
+        try:
+            if every:
+                self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"records cannot be written to {self._folder}: {error.strerror}; choose another folder") from error
 
     def write(
         self,
@@ -101,7 +110,6 @@ class RecordWriter:
         rows = list(_rows(rollout_id, groups, samples, columns))
         extra = [pa.field(name, pa.list_(pa.float32())) for name in columns if name not in SCHEMA.names]
         table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra]))
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rollout_{rollout_id:06d}.parquet"
         unfinished = path.with_suffix(".tmp")
         pq.write_table(table, unfinished, compression="zstd")
@@ -173,6 +181,7 @@ def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
         "reward_components": list(rewards.components.items()) if rewards else None,
         "reward_detail": _text(rewards.detail) if rewards else None,
         "label": _text(task.label),
+        "metadata": json.dumps(dict(task.metadata)) if task.metadata else None,
         "prompt": _prompt(task),
         "turns": [_turn(turn) for turn in trajectory.turns],
         "error": {name: _text(getattr(error, name)) for name in _ERROR.names} if error else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import NonNegativeInt
 
-from whet.config import Config, Reference, resolve
+from whet.config import Config, Reference, call_factory, resolve_callable
+
+
+def is_measurement(name: str) -> bool:
+    """Whether a key of `metrics.jsonl` tells of the machine (when, how long, how fast, how much memory) and not of the training: these
+    alone differ between two runs of the same settings in deterministic mode."""
+    return name == "time" or name.startswith(("time/", "tokens_per_second/", "memory/"))
 
 
 @runtime_checkable
@@ -81,7 +88,8 @@ class JsonlTracker:
         self._file.flush()
 
     def tell(self) -> int:
-        """The size of the file in bytes, which is where the next line begins."""
+        """The size of the file in bytes, all of it on the disk for good, which is where the next line begins."""
+        os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
     def truncate(self, offset: int) -> None:
@@ -171,7 +179,8 @@ def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str
         wandb = config.wandb
         trackers.append(WandbTracker(wandb.project, wandb.name, wandb.mode, run_dir, run_config))
     for reference in config.trackers:
-        tracker = resolve(reference, kind="tracker")(run_dir, dict(run_config))
+        factory = resolve_callable(reference, kind="tracker", given=["run_dir", "config"])
+        tracker = call_factory(factory, reference, run_dir, dict(run_config), kind="tracker")
         if not isinstance(tracker, Tracker):
             made = f"{reference!r} made an object of type {type(tracker).__name__}"
             raise ValueError(f"observe.trackers: {made}, which has no log() and close()")

@@ -24,6 +24,7 @@ from whet.observe import build_display, read_records
 from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
+from whet.runfolder.lock import claim
 from whet.settings import RunConfig, SupervisedRunConfig
 from whet.types import JSON, Message, Origin
 
@@ -49,34 +50,44 @@ class QuickstartConfig(Config):
     """Trajectories for each problem."""
     num_held_out: int = 600
     """Problems of the evaluation; none of them, with its operands, is in training."""
+    save_every: int = 20
+    """Rollouts between checkpoints; five times as many steps of the warm-up."""
     shape: SmallModelConfig = SmallModelConfig()
     """The model's shape."""
 
 
-def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dict[str, JSON]:
-    """Run it all and print the table.
+def run_quickstart(
+    config: QuickstartConfig, summary: Path | None = None, command: str = "whet quickstart"
+) -> dict[str, JSON]:
+    """Run it all and print the table. `command` is what was typed; the same goes on with a run that was stopped.
 
     Returns:
         accuracy_before, accuracy_warmup, accuracy_rl, tool_call_validity_warmup, tool_call_validity_rl, seconds, seconds_by_phase,
         tokens_per_second, run_dir, resumed (then the seconds are those since the last start). Also in `summary`, if given, and in
         `<run_dir>/summary.json`.
     """
-    began = time.perf_counter()
     run_dir = Path(config.run_dir)
-    resumed = _claim(run_dir, config)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with claim(run_dir, command):
+        return _run_all(config, run_dir, summary, command)
+
+
+def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, command: str) -> dict[str, JSON]:
+    began = time.perf_counter()
+    resumed = _note_settings(run_dir, config)
     if summary is not None:
         write_summary(summary, {})  # what cannot be written is told now, not after minutes
     clock = _Clock()
     with clock.phase("make"):
         make_files(config, run_dir)
     with clock.phase("evaluate"):
-        before = evaluate(rl_config(config, run_dir / "base", "evaluation_before"))
+        before = _evaluate_once(rl_config(config, run_dir / "base", "evaluation_before"), command)
     with clock.phase("warmup"):
-        warm = sft(warmup_config(config))
+        warm = sft(warmup_config(config), command)
     with clock.phase("evaluate"):
-        warmed = evaluate(rl_config(config, warm, "evaluation_warmup"))
+        warmed = _evaluate_once(rl_config(config, warm, "evaluation_warmup"), command)
     with clock.phase("rl"):
-        after = train(rl_config(config, warm, "rl"))
+        after = train(rl_config(config, warm, "rl"), command)
     results: dict[str, JSON] = {
         "seed": config.seed,
         "accuracy_before": before["eval/held_out/reward/total"],
@@ -97,7 +108,7 @@ def run_quickstart(config: QuickstartConfig, summary: Path | None = None) -> dic
     return results
 
 
-def _claim(run_dir: Path, config: QuickstartConfig) -> bool:
+def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
     """Note the settings in the folder; one that was begun with the same settings goes on from its newest checkpoint.
 
     Returns:
@@ -110,9 +121,14 @@ def _claim(run_dir: Path, config: QuickstartConfig) -> bool:
     if path.exists() and path.read_text() != text:
         raise ValueError(f"{run_dir} holds a quickstart with other settings ({path}); remove it or choose another folder with --run-dir")
     begun = path.exists()
-    run_dir.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return begun
+
+
+def _evaluate_once(config: RunConfig, command: str) -> Mapping[str, float]:
+    """Evaluate, unless an earlier start has done so: what it would play is the same, to the last bit."""
+    done = next(Path(config.run_dir).glob("evaluate_*/results.json"), None)
+    return evaluate(config, command) if done is None else json.loads(done.read_text())
 
 
 class _Clock:
@@ -154,6 +170,7 @@ def warmup_config(config: QuickstartConfig) -> SupervisedRunConfig:
             "data": {"path": str(run_dir / "data/demonstrations.jsonl")},
             "num_steps": config.warmup_steps,
             "samples_per_step": 16,
+            "checkpoint": {"interval": 5 * config.save_every},
             "train": {"optim": {"lr": 1.5e-3, "betas": (0.9, 0.98), "weight_decay": 0.01, "warmup_steps": 20, "schedule": "cosine"}},
         }
     )
@@ -180,7 +197,7 @@ def rl_config(config: QuickstartConfig, model: Path, name: str) -> RunConfig:
             "algo": {"name": "grpo", "grpo": {"clip_high": 0.28}},
             "train": {"optim": {"lr": 1e-4, "betas": (0.9, 0.95), "warmup_steps": 5}},
             "evaluate": {"sets": {"held_out": {"path": str(run_dir / "data/held_out.jsonl")}}},
-            "checkpoint": {"interval": 50},
+            "checkpoint": {"interval": config.save_every},
         }
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Protocol
 
-from whet.types import Group, Rewards, Trajectory
+from whet.types import Group, Rewards, Task, Trajectory
 
 
 class RewardError(Exception):
@@ -41,6 +41,37 @@ class GroupReward(Protocol):
     async def __call__(self, group: Group) -> list[Rewards]: ...
 
     def close(self) -> None: ...
+
+
+class TextReward:
+    """A rule that needs a task and the reply's text alone, and so little time that it runs where it is called."""
+
+    def __init__(self, rule: Callable[[Task, str], Rewards]) -> None:
+        self._rule = rule
+
+    async def __call__(self, trajectory: Trajectory) -> Rewards:
+        return self._rule(trajectory.task, trajectory.response)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def label_of(task: Task, reward: str) -> str:
+    """The task's label. Raises LabelError if it has none."""
+    if task.label is None:
+        raise bad_row(task, f"has no label; the reward {reward} needs one")
+    return task.label
+
+
+def call_name(reward: str, task: Task) -> str:
+    """What a call is called in errors."""
+    return f"reward {reward} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
+
+
+def bad_row(task: Task, reason: str) -> LabelError:
+    """The error for a row that a reward cannot use: `reason` goes on after the task's name."""
+    place = f" ({task.origin})" if task.origin else ""
+    return LabelError(f"task {task.id!r}{place} {reason}")
 
 
 def read_score(value: object) -> Rewards:

@@ -5,24 +5,44 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
 
 from whet.config import Config
-from whet.reward.base import Reward
+from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
+from whet.reward.arithmetic import ZERO
+from whet.reward.base import Reward, TextReward
+from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
+from whet.reward.chance import RandomOptions, RandomReward
+from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, slime_dapo, verl_math_dapo
+from whet.reward.dispatch import DispatchOptions, DispatchReward
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
+from whet.reward.gpqa import GpqaOptions, score_gpqa
+from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
+from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
+from whet.reward.ifeval import IfevalOptions, score_ifeval
 from whet.reward.math import COMPARE, MathOptions, MathReward
 from whet.reward.pool import WorkerPool
-from whet.types import Rewards, Trajectory
+from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
+from whet.reward.remote import RemoteOptions, RemoteReward
+from whet.reward.rubric import RubricOptions, RubricReward
+from whet.reward.verified import VERIFY, MathVerifyOptions, MathVerifyReward
+from whet.types import Rewards, Task, Trajectory
+
+Options = TypeVar("Options", bound=Config)
+
+_TREES = (ZERO, "sympy:simplify")
+"""What a worker imports to compare formulas as trees."""
 
 
 class ComponentConfig(Config):
     """One named part of a reward."""
 
     name: str
-    """A built-in (`math`, `exact`) or an import reference to a function (`module:function`, `file.py:function`)."""
+    """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
@@ -32,13 +52,13 @@ class RewardConfig(Config):
     """How trajectories are scored: by one reward (`name`), or by a weighted sum of several (`components`)."""
 
     name: str | None = None
-    """A built-in (`math`, `exact`) or an import reference to a function (`module:function`, `file.py:function`)."""
+    """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the reward `name`."""
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
     """Several rewards by a name of your choice; the total is their weighted sum."""
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """For each call, from when a worker takes it."""
+    """For each call, from when a worker takes it; for each request of a reward that asks a server."""
     workers: int = Field(default=1, ge=1)
     """Processes that run plain functions and symbolic comparisons."""
     worker_memory_mb: int = Field(default=2048, ge=0)
@@ -58,15 +78,67 @@ class RewardConfig(Config):
         return self
 
 
-def _build_math(options: Mapping[str, Any], pool: WorkerPool) -> Reward:
-    return MathReward(MathOptions.model_validate(options), pool)
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a reward may be built with."""
+
+    pool: WorkerPool
+    timeout_s: float
 
 
-def _build_exact(options: Mapping[str, Any], pool: WorkerPool) -> Reward:
-    return ExactReward(ExactOptions.model_validate(options))
+@dataclass(frozen=True, slots=True)
+class BuiltIn(Generic[Options]):
+    """A reward that comes with whet."""
+
+    options: type[Options]
+    make: Callable[[Options, Means], Reward]
+    preload: tuple[str, ...] = ()
+    """What a worker imports for it before its first deadline starts."""
+
+    def build(self, options: Mapping[str, Any], means: Means) -> Reward:
+        """Raises ValueError for options that it does not take."""
+        return self.make(self.options.model_validate(options), means)
 
 
-REWARDS: dict[str, Callable[[Mapping[str, Any], WorkerPool], Reward]] = {"math": _build_math, "exact": _build_exact}
+def _text(options: type[Options], rule: Callable[[Task, str, Options], Rewards]) -> BuiltIn[Options]:
+    """A rule of the reply's text."""
+
+    def make(chosen: Options, means: Means) -> Reward:
+        return TextReward(lambda task, response: rule(task, response, chosen))
+
+    return BuiltIn(options, make)
+
+
+def _geo3k(options: Geo3kOptions, means: Means) -> Reward:
+    return BoxedReward("geo3k", lambda task, response: geo3k(task, response, options), means.pool)
+
+
+def _dispatch(options: DispatchOptions, means: Means) -> Reward:
+    return DispatchReward(options, lambda name, chosen: _build(ComponentConfig(name=name, options=dict(chosen)), means))
+
+
+REWARDS: dict[str, BuiltIn[Any]] = {
+    "math": BuiltIn(MathOptions, lambda options, means: MathReward(options, means.pool), (COMPARE,)),
+    "exact": BuiltIn(ExactOptions, lambda options, means: ExactReward(options)),
+    "f1": _text(F1Options, score_f1),
+    "search_em": _text(SearchOptions, score_search),
+    "gpqa": _text(GpqaOptions, score_gpqa),
+    "ifeval": _text(IfevalOptions, score_ifeval),
+    "verl_gsm8k": _text(Gsm8kOptions, score_gsm8k),
+    "hendrycks_math": _text(HendrycksOptions, score_hendrycks),
+    "slime_dapo": _text(DapoOptions, slime_dapo),
+    "verl_math_dapo": _text(DapoOptions, verl_math_dapo),
+    "slime_math": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("slime_math", slime_math, means.pool), _TREES),
+    "deepscaler": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("deepscaler", deepscaler, means.pool), _TREES),
+    "geo3k": BuiltIn(Geo3kOptions, _geo3k, _TREES),
+    "math_verify": BuiltIn(MathVerifyOptions, lambda options, means: MathVerifyReward(options, means.pool), (VERIFY,)),
+    "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
+    "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
+    "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
+    "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
+    "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s)),
+    "dispatch": BuiltIn(DispatchOptions, _dispatch),
+}
 
 
 def build_reward(config: RewardConfig) -> Reward:
@@ -77,9 +149,11 @@ def build_reward(config: RewardConfig) -> Reward:
     components = config.components
     if config.name is not None:
         components = {_short(config.name): ComponentConfig(name=config.name, options=config.options)}
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, _preload(components))
+    preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
+    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
     try:
-        parts = {name: (_build(part, pool, config.timeout_s), part.weight) for name, part in components.items()}
+        means = Means(pool, config.timeout_s)
+        parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
     except BaseException:
         pool.close()
         raise
@@ -124,19 +198,22 @@ class WeightedReward:
         return components
 
 
-def _build(component: ComponentConfig, pool: WorkerPool, timeout_s: float) -> Reward:
+def _build(component: ComponentConfig, means: Means) -> Reward:
     if component.name in REWARDS:
-        return REWARDS[component.name](component.options, pool)
+        return REWARDS[component.name].build(component.options, means)
     if ":" not in component.name:
         raise ValueError(f"there is no reward {component.name!r}; choose {_choices()}")
-    return function_reward(component.name, component.options, pool, timeout_s)
+    return function_reward(component.name, component.options, means.pool, means.timeout_s)
 
 
-def _preload(components: Mapping[str, ComponentConfig]) -> list[str]:
+def _preload(name: str, options: Mapping[str, Any]) -> list[str]:
     """What a worker imports before its first deadline starts."""
-    names = [component.name for component in components.values()]
-    references = [name for name in names if name not in REWARDS and ":" in name]
-    return [*([COMPARE] if "math" in names else []), *([SCORE, *references] if references else [])]
+    if name == "dispatch":
+        choices = DispatchOptions.model_validate(options).choices().values()
+        return [reference for choice in choices for reference in _preload(choice.name, choice.options)]
+    if name in REWARDS:
+        return list(REWARDS[name].preload)
+    return [SCORE, name] if ":" in name else []
 
 
 def _short(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.config import Config
-from whet.reward.base import LabelError
+from whet.reward.base import label_of
 from whet.reward.extract import Extract, extract_answer
 from whet.types import Rewards, Trajectory
 
@@ -26,14 +26,11 @@ class ExactReward:
         self._options = options
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
-        task = trajectory.task
-        if task.label is None:
-            place = f" ({task.origin})" if task.origin else ""
-            raise LabelError(f"task {task.id!r}{place} has no label; the reward exact needs one")
+        label = label_of(trajectory.task, "exact")
         answer = extract_answer(trajectory.response, self._options.extract)
         if answer is None:
             return Rewards(0.0, detail=f"the reply has no answer (extract = {self._options.extract})")
-        label, answer = self._normalise(task.label), self._normalise(answer)
+        label, answer = self._normalise(label), self._normalise(answer)
         if label == answer:
             return Rewards(1.0)
         return Rewards(0.0, detail=f"the answer {answer[:200]!r} is not the label {label[:200]!r}")

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from whet.config import resolve
+from whet.config import resolve, resolve_callable
 from whet.reward.base import Reward, RewardError, RewardTimeout, read_score
 from whet.reward.pool import WorkerPool
 from whet.reward.wire import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
@@ -22,14 +22,7 @@ SCORE = "whet.reward.function:score"
 
 def function_reward(reference: str, options: Mapping[str, Any], pool: WorkerPool, timeout_s: float) -> Reward:
     """The reward that a reference names. Raises ValueError if it is no function that takes (trajectory, **options)."""
-    function = resolve(reference, kind="reward")
-    if not callable(function):
-        raise ValueError(f"reward {reference!r} is a {type(function).__name__}, not a function")
-    try:
-        inspect.signature(function).bind(None, **options)
-    except TypeError as error:
-        call = ", ".join(["trajectory", *(f"{name}=..." for name in options)])
-        raise ValueError(f"reward {reference!r} cannot be called as f({call}): {error}") from None
+    function = resolve_callable(reference, kind="reward", given=["trajectory"], options=options)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return AsyncFunction(reference, options, timeout_s)
     return SyncFunction(reference, options, pool)
@@ -72,7 +65,7 @@ class AsyncFunction:
                 value = await self._function(trajectory, **self._options)
         except Exception as error:  # a user's function may raise anything; it becomes one typed error here
             if limit.expired() and isinstance(error, TimeoutError):
-                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s") from error
+                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s (reward.timeout_s)") from error
             raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
         try:
             return read_score(value)
@@ -93,7 +86,8 @@ def score(reference: str, options: Mapping[str, Any], trajectory: JSON) -> JSON:
 
 
 def _what(reference: str, trajectory: Trajectory) -> str:
-    return f"reward {reference!r} on task {trajectory.task.id!r}"
+    task = trajectory.task
+    return f"reward {reference!r} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
 
 
 def _place(error: Exception) -> str:

@@ -23,13 +23,6 @@ MAX_REPLY_BYTES = 2**20
 STDERR_TAIL_BYTES = 4096
 
 
-class WorkerTraceback(Exception):
-    """The traceback of an exception raised in a worker, as the cause of the `RewardError` raised here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 class WorkerPool:
     """Runs functions, named by import reference, in child processes; JSON goes in and JSON comes out.
 
@@ -87,7 +80,7 @@ class WorkerPool:
             reply = worker.exchange(line, self.timeout_s)
         except TimeoutError as error:
             self._discard(worker)
-            raise RewardTimeout(f"{what} took longer than {self.timeout_s:g} s; its worker was killed") from error
+            raise RewardTimeout(f"{what} took longer than {self.timeout_s:g} s (reward.timeout_s); its worker was killed") from error
         except _WorkerDied as error:
             self._discard(worker)
             raise RewardError(f"{what}: {'the pool was closed' if self._closed else error}") from error
@@ -224,5 +217,7 @@ def _read_reply(reply: bytes, what: str) -> JSON:
     data = json.loads(reply)
     if "value" in data:
         return data["value"]
-    message = f"{what}: {data['kind']}: {data['message']} (at {data['where']})"
-    raise RewardError(message) from WorkerTraceback(data["traceback"])
+    error = RewardError(f"{what}: {data['kind']}: {data['message']} (at {data['where']})")
+    if data["traceback"]:
+        error.add_note(data["traceback"])
+    raise error

@@ -8,6 +8,7 @@ read as LaTeX only.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Literal
 
 from math_verify import LatexExtractionConfig, parse, verify
@@ -29,6 +30,29 @@ def compare(label: str, answer: str) -> Verdict:
         return "answer"
     equal = verify(label_forms, answer_forms, float_rounding=DECIMALS, timeout_seconds=None)
     return "equal" if equal else "different"
+
+
+def verify_boxed(label: str, answer: str) -> bool:
+    """Equality at math-verify's own tolerance of six decimals, with its reading of boxed answers and of texts it cannot parse."""
+    label_forms, answer_forms = (_parse_boxed(text) for text in (label, answer))
+    return verify(label_forms, answer_forms, timeout_seconds=None)
+
+
+def close_enough(label: str, answer: str, tolerance: float) -> bool:
+    """Symbolic equality, or values within a relative tolerance."""
+    label_forms, answer_forms = _parse(label), _parse(answer)
+    if not label_forms or not answer_forms:
+        return False
+    if verify(label_forms, answer_forms, float_rounding=DECIMALS, timeout_seconds=None):
+        return True
+    try:
+        return math.isclose(float(label_forms[0]), float(answer_forms[0]), rel_tol=tolerance)
+    except (TypeError, AttributeError):  # a set, a relation, a formula with symbols
+        return False
+
+
+def _parse_boxed(text: str) -> list[Any]:
+    return parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore
 
 
 def _parse(text: str) -> list[Any]:

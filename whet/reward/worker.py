@@ -16,6 +16,7 @@ import traceback
 from typing import BinaryIO
 
 from whet.config import resolve
+from whet.env.failure import traceback_of
 from whet.types import JSON
 
 KILL_GRACE_S = 5.0
@@ -73,8 +74,7 @@ def _answer(function: object, request: JSON) -> bytes:
     except Exception as error:  # a user's function may raise anything; the parent raises it again, with its traceback
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        text = "".join(traceback.format_exception(error))
-        failure = {"kind": type(error).__name__, "message": str(error), "where": where, "traceback": text}
+        failure = {"kind": type(error).__name__, "message": str(error), "where": where, "traceback": traceback_of(error)}
         return json.dumps(failure).encode()
 
 

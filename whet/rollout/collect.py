@@ -15,7 +15,8 @@ from whet.config import Config
 from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.env.base import Env
-from whet.env.rollout import Deadline, Limits, failure_of, run_trajectory
+from whet.env.failure import failure_of
+from whet.env.rollout import Deadline, Limits, run_trajectory
 from whet.reward.base import LabelError, Reward, RewardTimeout, read_score
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
 
@@ -77,6 +78,19 @@ def check_trainable(config: RolloutConfig) -> None:
             )
 
 
+class Stalled(RuntimeError):
+    """In deterministic mode something took longer than its limit: an outcome that hangs on time would not be the same again."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        error = trajectory.error
+        why = "" if error is None else f" in {error.where}: {error.message}"
+        super().__init__(
+            f"trajectory {trajectory.id} was too slow{why}; with deterministic=true no outcome may depend on time, so the run stops: "
+            "mend what hangs, raise its limit (env.tool_timeout_s, reward.timeout_s, rollout.timeout_s), or set deterministic=false to "
+            "count such trajectories as timeouts"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Player:
     """Everything that playing a task takes."""
@@ -91,14 +105,21 @@ class Player:
     """Seconds that one trajectory may take, engine and reward included; then it is a timeout. None: any time."""
     max_in_flight: int | None = None
     """Trajectories under way at a time; a later one's time begins when it is started. None: all at once."""
+    deterministic: bool = False
+    """No outcome may depend on how long anything took: `timeout_s` bounds each wait for the environment and the reward alone, and a limit
+    that runs out stops the rollout."""
 
-    async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
+    async def play(
+        self, tasks: Sequence[Task], samples_per_prompt: int, seed: int, ended: dict[str, Trajectory] | None = None
+    ) -> list[Group]:
         """Play every task `samples_per_prompt` times; the engine decides how many of those in flight run together.
 
         Args:
             tasks: with unique ids.
             samples_per_prompt: trajectories of each.
             seed: with the task's id and the sample's index it seeds the sampling.
+            ended: trajectories of these tasks that were played already, by id: they are not played again. Each one that ends is put there,
+                so that this still holds them if the rest is cancelled.
 
         Returns:
             One group per task, in the order of the tasks. A trajectory that failed is in it, with its outcome.
@@ -106,6 +127,7 @@ class Player:
         Raises:
             ValueError: two tasks have the same id, or there is nothing to play.
             LabelError: the reward cannot use a task's label. The data are wrong, so nothing is played on.
+            Stalled: in deterministic mode, something took longer than its limit.
         """
         if len({task.id for task in tasks}) != len(tasks):
             raise ValueError("the tasks of one rollout must have different ids")
@@ -113,17 +135,21 @@ class Player:
             raise ValueError(f"samples_per_prompt must be at least 1, not {samples_per_prompt}")
         pairs = [(i, k) for i in range(len(tasks)) for k in range(samples_per_prompt)]
         slots = asyncio.Semaphore(min(self.max_in_flight or len(pairs), len(pairs)) or 1)
-        done = await _all([self._one(tasks[i], i, k, seed, slots) for i, k in pairs])
+        ended = {} if ended is None else ended
+        missing = [(i, k) for i, k in pairs if _id(tasks[i], k) not in ended]
+        await _all([self._one(tasks[i], i, k, seed, slots, ended) for i, k in missing])
         return [
-            Group(task, tuple(done[i * samples_per_prompt : (i + 1) * samples_per_prompt]))
-            for i, task in enumerate(tasks)
+            Group(task, tuple(ended[_id(task, k)] for k in range(samples_per_prompt)))
+            for task in tasks
         ]
 
-    async def _one(self, task: Task, index: int, k: int, seed: int, slots: asyncio.Semaphore) -> Trajectory:
+    async def _one(
+        self, task: Task, index: int, k: int, seed: int, slots: asyncio.Semaphore, ended: dict[str, Trajectory]
+    ) -> None:
         async with slots:
-            deadline = Deadline.after(self.timeout_s)
+            deadline = Deadline.after(self.timeout_s, per_wait=self.deterministic)
             trajectory = await run_trajectory(
-                trajectory_id=f"{task.id}/{k}",
+                trajectory_id=_id(task, k),
                 task=task,
                 env=self.make_env(),
                 engine=self.engine,
@@ -133,7 +159,11 @@ class Player:
                 rank=(index, k),
                 deadline=deadline,
             )
-            return await self._judge(trajectory, deadline) if trajectory.outcome.valid else trajectory
+            if trajectory.outcome.valid:
+                trajectory = await self._judge(trajectory, deadline)
+        if self.deterministic and trajectory.outcome is Outcome.TIMEOUT:
+            raise Stalled(trajectory)
+        ended[trajectory.id] = trajectory
 
     async def _judge(self, trajectory: Trajectory, deadline: Deadline) -> Trajectory:
         """Add the rewards. A reward that fails is an outcome, never a 0."""
@@ -159,12 +189,16 @@ def seed_of(seed: int, task_id: str, k: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-async def _all(jobs: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Their results in order. When one raises, or this is cancelled, the others are cancelled and have ended before it
-    does."""
+def _id(task: Task, k: int) -> str:
+    """Of a task's k-th trajectory."""
+    return f"{task.id}/{k}"
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them. When one raises, or this is cancelled, the others are cancelled and have ended before it does."""
     running = [asyncio.ensure_future(job) for job in jobs]
     try:
-        return await asyncio.gather(*running)
+        await asyncio.gather(*running)
     finally:
         for task in running:
             task.cancel()

@@ -1,18 +1,19 @@
-"""Publishing where the engine is in the trainer's process: no bytes move, and the proof is the same as elsewhere."""
+"""Publishing where the engine is in the trainer's process: bytes move only into an engine that keeps its own, and the proof is the same."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from concurrent.futures import Executor
 
 import torch
 
-from whet.engine.base import Engine
+from whet.engine.base import Engine, StaleCache
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
-from whet.model.digest import digest_of
-from whet.sync.base import SyncError
-from whet.train.base import Backend
+from whet.model.digest import differences, digests_of
+from whet.sync.base import Publication, SyncError
+from whet.train.base import Backend, NonFinite
 from whet.types import Receipt
 
 PROBE_TOKENS = 12
@@ -38,26 +39,42 @@ class SharedPublisher:
     async def connect(self) -> None:
         """Nothing to connect."""
 
-    async def publish(self, version: int) -> Receipt:
-        receipt = await self._engine.update(self._backend.named_weights(), version)
+    async def publish(self, version: int) -> Publication:
+        receipt = await self._take_over(version)
         loop = asyncio.get_running_loop()
-        mine = await loop.run_in_executor(self._thread, self._digest)
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
-        if receipt.resident_digest != mine:
-            raise SyncError(f"version {version}: the engine holds weights with digest {receipt.resident_digest}, the trainer {mine}")
-        theirs = await self._engine.score(self._probe)
-        expected = await loop.run_in_executor(self._thread, self._score)
-        worst = max(abs(a - b) for a, b in zip(theirs, expected, strict=True))
-        if not worst <= PROBE_TOLERANCE[self._model.dtype]:
-            raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
-        return receipt
+        mine = await loop.run_in_executor(self._thread, lambda: digests_of(self._backend.named_weights()))
+        for what, digests in (("received", receipt.wire), ("holds", receipt.resident)):
+            if digests is not None and (wrong := differences(mine, digests)):
+                more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+                raise SyncError(f"version {version}: the engine {what} other weights than the trainer's: {', '.join(wrong[:5])}{more}")
+        if receipt.num_stale_tokens:
+            raise SyncError(f"version {version}: the engine still has {receipt.num_stale_tokens} tokens cached from older weights")
+        return Publication(receipt, await self._compare_probe(version))
 
     async def close(self) -> None:
         """Nothing to close."""
 
-    def _digest(self) -> str:
-        return digest_of(self._backend.named_weights())
+    async def _take_over(self, version: int) -> Receipt:
+        try:
+            return await self._engine.update(self._backend.named_weights(), version)
+        except ValueError as refused:
+            raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
+
+    async def _compare_probe(self, version: int) -> float:
+        """The largest difference in nats between the engine's cached decode path and the trainer's packed row."""
+        expected = await asyncio.get_running_loop().run_in_executor(self._thread, self._score)
+        if not all(map(math.isfinite, expected)):
+            raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
+        try:
+            found = await self._engine.score(self._probe)
+        except StaleCache as stale:
+            raise SyncError(f"version {version}: {stale}") from stale
+        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+        if not worst <= PROBE_TOLERANCE[self._model.dtype]:
+            raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
+        return worst
 
     @torch.no_grad()
     def _score(self) -> list[float]:

@@ -13,9 +13,15 @@ from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 
+COMPUTED = frozenset({Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.SQUARED_PROBS})
+"""What a backend can fill in for an algorithm."""
+
 
 class NonFinite(RuntimeError):
     """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
+
+    batch: TrainBatch | None = None
+    """What the optimizer step was to learn from, once that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Backend(Protocol):
     """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column: `old_logprobs`, `ref_logprobs` or `squared_probs` under this backend's present weights, without gradient."""
+        """Fill one column of `COMPUTED`, under this backend's present weights, without gradient."""
         ...
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
@@ -65,8 +71,8 @@ class Backend(Protocol):
         """Write everything that `load` needs to go on: weights, optimizer, schedule."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote.
+    def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
+        """Go on from what `save` wrote: its weights, its optimizer (masters and place in the schedule included), or both.
 
         Raises:
             ValueError: if it is of another model.

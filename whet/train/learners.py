@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from whet.algo.base import Algorithm, Need
+from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import Backend
+from whet.train.base import COMPUTED, Backend, Backward, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.types import Progress
 
@@ -27,6 +27,17 @@ class Update:
     did not ask for them."""
     num_tokens: int
     """Tokens that went through the model in forward and backward passes."""
+
+
+def check_needs(name: str, algorithm: Algorithm) -> None:
+    """Refuse an algorithm that needs what nothing fills in yet.
+
+    Raises:
+        ValueError: with what is missing.
+    """
+    if missing := sorted(algorithm.needs - COMPUTED):
+        remedy = "leave distill_coef at 0, or choose another algorithm" if Need.TEACHER_LOGPROBS in missing else "choose another algorithm"
+        raise ValueError(f"algo.name={name} needs {', '.join(missing)}, which whet cannot compute yet; {remedy}")
 
 
 class Learners:
@@ -50,8 +61,8 @@ class Learners:
         self._seed = seed
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
-        """Fill the columns that the algorithm needs. A baseline comes with the rollout; no model computes it."""
-        for need in sorted(self.algorithm.needs - {Need.BASELINE}):
+        """Fill the columns that the algorithm needs; `check_needs` has seen that they can be."""
+        for need in sorted(self.algorithm.needs):
             if need is Need.REF_LOGPROBS:
                 assert self.reference is not None, "build made no reference model"
                 batch = self.reference.annotate(batch, need)
@@ -74,17 +85,32 @@ class Learners:
             if not bool(step.loss_mask.any()):
                 continue
             step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
-            found = self.policy.forward_backward(step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+            found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
             if before is None and num_steps == 0:
                 metrics = mismatch(step, found.logprobs)
                 before = found.logprobs if self.plan.optimizer_steps == 1 else None
-            metrics = merge_metrics(metrics, found.metrics)
+            metrics = merge_metrics(metrics, stepped)
             metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
-            metrics = merge_metrics(metrics, self.policy.optim_step())
             progress.optimizer_step += 1
             num_steps += 1
             num_tokens += found.num_tokens
         return Update(metrics, before, num_tokens)
+
+
+def optimizer_step(
+    backend: Backend, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False
+) -> tuple[Backward, Metrics]:
+    """Forward, backward, step: what the passes found, and their metrics with the step's.
+
+    Raises:
+        NonFinite: with the batch that the step was to learn from.
+    """
+    try:
+        found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+        return found, merge_metrics(found.metrics, backend.optim_step())
+    except NonFinite as error:
+        error.batch = batch
+        raise
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+
+from whet.engine.base import StaleCache
 
 
 class OutOfBlocks(Exception):
@@ -11,7 +15,7 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Hands out blocks of cache slots and counts who holds them.
+    """Hands out blocks of cache slots, counts who holds them, and knows under which weights each was filled.
 
     Args:
         num_blocks: blocks in the pool.
@@ -23,6 +27,9 @@ class BlockPool:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._holders = [0] * num_blocks
+        self._epoch = 0
+        self._filled_in = [0] * num_blocks
+        """The epoch in which each block was handed out: its contents are of that epoch's weights."""
 
     @property
     def num_free(self) -> int:
@@ -38,7 +45,23 @@ class BlockPool:
             raise OutOfBlocks
         block = self._free.pop()
         self._holders[block] = 1
+        self._filled_in[block] = self._epoch
         return block
+
+    def begin_epoch(self) -> None:
+        """The weights have changed: blocks that are handed out from now on belong to the new ones, and only they may be read."""
+        self._epoch += 1
+
+    def check_fresh(self, blocks: Iterable[int]) -> None:
+        """See that blocks were filled under the present weights.
+
+        Raises:
+            StaleCache: naming the first that was not.
+        """
+        for block in blocks:
+            if self._filled_in[block] != self._epoch:
+                age = self._epoch - self._filled_in[block]
+                raise StaleCache(f"cache block {block} holds keys and values of the weights of {age} update(s) ago: it was not dropped")
 
     def hold(self, block: int) -> None:
         """One more holder."""

@@ -91,6 +91,7 @@ class EngineCore:
 
         Raises:
             ValueError: if the model gives logits that are not finite.
+            StaleCache: if a sequence holds a block that older weights filled; nothing is sampled then.
         """
         parts = buckets(self.scheduler.plan())
         assert parts, "the engine has work but could not plan any of it"
@@ -107,9 +108,11 @@ class EngineCore:
         tokens, logprobs = sample(logits, [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences])
         return [self._append(*item) for item in zip(sequences, tokens, logprobs, strict=True)]
 
-    def drop_caches(self) -> None:
-        """Forget what the cache holds; running sequences compute it again."""
+    def begin_version(self, version: int) -> None:
+        """The weights are those of `version` now: forget what older ones cached; running sequences compute it again."""
         self.scheduler.drop_caches()
+        self.scheduler.pool.begin_epoch()
+        self.version = version
 
     def forget(self) -> None:
         """Drop the caches and give their memory back."""
@@ -150,6 +153,7 @@ class EngineCore:
 
     def _forward(self, parts: list[list[Planned]]) -> Tensor:
         """Hidden states of the planned tokens, in the plan's order. [T, H]"""
+        self.scheduler.pool.check_fresh(block for sequence, _ in chain.from_iterable(parts) for block in sequence.blocks)
         step = lay_out(parts, self.store, self.model.device)
         self.num_computed += len(step.tokens)
         return self.model.hidden(step.tokens, step.positions, step.attend)

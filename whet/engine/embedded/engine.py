@@ -18,7 +18,7 @@ from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel
-from whet.model.digest import digest_of
+from whet.model.digest import digests_of
 from whet.types import Chunk, Finish, Receipt, Request
 
 
@@ -33,6 +33,8 @@ class EmbeddedConfig(Config):
     """Sequences that run at a time; more wait."""
     max_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that one step computes at most: long prompts are prefilled in chunks, mixed with decoding."""
+    own_weights: bool = False
+    """Keep a copy of the weights in memory of the engine's own, brought up to date at every version; false: read the trainer's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +81,8 @@ class EmbeddedEngine:
         self._calls: dict[str, _Call] = {}
         self._open: set[str] = set()
         self._paused = self._asleep = False
+        self._updated = False
+        """Whether weights were ever published to it; until then it holds those that it was made with, as version 0."""
 
     @property
     def version(self) -> int:
@@ -231,18 +235,21 @@ class EmbeddedEngine:
         return not self._open <= {call.request.conversation for call in self._calls.values()}
 
     def _take_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        if self._updated and version <= self.version:
+            raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
         wire = list(weights)
         own = dict(self.core.model.named_weights())
         if not self._capabilities.shares_weights:
             _copy(own, wire)
-        self.core.drop_caches()
-        self.core.version = version
+        self.core.begin_version(version)
+        self._updated = True
+        resident = digests_of(own.items())
         return Receipt(
             version=version,
-            wire_digest=digest_of(wire),
-            resident_digest=digest_of(own.items()),
-            num_tensors=len(wire),
+            wire=resident if all(own.get(name) is tensor for name, tensor in wire) else digests_of(wire),
+            resident=resident,
             size_bytes=sum(t.nbytes for _, t in wire),
+            num_stale_tokens=self.core.scheduler.num_cached_tokens,
         )
 
 

@@ -139,6 +139,12 @@ class Scheduler:
         if prefix is not None:
             self.give_back(prefix.blocks)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens in the cache, of running sequences and of idle prefixes."""
+        prefixes = [*self._conversations.values(), *self._prompts.values()]
+        return sum(len(prefix.tokens) for prefix in prefixes) + sum(sequence.cached for sequence in self.running)
+
     def drop_caches(self) -> None:
         """Forget every cached token, of running sequences too: they are computed again from their tokens."""
         while self._evict():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,7 +23,7 @@ from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.observe.metrics import Metrics, merge_metrics
-from whet.train.base import Backward, NonFinite
+from whet.train.base import COMPUTED, Backward, NonFinite
 from whet.train.torch_native.optim import OptimConfig, Optimizer
 from whet.train.torch_native.packing import pack
 
@@ -57,7 +60,7 @@ class TorchBackend:
         self._chunk_tokens = config.logprob_chunk_tokens or max(LOGITS_BYTES // (4 * model.vocab_size), 64)
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        if need not in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.SQUARED_PROBS):
+        if need not in COMPUTED:
             raise ValueError(f"this backend cannot compute {need}")
         column = torch.zeros(batch.num_tokens, dtype=torch.float32)
         with torch.no_grad():
@@ -106,18 +109,30 @@ class TorchBackend:
         assert self.optimizer is not None, "a frozen model is not saved"
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: w.detach().contiguous() for name, w in self.model.named_weights()}
-        save_file(weights, folder / "weights.safetensors")
-        save_file({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
+        _write_tensors(weights, folder / "weights.safetensors")
+        _write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
         (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
         assert self.optimizer is not None, "a frozen model is not loaded"
-        path = folder / "weights.safetensors"
-        weights = load_file(path)
-        own = dict(self.model.named_weights())
+        if weights:
+            self._load_weights(folder / "weights.safetensors")
+            self.optimizer.refresh_masters()
+        if optimizer:
+            steps = json.loads((folder / "optimizer.json").read_text())["steps"]
+            self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
+
+    def sleep(self) -> None:
+        """Nothing to free that the engine would not share."""
+
+    def wake(self) -> None:
+        """Nothing to bring back."""
+
+    def _load_weights(self, path: Path) -> None:
+        weights, own = load_file(path), dict(self.model.named_weights())
         if weights.keys() != own.keys():
             odd = sorted(weights.keys() ^ own.keys())
-            raise ValueError(f"{path} is of another model: {len(odd)} names differ, among them {odd[:3]}")
+            raise ValueError(f"{path} is of another model: {len(odd)} names differ, among them {', '.join(odd[:3])}")
         with torch.no_grad():
             for name, tensor in own.items():
                 found = weights[name]
@@ -125,14 +140,6 @@ class TorchBackend:
                     described, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (found, tensor))
                     raise ValueError(f"{path} is of another model: {name} is {described}, not {wanted}")
                 tensor.copy_(found)
-        steps = json.loads((folder / "optimizer.json").read_text())["steps"]
-        self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
-
-    def sleep(self) -> None:
-        """Nothing to free that the engine would not share."""
-
-    def wake(self) -> None:
-        """Nothing to bring back."""
 
     def _rows(self, batch: TrainBatch) -> list[list[int]]:
         """Samples of each micro-batch; those without a trained token are left out."""
@@ -161,6 +168,19 @@ class TorchBackend:
         )
         empty = torch.zeros(batch.num_tokens, dtype=logprobs.dtype, device=logprobs.device)
         return TokenOutputs(empty.index_copy(0, wanted, logprobs), empty.index_copy(0, wanted, entropy))
+
+
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: if it cannot be written, with the system's reason.
+    """
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # the library wraps the system's errors into its own
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
 
 
 def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:

@@ -141,6 +141,13 @@ class Optimizer:
                 self.adamw.state[master] = {"step": step.clone(), **moments}
 
     @torch.no_grad()
+    def refresh_masters(self) -> None:
+        """The masters of weights that were just loaded: the weights themselves, at the masters' precision."""
+        for name, master in self._masters.items():
+            if master is not self._params[name]:
+                master.copy_(self._params[name])
+
+    @torch.no_grad()
     def _round(self) -> None:
         for name, master in self._masters.items():
             if master is not self._params[name]:

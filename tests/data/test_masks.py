@@ -1,0 +1,152 @@
+"""Which tokens of a conversation train, by whet's way and by those of other trainers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chat_templates import KINDS, tokenizer_of
+from pydantic import ValidationError
+
+from whet.data.masks import frame_lengths, mask_conversation
+from whet.data.supervised import SupervisedConfig, supervised_source
+from whet.data.template import Renderer
+from whet.types import Message, ToolCall
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+OPENING = (Message("system", "sys"), Message("user", "ask"))
+WITH_TOOL = (
+    *OPENING,
+    Message("assistant", "first", (ToolCall("add", {"a": 1}),)),
+    Message("tool", "SECRET", name="add"),
+    Message("assistant", "second"),
+    Message("user", "more"),
+    Message("assistant", "third"),
+)
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+DEFAULT_SYSTEM = """\
+{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def trained(renderer, masked):
+    """The trained runs as text."""
+    tokens, mask = masked
+    runs, open_run = [], False
+    for token, trains in zip(tokens, mask, strict=True):
+        if trains:
+            runs = [*runs, []] if not open_run else runs
+            runs[-1].append(token)
+        open_run = trains
+    return [renderer.decode(run) for run in runs]
+
+
+def renderer_with(template):
+    tokenizer = tokenizer_of.__wrapped__("chatml")  # one of its own, since the template changes
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["chatml", "qwen3", "llama3", "deepseek"])
+def test_by_delta_only_the_assistant_trains_in_every_kind_of_template(kind):
+    renderer = Renderer(tokenizer_of(kind))
+    messages = [message if not message.tool_calls else Message("assistant", "first") for message in WITH_TOOL]
+    masked = mask_conversation("delta", renderer, messages)
+    end = KINDS[kind].eos
+    assert trained(renderer, masked) == [f"first{end}", f"second{end}", f"third{end}"]
+    assert "SECRET" in renderer.decode(masked[0])
+
+
+@pytest.mark.parametrize("kind", ["chatml", "qwen3", "llama3", "deepseek"])
+def test_silent_turns_are_context_and_nothing_else_changes(kind):
+    renderer = Renderer(tokenizer_of(kind))
+    messages = [message if not message.tool_calls else Message("assistant", "first") for message in WITH_TOOL]
+    tokens, _ = mask_conversation("delta", renderer, messages)
+    again, mask = mask_conversation("delta", renderer, messages, silent={2, 6})
+    assert again == tokens
+    assert trained(renderer, (again, mask)) == [f"second{KINDS[kind].eos}"]
+
+
+@pytest.mark.parametrize("name", ["delta", "qwen", "qwen3", "qwen3_5"])
+def test_tools_never_train_and_silence_holds_under_every_name(name):
+    renderer = Renderer(tokenizer_of("chatml"))
+    end = "<|im_end|>" if name == "delta" else "<|im_end|>\n"
+    masked = mask_conversation(name, renderer, WITH_TOOL, [TOOL])
+    assert trained(renderer, masked) == [f"first\n{CALL}{end}", f"second{end}", f"third{end}"]
+    assert "SECRET" in renderer.decode(masked[0]) and '"description": "Adds."' in renderer.decode(masked[0])
+    assert trained(renderer, mask_conversation(name, renderer, WITH_TOOL, [TOOL], silent={4})) == [f"first\n{CALL}{end}", f"third{end}"]
+    assert trained(renderer, mask_conversation(name, renderer, WITH_TOOL, [TOOL], first_trained=5)) == [f"third{end}"]
+
+
+def test_the_whole_text_is_rendered_alike_by_delta_and_message_by_message():
+    renderer = Renderer(tokenizer_of("chatml"))
+    names = ("delta", "qwen", "qwen3", "qwen3_5")
+    texts = {name: renderer.decode(mask_conversation(name, renderer, WITH_TOOL, [TOOL])[0]) for name in names}
+    assert texts["qwen"] == texts["qwen3"] == texts["qwen3_5"] == texts["delta"] + "\n"
+
+
+def test_an_opening_think_mark_is_context_under_qwen3_5():
+    renderer = Renderer(tokenizer_of("chatml"))
+    messages = [Message("user", "a"), Message("assistant", "<think>\nhm\n</think>\n\nb")]
+    assert trained(renderer, mask_conversation("qwen3_5", renderer, messages)) == ["hm\n</think>\n\nb<|im_end|>\n"]
+    assert trained(renderer, mask_conversation("qwen3", renderer, messages)) == ["<think>\nhm\n</think>\n\nb<|im_end|>\n"]
+
+
+def test_a_default_system_prompt_is_kept_once_under_qwen_and_refused_under_qwen3():
+    renderer = renderer_with(DEFAULT_SYSTEM)
+    assert frame_lengths(renderer)[0] > 0
+    messages = [Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d")]
+    tokens, mask = mask_conversation("qwen", renderer, messages)
+    assert renderer.decode(tokens) == renderer.render(messages, (), generate=False)
+    assert trained(renderer, (tokens, mask)) == ["b<|im_end|>\n", "d<|im_end|>\n"]
+    with pytest.raises(ValueError, match=r"adds a system prompt of its own.*use mask = qwen or delta"):
+        mask_conversation("qwen3", renderer, messages)
+
+
+def test_distill_qwen_trains_the_last_answer_alone():
+    renderer = Renderer(tokenizer_of("deepseek"))
+    messages = [Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d")]
+    tokens, mask = mask_conversation("distill_qwen", renderer, messages)
+    assert renderer.decode(tokens) == "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜>d"
+    assert trained(renderer, (tokens, mask)) == ["d"]
+    assert not any(mask_conversation("distill_qwen", renderer, messages, silent={3})[1])
+    with pytest.raises(ValueError, match="of the role 'user'; end on an assistant's"):
+        mask_conversation("distill_qwen", renderer, messages[:3])
+
+
+def test_templates_that_do_not_fit_are_told():
+    with pytest.raises(ValueError, match="mask = qwen3_5 needs a chat template that writes"):
+        mask_conversation("qwen3_5", Renderer(tokenizer_of("llama3")), [Message("user", "a"), Message("assistant", "b")])
+    with pytest.raises(ValueError, match=r"shows a user's words 0 times .* use mask = delta"):
+        mask_conversation("qwen", renderer_with("{{ messages[0].role }}<|im_end|>"), [Message("user", "a"), Message("assistant", "b")])
+
+
+def rows_file(folder, messages):
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    return str(path)
+
+
+def test_a_data_files_step_loss_mask(tmp_path):
+    renderer = Renderer(tokenizer_of("chatml"))
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "step_loss_mask": 0},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "step_loss_mask": 1},
+    ]
+    path = rows_file(tmp_path, messages)
+    for name, end in (("delta", "<|im_end|>"), ("qwen3_5", "<|im_end|>\n")):
+        (sample,) = supervised_source(SupervisedConfig(path=path, mask=name), renderer, run_seed=0).next(1)
+        assert trained(renderer, (sample.tokens, sample.loss_mask)) == [f"d{end}"]
+    with pytest.raises(ValidationError, match="mask"):
+        SupervisedConfig(path=path, mask="qwen4")
+
+
+@pytest.mark.parametrize(("step", "message"), [(2, r"message 1: step_loss_mask is a number \(2\)"), (0, "no token of the conversation")])
+def test_step_loss_masks_that_cannot_be_used_name_the_row(tmp_path, step, message):
+    path = rows_file(tmp_path, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "step_loss_mask": step}])
+    with pytest.raises(ValueError, match=message) as error:
+        supervised_source(SupervisedConfig(path=path), Renderer(tokenizer_of("chatml")), run_seed=0)
+    assert "rows.jsonl:1" in str(error.value)

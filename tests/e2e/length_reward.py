@@ -1,0 +1,5 @@
+"""A reward that varies whatever the model writes."""
+
+
+def score(trajectory):
+    return len(trajectory.response) % 7 / 7

@@ -1,0 +1,57 @@
+"""A reinforcement learning run of seconds, in this process: a tiny model, four questions, and rewards that vary whatever is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from whet.quickstart.model import SmallModelConfig, make_model
+from whet.settings import RunConfig
+
+HERE = Path(__file__).parent
+QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 apples and eats 2. How many are left?", "What is half of 90?"]
+SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48)
+
+
+def make_files(folder: Path) -> None:
+    """A model and data."""
+    make_model(folder / "model", QUESTIONS * 2, SHAPE, 0)
+    rows = [{"prompt": question, "label": str(i)} for i, question in enumerate(QUESTIONS)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_config(folder: Path, name: str, **changes: Any) -> RunConfig:
+    """Settings of a run in `folder/name`; `changes` replace whole tables, or are merged into them where both are tables."""
+    settings: dict[str, Any] = {
+        "run_dir": str(folder / name),
+        "deterministic": True,
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "data": {"train": str(folder / "train.jsonl")},
+        "num_rollouts": 4,
+        "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 3},
+        "rollout": {"max_turn_tokens": 8, "max_tokens": 120},
+        "reward": {"name": f"{HERE / 'length_reward.py'}:score"},
+        "train": {"optim": {"lr": 1e-2}},
+        "checkpoint": {"interval": None},
+        "observe": {"display": "none"},
+    }
+    for key, value in changes.items():
+        settings[key] = {**settings[key], **value} if isinstance(value, dict) and isinstance(settings.get(key), dict) else value
+    return RunConfig.model_validate(settings)
+
+
+def metrics_of(run_dir: Path) -> list[dict]:
+    """What was logged, without what tells of the machine."""
+    from whet.observe.trackers import is_measurement
+
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not is_measurement(key)} for line in lines]
+
+
+def weights_of(run_dir: Path) -> bytes:
+    return (run_dir / "model/model.safetensors").read_bytes()
+
+
+def checkpoints_of(run_dir: Path) -> list[str]:
+    return sorted(path.parent.name for path in run_dir.glob("checkpoints/*/manifest.json"))

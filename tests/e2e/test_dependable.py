@@ -1,0 +1,170 @@
+"""What a checkpoint gives back, which one is kept, and that nothing is sampled from unproven weights: whole runs, in seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
+from typer.testing import CliRunner
+
+from whet.cli import app
+from whet.commands import train
+from whet.engine.embedded import engine as engine_module
+from whet.engine.embedded.core import EngineCore
+from whet.sync.base import SyncError
+from whet.train.base import NonFinite
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dependable")
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """Four rollouts over shared weights, with a checkpoint after each."""
+    train(run_config(folder, "trained", checkpoint={"interval": 1, "keep": 4}))
+    return folder / "trained"
+
+
+def test_an_engine_with_weights_of_its_own_gives_the_same_bits(folder, trained):
+    train(run_config(folder, "own", engine={"embedded": {"own_weights": True}}))
+    assert weights_of(folder / "own") == weights_of(trained)
+    assert metrics_of(folder / "own") == metrics_of(trained)
+
+
+def test_a_fault_in_the_engines_weights_stops_the_run_before_a_token_is_sampled(folder, monkeypatch):
+    """The third update leaves one element as it was not sent."""
+    take_over, step = engine_module._copy, EngineCore.step
+    updates, sampled_under = [], []
+
+    def spoiled(own, wire):
+        take_over(own, wire)
+        updates.append(1)
+        if len(updates) == 3:
+            with torch.no_grad():
+                own["model.norm.weight"][3] += 1e-6
+
+    def watched(core):
+        sampled_under.append(len(updates))
+        return step(core)
+
+    monkeypatch.setattr(engine_module, "_copy", spoiled)
+    monkeypatch.setattr(EngineCore, "step", watched)
+    with pytest.raises(SyncError, match=r"version 2: the engine holds other weights than the trainer's: model\.norm\.weight$"):
+        train(run_config(folder, "fault", engine={"embedded": {"own_weights": True}}))
+    assert set(sampled_under) == {1, 2}, "nothing was sampled after the third update"
+    assert json.loads((folder / "fault/end.json").read_text())["status"] == "failed"
+
+
+def test_a_new_run_begins_with_the_weights_of_another(folder, trained):
+    rows = [{"prompt": "Say something.", "label": "x"}, {"prompt": "Say more.", "label": "y"}]
+    (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    restore = {"path": str(trained)}
+    changes = {"data": {"train": str(folder / "new.jsonl")}, "checkpoint": {"restore": restore}, "train": {"optim": {"lr": 0.0}}}
+    config = run_config(folder, "begun", num_rollouts=1, **changes)
+    train(config)
+    assert weights_of(folder / "begun") == weights_of(trained), "a learning rate of 0 leaves the weights that it began with"
+    assert [row["step"] for row in metrics_of(folder / "begun")] == [1], "the counters begin afresh"
+    state = json.loads((folder / "begun/checkpoints/rollout_000001/optimizer.json").read_text())
+    assert state == {"steps": 1}, "and so does the schedule"
+
+
+def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):
+    """With all of them, a run in another folder goes on as the first one did after two rollouts."""
+    restore = {"path": str(trained / "checkpoints/rollout_000002"), "parts": ["weights", "optimizer", "data", "random", "counters"]}
+    train(run_config(folder, "forked", checkpoint={"restore": restore}))
+    assert weights_of(folder / "forked") == weights_of(trained)
+    assert metrics_of(folder / "forked") == metrics_of(trained)[2:]
+
+
+def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):
+    kl_reward = {"coef": 0.5, "target": 0.001, "horizon": 12}
+    algo = {"grpo": {"kl_reward": kl_reward}}
+    train(run_config(folder, "adapts", algo=algo))
+    train(run_config(folder, "adapts-parts", algo=algo, num_rollouts=2))
+    train(run_config(folder, "adapts-parts", algo=algo))
+    coefs = [row["reward_kl/coef"] for row in metrics_of(folder / "adapts")]
+    assert len(set(coefs)) == 4, "it changes with every rollout"
+    assert metrics_of(folder / "adapts-parts") == metrics_of(folder / "adapts")
+    assert weights_of(folder / "adapts-parts") == weights_of(folder / "adapts")
+
+
+def test_settings_that_gain_a_state_begin_it_afresh(folder):
+    """The first start's algorithm has no state of its own; the second start's has one."""
+    (folder / "stateless.py").write_text(
+        "from types import SimpleNamespace\n"
+        "from whet.algo import GRPOConfig\n"
+        "from whet.algo.grpo import grpo\n"
+        "def build(options, plan):\n"
+        "    inner = grpo(GRPOConfig(), plan)\n"
+        "    names = ('needs', 'entropy_grad', 'reducer', 'prepare', 'assign_credit', 'loss')\n"
+        "    return SimpleNamespace(**{name: getattr(inner, name) for name in names})\n"
+    )
+    train(run_config(folder, "gains", algo={"name": f"{folder / 'stateless.py'}:build"}, num_rollouts=1))
+    train(run_config(folder, "gains", algo={"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001}}}, num_rollouts=2))
+    assert metrics_of(folder / "gains")[1]["reward_kl/coef"] == 0.5
+
+
+def test_a_place_among_other_data_is_not_taken_over(folder, trained):
+    (folder / "more.jsonl").write_text((folder / "train.jsonl").read_text() + json.dumps({"prompt": "?", "label": "0"}) + "\n")
+    restore = {"path": str(trained), "parts": ["data"]}
+    with pytest.raises(ValueError, match="saved position of source 'train' was taken with length 4, not 5"):
+        train(run_config(folder, "misplaced", data={"train": str(folder / "more.jsonl")}, checkpoint={"restore": restore}))
+
+
+def test_the_best_checkpoint_stays(folder):
+    """An evaluation after every rollout; the best one saves, and outlives the last one's."""
+    evaluate = {"interval": 1, "sets": {"same": {"path": str(folder / "train.jsonl")}}}
+    checkpoint = {"keep": 1, "best": "eval/same/reward/total"}
+    config = run_config(folder, "best", num_rollouts=6, evaluate=evaluate, checkpoint=checkpoint, train={"optim": {"lr": 0.1}})
+    train(config)
+    lines = [json.loads(line) for line in (folder / "best/metrics.jsonl").read_text().splitlines()]
+    scores = {row["step"]: row["eval/same/reward/total"] for row in lines if "eval/same/reward/total" in row}
+    assert len(scores) == 6 and len(set(scores.values())) > 1
+    kept = {int(name.removeprefix("rollout_")) for name in checkpoints_of(folder / "best")}
+    best = max(scores.values())
+    firsts = [step for step, score in scores.items() if score == best]
+    assert kept <= {6, *firsts} and kept & set(firsts) and 6 in kept
+
+
+def test_a_step_that_is_fine_the_second_time_is_told_apart(folder, tmp_path):
+    """The kept batch has what is needed to do the step again; that this one goes well now is said, with another status.
+
+    The algorithm divides by the token limit of a trajectory, so both commands have to tell it.
+    """
+    flag = tmp_path / "broken"
+    flag.touch()
+    (tmp_path / "moody.py").write_text(
+        "from pathlib import Path\n"
+        "from whet.algo.base import LossTerms\n"
+        "from whet.algo.dr_grpo import DrGRPOConfig\n"
+        "from whet.algo.grpo import grpo\n"
+        "def build(options, plan):\n"
+        "    algorithm = grpo(DrGRPOConfig(), plan, 'dr_grpo')\n"
+        "    inner = algorithm.loss\n"
+        "    def loss(batch, out):\n"
+        "        found = inner(batch, out)\n"
+        f"        return LossTerms(found.terms * float('inf'), found.metrics) if Path({str(flag)!r}).exists() else found\n"
+        "    algorithm.loss = loss\n"
+        "    return algorithm\n"
+    )
+    with pytest.raises(NonFinite, match="replay-batch"):
+        train(run_config(folder, "moody", algo={"name": f"{tmp_path / 'moody.py'}:build"}))
+    kept = folder / "moody/nonfinite/batch_1"
+    again = CliRunner().invoke(app, ["replay-batch", str(kept)])
+    assert again.exit_code == 0, again.output
+    flag.unlink()
+    fine = CliRunner().invoke(app, ["replay-batch", str(kept)])
+    assert fine.exit_code == 1 and "nothing is wrong, the loss is" in fine.output
+    start, exported = (load_file(Path(path) / "model.safetensors") for path in (folder / "model", kept / "model"))
+    assert all(torch.equal(start[name], exported[name]) for name in exported), "the weights that the step began with"
+
+
+def test_a_folder_that_is_no_kept_batch_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["replay-batch", str(tmp_path)])
+    assert result.exit_code == 2 and "is no kept batch: reason.json, batch.safetensors, config.toml, model is missing" in result.output

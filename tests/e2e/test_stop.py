@@ -1,0 +1,269 @@
+"""Ctrl-C and SIGTERM: the run ends where its state is whole, is saved, and goes on as if nothing had been."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from small_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
+
+import whet.opened
+from whet.commands import sft, train
+from whet.config import dump_toml
+from whet.settings import SupervisedRunConfig
+from whet.stop import Stop, Stopped, on_signals
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stop")
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    """One evaluation set, four rollouts, nobody stops it."""
+    train(run_config(folder, "undisturbed", evaluate=evaluation(folder)))
+    return folder / "undisturbed"
+
+
+def evaluation(folder):
+    return {"interval": 2, "sets": {"same": {"path": str(folder / "train.jsonl")}}}
+
+
+@pytest.fixture
+def stop(monkeypatch):
+    """What asks the next run to stop, without a signal."""
+    asked = Stop()
+
+    @contextmanager
+    def never():
+        yield asked
+
+    monkeypatch.setattr(whet.opened, "on_signals", never)
+    return asked
+
+
+def ask_at(monkeypatch, owner, name, stop, count):
+    """Ask for the stop at the `count`-th call."""
+    inner, calls = getattr(owner, name), [0]
+
+    def call(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count:
+            stop.ask(signal.SIGTERM)
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "count", "saved"),
+    [
+        ("whet.engine.embedded.core", "EngineCore", "step", 3, []),
+        ("whet.engine.embedded.core", "EngineCore", "step", 12, ["rollout_000001"]),
+        ("whet.train.torch_native.backend", "TorchBackend", "forward_backward", 2, ["rollout_000002"]),
+        ("whet.evaluate.evaluation", "EvaluationSet", "run", 1, ["rollout_000002"]),
+        ("whet.evaluate.evaluation", "EvaluationSet", "run", 2, ["rollout_000004"]),
+        ("whet.sync.shared", "SharedPublisher", "publish", 4, ["rollout_000003"]),
+    ],
+    ids=["first-rollout", "second-rollout", "update", "evaluation", "last-evaluation", "publication"],
+)
+def test_stopped_anywhere_it_goes_on_bit_for_bit(tmp_path, folder, undisturbed, monkeypatch, stop, module, owner, name, count, saved):
+    config = run_config(folder, f"{name}-{count}-{tmp_path.name}", evaluate=evaluation(folder))
+    with monkeypatch.context() as patch:
+        ask_at(patch, getattr(sys.modules[module], owner), name, stop, count)
+        with pytest.raises(Stopped):
+            train(config)
+    run_dir = Path(config.run_dir)
+    assert checkpoints_of(run_dir) == saved
+    end = json.loads((run_dir / "end.json").read_text())
+    assert end["status"] == "stopped"
+    stop._number = None
+    train(config)
+    assert weights_of(run_dir) == weights_of(undisturbed)
+    assert metrics_of(run_dir) == metrics_of(undisturbed)
+    assert json.loads((run_dir / "end.json").read_text())["status"] == "finished"
+
+
+def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monkeypatch, stop):
+    """Outside deterministic mode, what has ended by the stop is kept with the checkpoint, and only the rest is played."""
+    calls = tmp_path / "calls"
+    (tmp_path / "counted.py").write_text(
+        "import asyncio\n"
+        "async def score(trajectory):\n"
+        f"    with open({str(calls)!r}, 'a') as file:\n"
+        "        file.write(trajectory.id + '\\n')\n"
+        "    if trajectory.id.endswith('/2'):\n"
+        "        await asyncio.sleep(0.5)\n"
+        "    return len(trajectory.response) % 5\n"
+    )
+    config = run_config(folder, "half", deterministic=False, num_rollouts=2, reward={"name": f"{tmp_path / 'counted.py'}:score"})
+    asked = []
+
+    async def ask_when_four_have_ended():
+        while not calls.exists() or len(calls.read_text().splitlines()) < 12 - 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        stop.ask(signal.SIGINT)
+
+    from whet.rollout.collect import Player
+
+    inner = Player.play
+
+    async def play(self, *args):
+        asked.append(asyncio.ensure_future(ask_when_four_have_ended()))
+        return await inner(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Player, "play", play)
+        with pytest.raises(Stopped):
+            train(config)
+    run_dir = Path(config.run_dir)
+    assert checkpoints_of(run_dir) == ["rollout_000001"]
+    state = json.loads((run_dir / "checkpoints/rollout_000001/state.json").read_text())
+    kept = {trajectory["id"] for trajectory in state["others"]["underway"]}
+    assert len(kept) >= 4 and not any(name.endswith("/2") for name in kept)
+    before = calls.read_text().splitlines()
+    stop._number = None
+    train(config)
+    after = calls.read_text().splitlines()[len(before) :]
+    assert not kept & set(after), "what was kept is not played again"
+    assert len(kept) + len(after) == 6, "every trajectory of the rollout was scored exactly once for training"
+
+
+def test_a_supervised_run_stops_after_its_step(folder, monkeypatch, stop):
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": word}]} for word in ("Yes.", "No.", "12")]
+    (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def config(name):
+        settings = {
+            "run_dir": str(folder / name),
+            "deterministic": True,
+            "model": {"path": str(folder / "model"), "device": "cpu"},
+            "data": {"path": str(folder / "sft.jsonl")},
+            "num_steps": 6,
+            "samples_per_step": 2,
+            "train": {"optim": {"lr": 1e-2}},
+            "observe": {"display": "none"},
+        }
+        return SupervisedRunConfig.model_validate(settings)
+
+    sft(config("sft-whole"))
+    from whet.train.torch_native.backend import TorchBackend
+
+    with monkeypatch.context() as patch:
+        ask_at(patch, TorchBackend, "forward_backward", stop, 3)
+        with pytest.raises(Stopped):
+            sft(config("sft-parts"))
+    assert checkpoints_of(folder / "sft-parts") == ["rollout_000003"]
+    stop._number = None
+    sft(config("sft-parts"))
+    assert metrics_of(folder / "sft-parts") == metrics_of(folder / "sft-whole")
+    assert weights_of(folder / "sft-parts") == weights_of(folder / "sft-whole")
+
+
+def begin(config, folder, log) -> subprocess.Popen:
+    """`whet train` in a process of its own, once it has logged a step."""
+    path = folder / f"{Path(config.run_dir).name}.toml"
+    path.write_text(dump_toml(config))
+    process = subprocess.Popen([sys.executable, "-m", "whet", "train", path], stderr=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_signal_saves_and_says_how_to_go_on(folder, number):
+    config = run_config(folder, f"real-{number.name}", num_rollouts=100_000)
+    run_dir = Path(config.run_dir)
+    process = begin(config, folder, run_dir / "metrics.jsonl")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert f"{number.name}: the run saves and ends as soon as its state is whole" in said
+    command = said.strip().splitlines()[-1].strip()
+    assert shlex.split(command)[:2] == ["whet", "train"]
+    saved = checkpoints_of(run_dir)
+    assert len(saved) == 1 and int(saved[0].removeprefix("rollout_")) == len(metrics_of(run_dir)) >= 1
+    end = json.loads((run_dir / "end.json").read_text())
+    assert (end["status"], end["resume_command"]) == ("stopped", command)
+
+
+def test_a_second_signal_leaves_at_once(tmp_path, folder):
+    """The update hangs, so the first signal cannot end the run; the second does."""
+    (tmp_path / "hanging.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from whet.algo.grpo import GRPOConfig, grpo\n"
+        "def build(options, plan):\n"
+        "    algorithm = grpo(GRPOConfig(), plan)\n"
+        "    inner, calls = algorithm.loss, []\n"
+        "    def loss(batch, out):\n"
+        "        calls.append(1)\n"
+        "        if len(calls) == 2:\n"
+        "            Path(options['hangs']).touch()\n"
+        "            time.sleep(300)\n"
+        "        return inner(batch, out)\n"
+        "    algorithm.loss = loss\n"
+        "    return algorithm\n"
+    )
+    algo = {"name": f"{tmp_path / 'hanging.py'}:build", "options": {"hangs": str(tmp_path / "hangs")}}
+    config = run_config(folder, "second-signal", algo=algo)
+    process = begin(config, folder, Path(config.run_dir) / "metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "hangs").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM again: left at once" in said
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked
+        with pytest.raises(Stopped, match="SIGTERM"):
+            stop.check()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_work_that_is_done_first_is_not_lost():
+    async def main():
+        stop = Stop()
+        assert await stop.unless(asyncio.sleep(0, "done")) == "done"
+        cancelled = []
+
+        async def never():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                cancelled.append(True)
+
+        asyncio.get_running_loop().call_later(0.01, stop.ask, signal.SIGINT)
+        with pytest.raises(Stopped):
+            await stop.unless(never())
+        assert cancelled == [True], "it has ended before the stop is told"
+        with pytest.raises(Stopped):
+            await stop.unless(never())
+
+    asyncio.run(asyncio.wait_for(main(), 30))

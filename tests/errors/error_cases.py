@@ -1,0 +1,21 @@
+"""The table of everything that is shown to go wrong, by the parts of docs/errors.md. To add a case, add its entry to one of them."""
+
+from __future__ import annotations
+
+from error_bench import Case
+from error_code import CODE
+from error_configuration import CONFIGURATION
+from error_data import DATA
+from error_dependable import DEPENDABLE
+from error_model import MODEL
+from error_run import RUN
+
+PARTS: dict[str, tuple[Case, ...]] = {
+    "Configuration": CONFIGURATION,
+    "Data": DATA,
+    "Model folders": MODEL,
+    "Your code": CODE,
+    "A run's folder": RUN,
+    "A run under way": DEPENDABLE,
+}
+CASES = tuple(case for cases in PARTS.values() for case in cases)

@@ -1,0 +1,145 @@
+"""Errors of configuration."""
+
+from __future__ import annotations
+
+from error_bench import Bench, Case, Told, together
+
+
+def unknown_key(bench: Bench) -> Told:
+    return together(bench.refused("data.trian=my.jsonl"), bench.refused("lr=1e-5"))
+
+
+def wrong_type(bench: Bench) -> Told:
+    return bench.refused("num_rollouts=many", "train.optim.lr=-1", "batch=8")
+
+
+def required_key(bench: Bench) -> Told:
+    text = (bench.folder / "run.toml").read_text()
+    short = bench.file("short.toml", text.replace('[reward]\nname = "exact"\n', "").replace('path = "model"\n', ""))
+    return bench.refused(config=short)
+
+
+def not_toml(bench: Bench) -> Told:
+    return bench.refused(config=bench.file("broken.toml", 'run_dir = "runs/demo"\nnum_rollouts = 1 0\n'))
+
+
+def no_file(bench: Bench) -> Told:
+    return bench.refused(config="rnu.toml")
+
+
+def batch_sizes(bench: Bench) -> Told:
+    return bench.refused("batch.prompts_per_rollout=32", "batch.samples_per_prompt=8", "batch.samples_per_step=100")
+
+
+def one_sample(bench: Bench) -> Told:
+    return bench.refused("batch.samples_per_prompt=1")
+
+
+def no_critic(bench: Bench) -> Told:
+    return together(
+        bench.refused("algo.name=ppo"), bench.refused("algo.name=remax"), bench.refused("algo.grpo.distill_coef=0.5", "algo.name=grpo")
+    )
+
+
+def sampling(bench: Bench) -> Told:
+    return together(bench.refused("rollout.top_p=0.9"), bench.refused("rollout.temperature=0"))
+
+
+def longer_than_the_model(bench: Bench) -> Told:
+    return bench.refused("rollout.max_tokens=100000")
+
+
+def length_of_run(bench: Bench) -> Told:
+    return bench.refused("num_epochs=2")
+
+
+CONFIGURATION = (
+    Case(
+        id="unknown-key",
+        title="An unknown key",
+        cause="A key is misspelt, or stands in the wrong table.",
+        remedy="Write the key that the message suggests. `whet train --keys` lists all of them.",
+        words=("run.toml: data.trian: unknown key", "did you mean data.train?", "there is train.optim.lr"),
+        provoke=unknown_key,
+    ),
+    Case(
+        id="wrong-type",
+        title="A value of the wrong type or out of range",
+        cause="Every setting has a type, and numbers have a range. All that is wrong in a file is listed at once.",
+        remedy="Give what was expected. `whet train --keys` shows each key's type, default and meaning.",
+        words=('num_rollouts = "many": expected an integer', "train.optim.lr = -1", "batch = 8: expected a table"),
+        provoke=wrong_type,
+    ),
+    Case(
+        id="required-key",
+        title="A required key is missing",
+        cause="A few settings have no default: `model.path`, `data.train` and the reward.",
+        remedy="Set the key, in the file or as `key=value` behind it.",
+        words=("model.path: is required", "reward: is required"),
+        provoke=required_key,
+    ),
+    Case(
+        id="not-toml",
+        title="A file that is not TOML",
+        cause="The file breaks TOML's rules; the message has its line and column.",
+        remedy="Correct that line. Texts stand in quotes, lists in brackets.",
+        words=("broken.toml:2: not valid TOML",),
+        provoke=not_toml,
+    ),
+    Case(
+        id="no-configuration-file",
+        title="There is no such configuration file",
+        cause="The path is misspelt, or relative to another folder than the current one.",
+        remedy="Correct the path.",
+        words=("there is no configuration file rnu.toml",),
+        provoke=no_file,
+    ),
+    Case(
+        id="batch-sizes",
+        title="Batch sizes that contradict each other",
+        cause="`prompts_per_rollout x samples_per_prompt = samples_per_step x steps_per_rollout` has no solution in whole numbers.",
+        remedy="Leave one of the four out, and it follows from the others; or change one that does not divide.",
+        words=("prompts_per_rollout (32) x samples_per_prompt (8)", "samples_per_step (100)", "256/100, no whole number"),
+        provoke=batch_sizes,
+    ),
+    Case(
+        id="one-sample",
+        title="GRPO with one sample per prompt",
+        cause="GRPO's advantage is a comparison with the other samples of the same prompt. With one sample it is always 0.",
+        remedy="Set `batch.samples_per_prompt` to 2 or more; 8 is usual.",
+        words=("batch.samples_per_prompt must be at least 2, not 1",),
+        provoke=one_sample,
+    ),
+    Case(
+        id="no-critic",
+        title="An algorithm that needs a critic, a teacher or a greedy baseline",
+        cause="The algorithm's numbers are there, but the model that would fill in this column for it is not.",
+        remedy="Choose one that does without ([algorithms.md](algorithms.md)): `grpo`, `rloo` and `reinforce_plus_plus` need only the policy.",
+        words=("algo.name=ppo needs values", "algo.name=remax needs baseline", "algo.name=grpo needs teacher_logprobs"),
+        provoke=no_critic,
+    ),
+    Case(
+        id="sampling",
+        title="Sampling that training could not replay",
+        cause="Training needs each token's log-prob under the distribution that it was sampled from.",
+        remedy="Sample from the policy itself in training. Other settings are for evaluation: `evaluate.sets.NAME.rollout`.",
+        words=("rollout.top_p=0.9 cannot be trained on", "rollout.temperature=0 cannot be trained on"),
+        provoke=sampling,
+    ),
+    Case(
+        id="longer-than-the-model",
+        title="Trajectories longer than the model",
+        cause="`rollout.max_tokens` is more than the model has positions, or than the engine's cache holds.",
+        remedy="Lower `rollout.max_tokens`, or raise `engine.embedded.cache_tokens` if that is the limit.",
+        words=("rollout.max_tokens is 100000", "2048", "engine.embedded.cache_tokens"),
+        provoke=longer_than_the_model,
+    ),
+    Case(
+        id="length-of-run",
+        title="A run with two lengths, or none",
+        cause="A run's length is either a number of rollouts or a number of passes over the prompts.",
+        remedy="Keep one of the two keys.",
+        words=("set exactly one of num_rollouts (here 1) and num_epochs (here 2",),
+        provoke=length_of_run,
+    ),
+)

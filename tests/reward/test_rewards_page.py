@@ -1,0 +1,81 @@
+"""docs/rewards.md: every built-in reward with its options and defaults, and examples that score as they say."""
+
+import asyncio
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from loopback_server import answer, serving
+
+from whet.evaluate.recorded import read_trajectories
+from whet.reward import RewardConfig, build_reward
+from whet.reward.build import REWARDS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
+SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
+WITHOUT_EXAMPLE = {"overlong", "random"}
+"""They look at tokens, or at nothing."""
+
+
+def block(section: str, language: str) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert len(found) == 1, f"{len(found)} blocks of {language}"
+    return found[0]
+
+
+def test_every_reward_has_a_section():
+    assert SECTIONS.keys() == REWARDS.keys()
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_option_is_listed_with_its_default(name):
+    heads = [line.partition(":")[0] for line in SECTIONS[name].split("\n") if line.startswith("- ")]
+    listed = dict(pair for head in heads for pair in re.findall(r"`(\w+)`(?: \(([^)]*)\))?", head))
+    assert listed == {option: shown(field) for option, field in REWARDS[name].options.model_fields.items()}
+
+
+def shown(field) -> str:
+    """A default as the page writes it."""
+    if field.is_required():
+        return ""
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return {"None": "unset", "{}": "empty"}.get(str(default), f"`{default}`" if isinstance(default, str) else str(default))
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_examples_score_as_they_say(name, tmp_path):
+    settings = tomllib.loads(block(SECTIONS[name], "toml"))
+    if name in WITHOUT_EXAMPLE:
+        build_reward(RewardConfig.model_validate(settings)).close()
+        return
+    rows = [json.loads(line) for line in block(SECTIONS[name], "jsonl").splitlines()]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if name in ("remote", "rubric"):
+        with serving(answer(json.loads(block(SECTIONS[name], "json")))) as (url, _):
+            key = "url" if name == "remote" else "base_url"
+            settings["options"][key] = settings["options"][key].replace("http://127.0.0.1:8000", url)
+            check(settings, rows, tmp_path)
+    else:
+        check(settings, rows, tmp_path)
+
+
+def check(settings, rows, folder):
+    reward = build_reward(RewardConfig.model_validate({"timeout_s": 60.0, **settings}))
+
+    async def score_all():
+        return [(await reward(trajectory)).total for trajectory in read_trajectories(str(folder / "rows.jsonl"))]
+
+    try:
+        assert asyncio.run(score_all()) == pytest.approx([row["reward"] for row in rows], abs=1e-12)
+    finally:
+        reward.close()
+
+
+def test_the_first_settings_build():
+    first, second = re.findall(r"^```toml\n(.*?)^```", PAGE.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    for text in (first, second):
+        build_reward(RewardConfig.model_validate(tomllib.loads(text)["reward"])).close()

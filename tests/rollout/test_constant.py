@@ -1,0 +1,64 @@
+import pytest
+
+from whet.rollout.constant import WARN_AFTER, ConstantReward, RewardGuard
+from whet.types import Group, Outcome, Rewards, Task, Trajectory
+
+
+def rollout(*rewards: float | None) -> list[Group]:
+    """One group; None is a trajectory that failed, with a reward that does not count."""
+    task = Task("t", "?")
+
+    def trajectory(i: int, reward: float | None) -> Trajectory:
+        failed = reward is None
+        return Trajectory(f"t/{i}", task, (), Outcome.TIMEOUT if failed else Outcome.COMPLETED, Rewards(9.0 if failed else reward))
+
+    return [Group(task, tuple(trajectory(i, reward) for i, reward in enumerate(rewards)))]
+
+
+def test_a_constant_is_warned_of_once_and_then_stopped():
+    guard = RewardGuard(limit=5)
+    warnings = []
+    for _ in range(4):
+        warnings.append(guard.see(rollout(0.5, 0.5, None)))
+        guard.check()
+    assert [i for i, warning in enumerate(warnings, start=1) if warning] == [WARN_AFTER]
+    guard.see(rollout(0.5))
+    with pytest.raises(ConstantReward, match=r"all 5 rollouts so far was given the reward 0\.5: .*stop_after_constant_rewards"):
+        guard.check()
+
+
+@pytest.mark.parametrize("other", [(0.0, 1.0), (1.0, 1.0)])
+def test_what_has_varied_once_is_left_alone(other):
+    """Within a rollout, or from one to the next: a task that is solved later is not a mistake."""
+    guard = RewardGuard(limit=2)
+    guard.see(rollout(0.0, 0.0))
+    guard.see(rollout(*other))
+    for _ in range(9):
+        assert guard.see(rollout(1.0, 1.0)) is None
+        guard.check()
+
+
+def test_rollouts_without_a_reward_are_no_evidence():
+    guard = RewardGuard(limit=2)
+    for _ in range(9):
+        assert guard.see(rollout(None, None)) is None
+        guard.check()
+
+
+def test_without_a_limit_it_only_warns():
+    guard = RewardGuard(limit=None)
+    assert sum(guard.see(rollout(1.0)) is not None for _ in range(100)) == 1
+    guard.check()
+
+
+def test_it_goes_on_where_it_was():
+    guard, other = RewardGuard(limit=3), RewardGuard(limit=3)
+    for _ in range(2):
+        guard.see(rollout(0.0))
+    other.restore(guard.state())
+    other.see(rollout(0.0))
+    with pytest.raises(ConstantReward):
+        other.check()
+    other.restore(guard.state())
+    other.see(rollout(1.0))
+    other.check()

@@ -1,0 +1,44 @@
+"""The states of every random generator of the process, as JSON."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.types import JSON
+
+
+class RandomState:
+    """Python's, numpy's and torch's global generators. whet's own draws come from seeds of their own; a user's code may use these."""
+
+    def state(self) -> JSON:
+        kind, words, gauss = random.getstate()
+        name, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+        return {
+            "python": [kind, list(words), gauss],
+            "numpy": [name, [int(key) for key in keys], place, has_gauss, cached],
+            "torch": _to_text(torch.get_rng_state()),
+            "cuda": [_to_text(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        }
+
+    def restore(self, state: JSON) -> None:
+        """Take over what `state` gave. GPUs that were not there then, or are not there now, keep the states that they have."""
+        kind, words, gauss = state["python"]
+        random.setstate((kind, tuple(words), gauss))
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        torch.set_rng_state(_from_text(state["torch"]))
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        for device, text in enumerate(state["cuda"][:devices]):
+            torch.cuda.set_rng_state(_from_text(text), device)
+
+
+def _to_text(state: Tensor) -> str:
+    return bytes(state.cpu().tolist()).hex()
+
+
+def _from_text(text: str) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

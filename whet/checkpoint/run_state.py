@@ -1,0 +1,149 @@
+"""What a run saves and goes on from: the trainer, the data cursor, random states, counters, the log's offset, and what else has a state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, get_args, runtime_checkable
+
+from whet.checkpoint.store import CheckpointStore, Part, Saved, find_checkpoint
+from whet.train.base import Backend
+from whet.types import JSON, Progress
+
+STATE = "state.json"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something whose state is JSON."""
+
+    def state(self) -> JSON: ...
+
+    def restore(self, state: JSON) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: if it is the state of something else.
+        """
+        ...
+
+
+class Log(Protocol):
+    """A file of lines that can be cut back to where it was."""
+
+    def tell(self) -> int: ...
+
+    def truncate(self, offset: int) -> None: ...
+
+
+class RunState:
+    """Saves and resumes a run.
+
+    Args:
+        store: the run's checkpoints.
+        backend: weights, optimizer, schedule.
+        log: `metrics.jsonl`: lines behind the checkpoint's offset are cut at a resume, so that none is doubled.
+        parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
+        others: states that belong to this run alone: the last evaluation, an unfinished rollout.
+        config: the run's configuration as TOML, kept beside the tensors.
+        facts: about the run, into the manifest.
+        note: tells the person who watches what was resumed.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        backend: Backend,
+        log: Log,
+        *,
+        parts: Mapping[Part, Stateful],
+        others: Mapping[str, Stateful],
+        config: str,
+        facts: Mapping[str, JSON],
+        note: Callable[[str], None],
+    ) -> None:
+        self._store, self._backend, self._log = store, backend, log
+        self._parts, self._others = dict(parts), dict(others)
+        self._config, self._facts, self._note = config, dict(facts), note
+        self._saved: tuple[Progress, JSON] | None = None
+        """What the newest checkpoint holds, tensors aside: with nothing new since, nothing is saved."""
+
+    @property
+    def best(self) -> str | None:
+        """The metric whose best checkpoint is kept."""
+        return self._store.config.best
+
+    def resume(self) -> Progress:
+        """Go on from the run's newest checkpoint; a run without one begins with what `checkpoint.restore` names, or afresh.
+
+        Raises:
+            ValueError: if the checkpoint is damaged, or of another model or other data.
+        """
+        saved = self._store.newest()
+        progress = self._begin() if saved is None else self._go_on(saved)
+        self._saved = replace(progress), self._others_state()
+        return progress
+
+    def due(self, progress: Progress, total: int, metrics: Mapping[str, float]) -> bool:
+        """Whether to save now, `metrics` being what was measured of these weights."""
+        return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, self._others_state())
+
+    def save(self, progress: Progress, metrics: Mapping[str, float]) -> Path | None:
+        """Write a checkpoint, unless there is nothing new since the last one.
+
+        Returns:
+            Its folder, or None.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        others = self._others_state()
+        if self._saved == (progress, others):
+            return None
+        parts = {name: part.state() for name, part in self._parts.items()}
+        state = {"log_offset": self._log.tell(), "parts": parts, "others": others}
+
+        def write(folder: Path) -> None:
+            self._backend.save(folder)
+            (folder / STATE).write_text(json.dumps(state))
+            (folder / "config.toml").write_text(self._config)
+
+        folder = self._store.save(progress, metrics, self._facts, write)
+        self._saved = replace(progress), others
+        return folder
+
+    def _others_state(self) -> JSON:
+        return {name: other.state() for name, other in self._others.items()}
+
+    def _go_on(self, saved: Saved) -> Progress:
+        progress = self._restore(saved, get_args(Part))
+        state = _read_state(saved)
+        for name, other in self._others.items():
+            if name in state["others"]:  # else it is new with the settings, and begins afresh
+                other.restore(state["others"][name])
+        self._log.truncate(state["log_offset"])
+        self._note(f"resumed from {saved.folder}")
+        return progress
+
+    def _begin(self) -> Progress:
+        chosen = self._store.config.restore
+        if chosen is None:
+            return Progress()
+        saved = find_checkpoint(Path(chosen.path))
+        progress = self._restore(saved, chosen.parts)
+        self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
+        return progress if "counters" in chosen.parts else Progress()
+
+    def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
+        self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
+        state = _read_state(saved)["parts"]
+        for name, part in self._parts.items():
+            if name in names:
+                part.restore(state[name])
+        return saved.progress
+
+
+def _read_state(saved: Saved) -> dict[str, JSON]:
+    return json.loads((saved.folder / STATE).read_text())

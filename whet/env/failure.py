@@ -1,0 +1,69 @@
+"""A failure as data: of an exception's traceback, what lies in a user's code."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from asyncio import CancelledError
+from collections.abc import Iterator
+from pathlib import Path
+
+from whet.types import Failure
+
+_WHET = Path(__file__).resolve().parents[1]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def failure_of(error: BaseException, where: str) -> Failure:
+    """An exception as data."""
+    return Failure(type(error).__name__, str(error), where, traceback_of(error))
+
+
+def traceback_of(error: BaseException) -> str:
+    """What a traceback says about a user's code: whet's own frames and the standard library's are left out of it.
+
+    Where no frame is a user's there are two kinds. What whet raises in words of its own (its exception types, and
+    timeouts) needs no traceback and has none; of anything else every frame is shown, since a library or whet broke.
+    """
+    links = list(_chain(error))
+    parts = [part for link in reversed(links) if (part := _users_part(link))]
+    if parts:
+        return "\n".join(parts)
+    if all(_says_it_all(link) for link in links):
+        return ""
+    return "".join(traceback.format_exception(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _users_part(link: BaseException) -> str:
+    told = traceback.TracebackException.from_exception(link)
+    frames = [frame for frame in told.stack if not _is_plumbing(frame.filename)]
+    while frames and _is_installed(frames[0].filename):  # a library that whet called, not the user
+        del frames[0]
+    if not frames:  # what it brings along instead: the traceback in another process, the call that led to it
+        return "".join(f"{note.strip()}\n" for note in told.__notes__ or ())
+    told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format(chain=False))
+
+
+def _is_plumbing(filename: str) -> bool:
+    path = Path(filename)
+    return filename.startswith("<") or _WHET in path.parents or (_STANDARD in path.parents and not _is_installed(filename))
+
+
+def _is_installed(filename: str) -> bool:
+    return not _INSTALLED.isdisjoint(Path(filename).parts)
+
+
+def _says_it_all(link: BaseException) -> bool:
+    return isinstance(link, TimeoutError | CancelledError) or type(link).__module__.split(".")[0] == "whet"

@@ -1,0 +1,135 @@
+"""A run's folder while a run works in it: claimed, its settings and its start noted, signals handled, and how it ended written down."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from whet.checkpoint.store import MANIFEST
+from whet.config import dump_toml
+from whet.process import prepare_process
+from whet.rollout.collect import Stalled
+from whet.runfolder.environment import environment
+from whet.runfolder.journal import STARTS, Journal, read_rows
+from whet.runfolder.lock import claim
+from whet.settings import BaseRunConfig
+from whet.stop import Stop, Stopped, on_signals
+from whet.types import JSON
+
+STACKS = "stacks.txt"
+"""Where every thread was when something took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """What a run has while its folder is its own."""
+
+    folder: Path
+    notes: list[str]
+    """What the person who started it should know."""
+    journal: Journal
+    stop: Stop
+    environment: Mapping[str, JSON]
+
+
+@contextmanager
+def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
+    """Make the run's folder this process's own and write the resolved configuration into it. What an earlier start left is kept beside the
+    new.
+
+    Args:
+        config: the run's settings.
+        command: what was typed; the same starts it again.
+
+    Raises:
+        ValueError: if the folder cannot be written, or another process works in it.
+    """
+    folder = Path(config.run_dir)
+    _make_writable(folder)
+    with claim(folder, command), on_signals() as stop:
+        notes = _settle(config, folder)
+        starts = read_rows(folder / STARTS)
+        notes += _clock_notes(starts)
+        prepare_process(config, _threads_before(starts) if config.deterministic else None)
+        journal, found = Journal(folder), environment()
+        changed = journal.started(command, found)
+        if changed:
+            notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
+        try:
+            yield OpenRun(folder, notes, journal, stop, found)
+        except BaseException as error:
+            if isinstance(error, Stalled):
+                with suppress(OSError), open(folder / STACKS, "w") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
+            journal.ended("stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed", error, command)
+            raise
+        else:
+            journal.ended("finished")
+        finally:
+            journal.close()
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """`parent/name_<n>` with the first n from 1 on that is not taken."""
+    return next(path for n in count(1) if not (path := parent / f"{name}_{n}").exists())
+
+
+def _threads_before(starts: Sequence[Mapping[str, JSON]]) -> int | None:
+    """Torch's threads at the folder's last start: another number could add in another order."""
+    return starts[-1]["environment"]["cpu"]["threads"] if starts else None
+
+
+def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
+    """Whether the clock was set back since the last start."""
+    if not starts or starts[-1]["time"] <= time.time():
+        return []
+    then, now = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (starts[-1]["time"], time.time()))
+    return [
+        f"the clock was set back: the last start here was at {then}, and now it is {now}. Times in metrics.jsonl and log.txt are out of "
+        "order; nothing else goes by the clock"
+    ]
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"run_dir: {folder} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
+
+
+def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
+    """Write config.toml; what it replaces, and a log that no checkpoint goes with, are set aside."""
+    notes: list[str] = []
+    path, text = folder / "config.toml", dump_toml(config)
+    if path.exists() and path.read_text() != text:
+        kept = _set_aside(path)
+        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
+        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+        notes.append(f"settings changed since the last start in {folder}: {changed}; the old ones are in {kept.name}")
+    path.write_text(text)
+    log = folder / "metrics.jsonl"
+    if log.exists() and log.stat().st_size and not any((folder / "checkpoints").glob(f"*/{MANIFEST}")):
+        notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
+    return notes
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a file to `stem.<n>.suffix`, the first that is free."""
+    kept = next(p for n in count(1) if not (p := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists())
+    return path.rename(kept)
+
+
+def _flat(tree: Mapping[str, JSON], prefix: str = "") -> dict[str, JSON]:
+    out: dict[str, JSON] = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return out

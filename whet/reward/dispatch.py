@@ -1,0 +1,110 @@
+r"""The reward `dispatch`: each row says by which reward it is scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.reward.base import Reward, bad_row
+from whet.reward.hendrycks import last_box
+from whet.types import Rewards, Task, Trajectory
+
+BOXED = "boxed_"
+"""Before a type: what the reply's last box holds is scored instead of the reply."""
+
+TABLES: dict[str, dict[str, str]] = {
+    "slime": {
+        "math": "slime_math",
+        "deepscaler": "deepscaler",
+        "dapo": "slime_dapo",
+        "f1": "f1",
+        "gpqa": "gpqa",
+        "ifbench": "ifeval",
+        "random": "random",
+    },
+    "verl": {
+        "openai/gsm8k": "verl_gsm8k",
+        "lighteval/MATH": "hendrycks_math",
+        "DigitalLearningGmbH/MATH-lighteval": "hendrycks_math",
+        "HuggingFaceH4/MATH-500": "hendrycks_math",
+        "math_dapo": "verl_math_dapo",
+        "aime*": "verl_math_dapo",
+        "numina_*": "prime_math",
+        "hiyouga/geometry3k": "geo3k",
+        "searchR1_*": "search_em",
+    },
+}
+"""Which reward scores which type of row. A type that ends in `*` stands for all that begin so."""
+
+
+class Choice(Config):
+    """One reward of a dispatch."""
+
+    name: str
+    """A built-in reward or an import reference to a function."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+class DispatchOptions(Config):
+    """Options of the reward `dispatch`."""
+
+    key: str = "rm_type"
+    """Metadata key of a row's type; for verl's data sets, `data_source`."""
+    table: Literal["slime", "verl", "none"] = "slime"
+    """Types known from the start: those of slime's `rm_type`, or verl's data sources."""
+    rewards: dict[str, Choice] = Field(default_factory=dict)
+    """Further types, or others for the same ones: `rewards.remote_rm = { name = "remote", options = { url = ... } }`."""
+    default: str | None = None
+    """Type of the rows that name none."""
+
+    def choices(self) -> dict[str, Choice]:
+        """Every type with its reward."""
+        known = TABLES.get(self.table, {})
+        return {**{kind: Choice(name=name) for kind, name in known.items()}, **self.rewards}
+
+
+class DispatchReward:
+    r"""Scores a row by the reward that `metadata[key]` names; `boxed_` before the type scores what the last `\boxed{}` holds.
+
+    The rule of slime's per-row `rm_type` and of verl's choice by data source. A row without a type, or with an unknown one, is a
+    `LabelError`.
+    """
+
+    def __init__(self, options: DispatchOptions, build: Callable[[str, Mapping[str, Any]], Reward]) -> None:
+        self._options = options
+        self._rewards = {kind: build(choice.name, choice.options) for kind, choice in options.choices().items()}
+
+    async def __call__(self, trajectory: Trajectory) -> Rewards:
+        kind = self._kind(trajectory.task)
+        if kind.startswith(BOXED):
+            kind = kind.removeprefix(BOXED)
+            trajectory = _with_response(trajectory, last_box(trajectory.response) or "")
+        reward = self._rewards.get(kind) or next(
+            (reward for known, reward in self._rewards.items() if known.endswith("*") and kind.startswith(known[:-1])), None
+        )
+        if reward is None:
+            raise bad_row(trajectory.task, f"has the type {kind!r} (metadata.{self._options.key}); known are {', '.join(self._rewards)}")
+        return await reward(trajectory)
+
+    def close(self) -> None:
+        for reward in self._rewards.values():
+            reward.close()
+
+    def _kind(self, task: Task) -> str:
+        kind = task.metadata.get(self._options.key) or self._options.default or ""
+        if not isinstance(kind, str) or not kind.strip():
+            raise bad_row(task, f"names no type in metadata.{self._options.key}, and the reward dispatch has no default")
+        return kind.strip()
+
+
+def _with_response(trajectory: Trajectory, response: str) -> Trajectory:
+    if not trajectory.turns:
+        return trajectory
+    last = trajectory.turns[-1]
+    turn = dataclasses.replace(last, message=dataclasses.replace(last.message, content=response))
+    return dataclasses.replace(trajectory, turns=(*trajectory.turns[:-1], turn))

@@ -1,0 +1,62 @@
+"""A guard against rewards that never vary: there is nothing to learn from them, and most often they are a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.types import JSON, Group
+
+WARN_AFTER = 3
+"""Rollouts with one and the same reward before the guard says so."""
+
+
+class ConstantReward(RuntimeError):
+    """Every reward of the run so far was the same number."""
+
+
+class RewardGuard:
+    """Watches whether the reward has ever varied. Once it has, the guard is content: a task may be learned to the end.
+
+    Args:
+        limit: rollouts with one and the same reward, from the run's start, before it stops; None: any number.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._value: float | None = None
+        self._num_constant = 0
+        self._varied = False
+
+    def see(self, groups: Sequence[Group]) -> str | None:
+        """Take note of a rollout.
+
+        Returns:
+            What the person should know, the first time that there is something.
+        """
+        rewards = {t.rewards.total for group in groups for t in group.trajectories if t.rewards is not None and t.outcome.valid}
+        self._varied = self._varied or len(rewards | {self._value} - {None}) > 1
+        if self._varied or not rewards:
+            return None
+        self._value = rewards.pop()
+        self._num_constant += 1
+        return f"{self._told}: is the reward a constant?" if self._num_constant == WARN_AFTER else None
+
+    def check(self) -> None:
+        """Raises:
+        ConstantReward: if the limit is reached.
+        """
+        if not self._varied and self._limit is not None and self._num_constant >= self._limit:
+            raise ConstantReward(
+                f"{self._told}: there is nothing to learn from that. See what the reward gives for a good and a bad reply (whet check "
+                "does), whether the model can solve any of the tasks, or raise stop_after_constant_rewards (none: never stop)"
+            )
+
+    def state(self) -> JSON:
+        return {"value": self._value, "num_constant": self._num_constant, "varied": self._varied}
+
+    def restore(self, state: JSON) -> None:
+        self._value, self._num_constant, self._varied = state["value"], state["num_constant"], state["varied"]
+
+    @property
+    def _told(self) -> str:
+        return f"every valid trajectory of all {self._num_constant} rollouts so far was given the reward {self._value:g}"

@@ -1,0 +1,106 @@
+"""What a run stands on: versions, the machine, and the switches that decide which bits come out. It names no host and no user."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from whet.types import JSON
+
+PACKAGES = ("whet", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
+GIB = 2**30
+EXACT = (
+    "versions.whet",
+    "versions.python",
+    "versions.torch",
+    "versions.transformers",
+    "versions.tokenizers",
+    "versions.numpy",
+    "versions.cuda",
+    "versions.cudnn",
+    "platform.system",
+    "platform.machine",
+    "platform.libc",
+    "cpu.model",
+    "cpu.capability",
+    "cpu.threads",
+    "accelerators",
+    "deterministic",
+)
+"""What can change a run's bits: other arithmetic, other kernels, another order of additions. (How many cores there are does not: the
+number of threads does.)"""
+
+
+def environment() -> dict[str, JSON]:
+    """The environment of this process now, as JSON: `versions`, `platform`, `cpu`, `accelerators`, `deterministic`."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        },
+        "platform": {
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+            "libc": " ".join(platform.libc_ver()).strip(),
+        },
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+        "accelerators": [_accelerator(i) for i in range(torch.cuda.device_count())],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
+    """What differs between two environments and matters to bit-exactness, a line for each: `torch 2.13.0 (was 2.11.0)`."""
+    lines: list[str] = []
+    for key in EXACT:
+        before, now = (_look_up(tree, key) for tree in (old, new))
+        if before != now:
+            lines.append(f"{key.removeprefix('versions.').replace('.', ' ')} {_text(now)} (was {_text(before)})")
+    return lines
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _accelerator(index: int) -> dict[str, JSON]:
+    found = torch.cuda.get_device_properties(index)
+    return {"name": found.name, "capability": f"{found.major}.{found.minor}", "memory_gib": round(found.total_memory / GIB, 1)}
+
+
+def _look_up(tree: JSON, key: str) -> JSON:
+    """The value at a dotted key; None where a file of an older version does not have it."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _text(value: JSON) -> str:
+    if value is None or value == []:
+        return "none"
+    return ", ".join(f"{item['name']} ({item['memory_gib']} GiB)" for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,103 @@
+"""Stopping on Ctrl-C and SIGTERM: the first asks the run to end where its state is whole, the second ends the process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Stopped(Exception):
+    """A signal asked the run to end, and it did, with its state whole."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}")
+        self.exit_status = 128 + number
+
+
+class Stop:
+    """Whether the run was asked to end. Made by `on_signals`; one that no signal reaches never asks."""
+
+    def __init__(self) -> None:
+        self._number: signal.Signals | None = None
+        self._wake: Callable[[], object] | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self._number is not None
+
+    def ask(self, number: signal.Signals) -> None:
+        """Ask the run to end. Safe in a signal handler."""
+        self._number = number
+        if self._wake is not None:
+            self._wake()
+
+    def check(self) -> None:
+        """Raises:
+        Stopped: if the run was asked to end.
+        """
+        if self._number is not None:
+            raise Stopped(self._number)
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, unless the run is asked to end first: then it is cancelled and has ended before this raises.
+
+        Raises:
+            Stopped: if the run was asked to end.
+        """
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(asked.set)
+        if self.asked:
+            asked.set()
+        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(asked.wait())
+        try:
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                self.check()
+            return await working
+        finally:
+            self._wake = None
+            for task in (working, waiting):
+                task.cancel()
+            await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+@contextmanager
+def on_signals() -> Iterator[Stop]:
+    """Handle Ctrl-C and SIGTERM meanwhile. Outside the main thread, where Python has no signals, nothing ever asks."""
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if stop.asked:
+            _say(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{name} again: left at once, nothing was saved now")
+            os._exit(128 + number)
+        stop.ask(signal.Signals(number))
+        _say(f"{name}: the run saves and ends as soon as its state is whole; once more ends it at once")
+
+    try:
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+    except ValueError:  # not the main thread
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """Straight to the descriptor: in a signal handler, a buffered stream may be in the middle of a write."""
+    os.write(2, f"\n{text}\n".encode())
