@@ -27,11 +27,11 @@ from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_fol
 from whet.loop import Observer
 from whet.model.causal import CausalModel, ModelConfig, load_causal
 from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
+from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
-from whet.runfolder.files import replace_file
 from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Backend

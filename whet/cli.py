@@ -184,14 +184,21 @@ def _guarded(work: Callable[[], T]) -> T:
     except STOPS as error:
         if os.environ.get("WHET_TRACEBACK"):
             raise
-        typer.secho(f"error: {printable(_words(error))}", fg="red", err=True)
+        _shout(f"error: {printable(_words(error))}", "red")
         raise typer.Exit(2) from error
     except Stopped as stopped:
-        typer.secho(f"{stopped}; go on with:\n  {_command_line()}", fg="yellow", err=True)
+        _shout(f"{stopped}; go on with:\n  {_command_line()}", "yellow")
         raise typer.Exit(stopped.exit_status) from stopped
     except KeyboardInterrupt as error:
-        typer.secho("stopped", fg="yellow", err=True)
+        _shout("stopped", "yellow")
         raise typer.Exit(130) from error
+
+
+def _shout(text: str, colour: str) -> None:
+    """To standard error, in colour where that is a terminal."""
+    from whet.observe.display import say
+
+    say(typer.style(text, fg=colour) if sys.stderr.isatty() else text, sys.stderr)
 
 
 def _words(error: BaseException) -> str:

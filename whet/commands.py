@@ -149,10 +149,13 @@ def batches_kept(config: BaseRunConfig, opened: OpenRun, backend: TorchBackend) 
         if error.batch is None:
             raise
         kept = free_folder(opened.folder / "nonfinite", "batch")
-        keep_batch(kept, error, backend, dump_toml(config))
+        try:
+            keep_batch(kept, error, backend, dump_toml(config))
+        except OSError as fault:
+            raise NonFinite(f"{error}. This step changed no weight. The batch cannot be kept: {fault}") from error
         raise NonFinite(
-            f"{error}. No weight was changed. The batch and the weights are kept: `whet replay-batch {kept}` does the step again and shows "
-            "where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
+            f"{error}. This step changed no weight. The batch and the weights are kept: `whet replay-batch {kept}` does the step again "
+            "and shows where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
             f"{opened.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
         ) from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from whet.algo.sft import sft_loss
+from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import Reducer
@@ -42,17 +43,22 @@ class Observer:
     """The same without the log: for what quotes data."""
     journal: Journal
     trackers: Sequence[Tracker]
+    """The first is that of `metrics.jsonl`."""
     phases: Phases
     records: RecordWriter | None = None
     seen_failures: set[tuple[str, str]] = field(default_factory=set)
 
-    def step(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Log a step, with phase times and memory added."""
+    def log(self, step: int, metrics: Metrics) -> dict[str, float]:
+        """A step's line of `metrics.jsonl`, with phase times and memory added."""
         values = flatten(merge_metrics(metrics, merge_metrics(self.phases.take(), memory())))
-        for tracker in self.trackers:
+        self.trackers[0].log(step, values)
+        return values
+
+    def tell(self, step: int, values: Mapping[str, float]) -> None:
+        """The same to whoever else wants to know."""
+        for tracker in self.trackers[1:]:
             tracker.log(step, values)
         self.display.step(step, values)
-        return values
 
     def failures(self, groups: Sequence[Group]) -> None:
         """Show the first failure of each kind, with its traceback."""
@@ -151,11 +157,11 @@ async def train_rl(run: Run) -> dict[str, float]:
         async with between_updates(run, progress):
             run.guard.check()
             groups = await roll_out(run, progress)
-        samples = samples_of_groups(groups)
-        batch = batch_of(samples)
-        with phases.span("annotate"):
-            batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
-        batch, credit = run.learners.algorithm.assign_credit(batch)
+            samples = samples_of_groups(groups)
+            batch = batch_of(samples)
+            with phases.span("annotate"):
+                batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
+            batch, credit = run.learners.algorithm.assign_credit(batch)
         with phases.span("update"):
             update = await run.compute(lambda: run.learners.update(batch, progress))  # noqa: B023
         phases.add_tokens("update", update.num_tokens)
@@ -163,35 +169,40 @@ async def train_rl(run: Run) -> dict[str, float]:
         progress.version += 1
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
-        observe(run, progress, groups, samples, batch, update, {**credit, "sync/probe_nats": Max(published.probe_nats)})
+        values = record(run, progress, groups, samples, batch, update, {**credit, "sync/probe_nats": Max(published.probe_nats)})
+        async with between_updates(run, progress):
+            run.observer.tell(progress.rollout_id, values)
+            warning = run.guard.see(groups)
+            if warning is not None:
+                run.observer.display.warn(warning)
     await run.publisher.close()
     return run.evaluated.values
 
 
 @asynccontextmanager
 async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
-    """Whatever ends the run in here leaves the weights as they are, so the run is saved as of the last update before it ends."""
-    place, ended_well = run.source.state(), False
+    """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends."""
+    kept = [(part, part.state()) for part in (run.source, RandomState())]
+    ended_well = False
     try:
         yield
         ended_well = True
     finally:
         if not ended_well:
-            run.source.restore(place)
+            for part, state in kept:
+                part.restore(state)
             await save_at_the_end(run, progress)
 
 
 async def save_at_the_end(run: Run, progress: Progress) -> None:
-    """Save what is not saved yet. A disk that is full must not hide why the run ends."""
-    display = run.observer.display
+    """Save what is not saved yet. That it cannot be, on a full disk say, must not hide why the run ends."""
     try:
         with run.observer.phases.span("save"):
             folder = await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id)))
-    except OSError as error:
-        display.warn(f"{error.filename}: {error.strerror}")
-        return
-    if folder is not None:
-        display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
+        if folder is not None:
+            run.observer.display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
+    except Exception as error:  # the run's own error follows
+        run.observer.console.warn(f"the run cannot be saved as it ends: {error}")
 
 
 async def save_if_due(run: Run, progress: Progress) -> None:
@@ -220,7 +231,7 @@ async def roll_out(run: Run, progress: Progress) -> list[Group]:
     return groups
 
 
-def observe(
+def record(
     run: Run,
     progress: Progress,
     groups: Sequence[Group],
@@ -228,8 +239,8 @@ def observe(
     batch: TrainBatch,
     update: Update,
     credit: Metrics,
-) -> None:
-    """Metrics to the trackers, every token to the records."""
+) -> dict[str, float]:
+    """Every token to the records, then the metrics to `metrics.jsonl`: from there on the update counts."""
     if "policy/loss" not in update.metrics:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no group has two valid trajectories")
     if run.observer.records is not None:
@@ -238,10 +249,7 @@ def observe(
         run.observer.records.write(progress.rollout_id - 1, groups, samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(credit, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
-    run.observer.step(progress.rollout_id, merge_metrics(rollout_metrics(groups), metrics))
-    warning = run.guard.see(groups)
-    if warning is not None:
-        run.observer.display.warn(warning)
+    return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(groups), metrics))
 
 
 async def evaluate_if_due(run: Run, progress: Progress) -> None:
@@ -258,11 +266,12 @@ async def evaluate_if_due(run: Run, progress: Progress) -> None:
             metrics, groups = await run.stop.unless(chosen.run(progress.rollout_id, run.seed))
         run.observer.failures(groups)
         values.update(flatten(metrics))
+    run.observer.trackers[0].log(progress.rollout_id, values)
     run.evaluated.after, run.evaluated.values = progress.rollout_id, values
     best = run.checkpoint.best
     if best is not None and best not in values:
         run.observer.display.warn(f"checkpoint.best is {best}, which no evaluation measures; they measure {', '.join(values)}")
-    for tracker in run.observer.trackers:
+    for tracker in run.observer.trackers[1:]:
         tracker.log(progress.rollout_id, values)
     for chosen in run.evaluations:
         prefix = f"eval/{chosen.name}/"
@@ -299,7 +308,8 @@ def train_sft(run: SupervisedRun) -> Progress:
         run.observer.phases.add_tokens("update", found.num_tokens)
         progress.optimizer_step += 1
         progress.rollout_id += 1
-        measured = run.observer.step(progress.optimizer_step, metrics)
+        measured = run.observer.log(progress.optimizer_step, metrics)
+        run.observer.tell(progress.optimizer_step, measured)
         if run.stop.asked or run.checkpoint.due(progress, run.num_steps, measured):
             with run.observer.phases.span("save"):
                 run.checkpoint.save(progress, measured)

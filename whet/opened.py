@@ -14,6 +14,7 @@ from pathlib import Path
 
 from whet.checkpoint.store import MANIFEST
 from whet.config import dump_toml
+from whet.observe.files import replace_file
 from whet.process import prepare_process
 from whet.rollout.collect import Stalled
 from whet.runfolder.environment import environment
@@ -112,14 +113,24 @@ def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
     path, text = folder / "config.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
         kept = _set_aside(path)
-        old, new = (_flat(tomllib.loads(t)) for t in (kept.read_text(), text))
-        changed = ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+        changed = changed_settings(kept.read_text(), text)
         notes.append(f"settings changed since the last start in {folder}: {changed}; the old ones are in {kept.name}")
-    path.write_text(text)
+    if not path.exists():
+        replace_file(path, text)
     log = folder / "metrics.jsonl"
-    if log.exists() and log.stat().st_size and not any((folder / "checkpoints").glob(f"*/{MANIFEST}")):
-        notes.append(f"an earlier start left no checkpoint: this one begins afresh, its metrics are in {_set_aside(log).name}")
+    if log.exists() and log.stat().st_size and not any((folder / "checkpoints").glob(f"rollout_*/{MANIFEST}")):
+        aside = [_set_aside(found).name for name in ("metrics.jsonl", "rollouts", "evaluations") if (found := folder / name).exists()]
+        notes.append(f"an earlier start left no checkpoint: this one begins afresh, what it wrote is in {', '.join(aside)}")
     return notes
+
+
+def changed_settings(before: str, after: str) -> str:
+    """What differs between two configurations in TOML, in words."""
+    try:
+        old, new = (_flat(tomllib.loads(text)) for text in (before, after))
+    except tomllib.TOMLDecodeError as error:
+        return f"the old ones cannot be read ({error})"
+    return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
 
 
 def _set_aside(path: Path) -> Path:

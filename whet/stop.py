@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -73,9 +73,17 @@ class Stop:
             await asyncio.gather(working, waiting, return_exceptions=True)
 
 
+_outermost: Stop | None = None
+"""That of the `on_signals` that is entered: what it surrounds shares it, so that a signal ends all of it."""
+
+
 @contextmanager
 def on_signals() -> Iterator[Stop]:
     """Handle Ctrl-C and SIGTERM meanwhile. Outside the main thread, where Python has no signals, nothing ever asks."""
+    global _outermost
+    if _outermost is not None:
+        yield _outermost
+        return
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -91,13 +99,16 @@ def on_signals() -> Iterator[Stop]:
     except ValueError:  # not the main thread
         yield stop
         return
+    _outermost = stop
     try:
         yield stop
     finally:
+        _outermost = None
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _say(text: str) -> None:
     """Straight to the descriptor: in a signal handler, a buffered stream may be in the middle of a write."""
-    os.write(2, f"\n{text}\n".encode())
+    with suppress(OSError):  # nobody listens any more: the run ends as it was asked to all the same
+        os.write(2, f"\n{text}\n".encode())

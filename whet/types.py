@@ -291,7 +291,7 @@ class Receipt:
     wire: Mapping[str, str]
     """Digest of each tensor as it arrived, by its name in Hugging Face files."""
     resident: Mapping[str, str] | None
-    """Digest of each tensor as the engine now holds it in its own memory; None where it cannot tell."""
+    """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None where it cannot tell."""
     size_bytes: int = 0
     """Of the tensors that arrived."""
     num_stale_tokens: int = 0

@@ -74,6 +74,40 @@ def test_a_new_run_begins_with_the_weights_of_another(folder, trained):
     assert state == {"steps": 1}, "and so does the schedule"
 
 
+def test_weights_alone_are_taken_over_in_bfloat16_too(folder):
+    """The float32 masters are made anew from them: those of the run's own model would undo it at the first step."""
+    model = {"path": str(folder / "model"), "device": "cpu", "dtype": "bfloat16"}
+    train(run_config(folder, "half-precision", num_rollouts=2, model=model, train={"optim": {"lr": 0.05}}))
+    changes = {"checkpoint": {"restore": {"path": str(folder / "half-precision")}}, "train": {"optim": {"lr": 0.0}}}
+    train(run_config(folder, "half-begun", num_rollouts=1, model=model, **changes))
+    assert weights_of(folder / "half-begun") == weights_of(folder / "half-precision")
+
+
+def test_threads_are_kept_from_start_to_start(folder):
+    config = run_config(folder, "threads", num_rollouts=1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        train(config)
+        torch.set_num_threads(before)
+        train(config.model_copy(update={"num_rollouts": 2}))
+        assert torch.get_num_threads() == before + 1, "another count would add in another order"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_a_start_left_without_a_checkpoint_is_set_aside(folder, monkeypatch):
+    """A draft with its manifest is no checkpoint: its rename never came."""
+    run_dir = folder / "afresh"
+    (run_dir / "checkpoints/.writing_000002").mkdir(parents=True)
+    (run_dir / "checkpoints/.writing_000002/manifest.json").write_text("{}")
+    (run_dir / "rollouts").mkdir()
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "time": 1.0}\n')
+    train(run_config(folder, "afresh", num_rollouts=1))
+    assert [row["step"] for row in metrics_of(run_dir)] == [1]
+    assert (run_dir / "metrics.1.jsonl").is_file() and (run_dir / "rollouts.1").is_dir()
+
+
 def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):
     """With all of them, a run in another folder goes on as the first one did after two rollouts."""
     restore = {"path": str(trained / "checkpoints/rollout_000002"), "parts": ["weights", "optimizer", "data", "random", "counters"]}

@@ -19,11 +19,12 @@ SHORT = {"seed": 5, "num_demonstrations": 300, "warmup_steps": 12, "num_rollouts
 SHORT_MOMENTS = [
     ("warmup", 3, "backward", 1),
     ("warmup", 9, "save", 3),
+    ("warmup", 9, "save", 7),  # the manifest is written, and the folder has not got its name yet
     ("warmup", 12, "export", 1),
     ("evaluation_warmup", -1, "evaluation", 5),
     ("rl", -1, "rollout", 7),
     ("rl", 1, "log", 1),
-    ("rl", 2, "save", 6),
+    ("rl", 2, "save", 7),
     ("rl", 3, "step", 1),
     ("rl", 5, "export", 2),
 ]
@@ -55,6 +56,8 @@ def results_of(run_dir: Path) -> dict:
     rows = read_records(run_dir / "rl/rollouts")
     aside = ("timings", "task_origin")  # the latter is a path
     out["records"] = [{key: value for key, value in row.items() if key not in aside} for row in rows]
+    rows = read_records(run_dir / "rl/evaluations/held_out/rollouts")
+    out["evaluation records"] = [{key: value for key, value in row.items() if key not in aside} for row in rows]
     summary = json.loads((run_dir / "summary.json").read_text())
     out["summary"] = {key: value for key, value in summary.items() if key.startswith(("accuracy", "tool_call"))}
     return out

@@ -76,8 +76,9 @@ def ask_at(monkeypatch, owner, name, stop, count):
         ("whet.evaluate.evaluation", "EvaluationSet", "run", 1, ["rollout_000002"]),
         ("whet.evaluate.evaluation", "EvaluationSet", "run", 2, ["rollout_000004"]),
         ("whet.sync.shared", "SharedPublisher", "publish", 4, ["rollout_000003"]),
+        ("whet.rollout.collect", "Player", "play", 4, ["rollout_000002"]),
     ],
-    ids=["first-rollout", "second-rollout", "update", "evaluation", "last-evaluation", "publication"],
+    ids=["first-rollout", "second-rollout", "update", "evaluation", "last-evaluation", "publication", "after-an-evaluation"],
 )
 def test_stopped_anywhere_it_goes_on_bit_for_bit(tmp_path, folder, undisturbed, monkeypatch, stop, module, owner, name, count, saved):
     config = run_config(folder, f"{name}-{count}-{tmp_path.name}", evaluate=evaluation(folder))
@@ -94,6 +95,55 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(tmp_path, folder, undisturbed, 
     assert weights_of(run_dir) == weights_of(undisturbed)
     assert metrics_of(run_dir) == metrics_of(undisturbed)
     assert json.loads((run_dir / "end.json").read_text())["status"] == "finished"
+
+
+def test_user_code_that_draws_goes_on_bit_for_bit(tmp_path, folder, monkeypatch, stop):
+    """A reward draws from Python's global generator; the run is stopped after half of a rollout's draws, and killed never."""
+    (tmp_path / "drawn.py").write_text("import random\nasync def score(trajectory):\n    return random.random()\n")
+    reward = {"name": f"{tmp_path / 'drawn.py'}:score"}
+    train(run_config(folder, "drawn-whole", reward=reward))
+    config = run_config(folder, "drawn-parts", reward=reward)
+    from whet.reward.function import AsyncFunction
+
+    inner, calls = AsyncFunction.__call__, []
+
+    async def counted(self, trajectory):
+        calls.append(1)
+        if len(calls) == 9:
+            stop.ask(signal.SIGTERM)
+        return await inner(self, trajectory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncFunction, "__call__", counted)
+        with pytest.raises(Stopped):
+            train(config)
+    assert 6 < len(calls) < 24
+    stop._number = None
+    train(config)
+    assert metrics_of(folder / "drawn-parts") == metrics_of(folder / "drawn-whole")
+    assert weights_of(folder / "drawn-parts") == weights_of(folder / "drawn-whole")
+
+
+def test_a_tracker_that_raises_loses_no_rollout(tmp_path, folder):
+    """What fails after an update was logged: the update is saved, and its line is there once."""
+    (tmp_path / "tracker.py").write_text(
+        "from pathlib import Path\n"
+        "class Tracker:\n"
+        "    def __init__(self, run_dir, config):\n"
+        "        pass\n"
+        "    def log(self, step, values):\n"
+        f"        if step == 3 and not Path({str(tmp_path / 'mended')!r}).exists():\n"
+        "            raise KeyError('no such metric')\n"
+        "    def close(self):\n"
+        "        pass\n"
+    )
+    config = run_config(folder, "tracked", observe={"trackers": [f"{tmp_path / 'tracker.py'}:Tracker"]})
+    with pytest.raises(KeyError):
+        train(config)
+    assert checkpoints_of(folder / "tracked") == ["rollout_000003"]
+    (tmp_path / "mended").touch()
+    train(config)
+    assert [row["step"] for row in metrics_of(folder / "tracked")] == [1, 2, 3, 4]
 
 
 def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monkeypatch, stop):
@@ -202,6 +252,24 @@ def test_a_real_signal_saves_and_says_how_to_go_on(folder, number):
     assert (end["status"], end["resume_command"]) == ("stopped", command)
 
 
+def test_a_reader_that_goes_away_with_the_same_key_costs_nothing(folder):
+    """Ctrl-C in a shell ends `tee`, too: the run is saved all the same."""
+    config = run_config(folder, "piped", num_rollouts=100_000, observe={"display": "plain"})
+    path = folder / "piped.toml"
+    path.write_text(dump_toml(config))
+    command = f"{sys.executable} -m whet train {path} 2>&1 | head -n 12 >/dev/null"
+    process = subprocess.Popen(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], cwd=HERE.parents[1], start_new_session=True)
+    log = Path(config.run_dir) / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and len(log.read_text().splitlines()) > 20):
+        assert process.poll() is None and time.monotonic() < deadline, "it goes on after its reader went away"
+        time.sleep(0.05)
+    (owner,) = [json.loads((Path(config.run_dir) / ".owner.json").read_text())["pid"]]
+    os.kill(owner, signal.SIGINT)
+    assert process.wait(timeout=120) == 128 + signal.SIGINT
+    assert len(checkpoints_of(Path(config.run_dir))) == 1
+
+
 def test_a_second_signal_leaves_at_once(tmp_path, folder):
     """The update hangs, so the first signal cannot end the run; the second does."""
     (tmp_path / "hanging.py").write_text(
@@ -234,6 +302,18 @@ def test_a_second_signal_leaves_at_once(tmp_path, folder):
     _, said = process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM again: left at once" in said
+
+
+def test_what_is_inside_shares_the_stop_of_what_is_around_it():
+    """A quickstart is several runs: a signal in one of them ends all."""
+    with on_signals() as outer:
+        with on_signals() as inner:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert inner.asked
+        with pytest.raises(Stopped):
+            outer.check()
+    with on_signals() as later:
+        assert not later.asked
 
 
 def test_handlers_are_put_back():

@@ -12,7 +12,7 @@ import pytest
 from error_bench import Bench, Case, Told, together, with_message
 from safetensors import SafetensorError
 
-import whet.train.torch_native.backend as backend
+import whet.train.tensor_files as tensor_files
 from whet.runfolder.journal import STARTS
 from whet.runfolder.lock import claim
 from whet.train.kept import read_kept
@@ -71,7 +71,7 @@ def constant(bench: Bench) -> Told:
 
 def disk_full(bench: Bench) -> Told:
     """As the safetensors library fails on a full disk: after some of the file is there."""
-    save = backend.save_file
+    save = tensor_files.save_file
 
     def fills(tensors: dict, path: Path) -> None:
         if path.name == "optimizer.safetensors":
@@ -81,7 +81,7 @@ def disk_full(bench: Bench) -> Told:
 
     log = (bench.earlier() / "metrics.jsonl").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "save_file", fills)
+        patch.setattr(tensor_files, "save_file", fills)
         status, _, err = bench.start("train", "run.toml", "num_rollouts=2")
     warning, error, text = err.partition("error: ")
     assert warning.startswith("warning: settings changed"), err
@@ -165,7 +165,7 @@ DEPENDABLE = (
         cause="A term of the loss is no number: a loss of your own, an advantage or a log-prob that is not finite, or weights that have diverged.",
         remedy="`whet replay-batch` does the step again and shows where it first goes wrong. Mend that, or lower `train.optim.lr`, and start "
         "the run again: it goes on from its newest checkpoint.",
-        words=("the loss of a micro-batch is nan", "samples [0, 1", "No weight was changed", "nonfinite/batch_1", "now:  the loss", "it is the loss"),
+        words=("the loss of a micro-batch is nan", "samples [0, 1", "This step changed no weight", "nonfinite/batch_1", "now:  the loss", "it is the loss"),
         provoke=lambda bench: not_finite(bench, "log_of_surprise"),
     ),
     Case(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from whet.observe import Headline, PlainDisplay
+from whet.observe.files import BLOCK_BYTES, AppendedLines, replace_file
 from whet.runfolder import journal as journal_module
 from whet.runfolder.environment import environment
-from whet.runfolder.files import BLOCK_BYTES, AppendedLines, replace_file
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, LoggedDisplay, read_rows
 from whet.types import Failure
 

@@ -125,7 +125,8 @@ async def run_trajectory(
         engine.release(trajectory_id)
         closing = await _close(env)
     if closing is not None:
-        outcome, error = (Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
+        late = closing.kind == TimeoutError.__name__
+        outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
     return Trajectory(
         id=trajectory_id,
         task=run.task,

@@ -118,6 +118,11 @@ class CausalModel:
         """Every parameter once, by its name in Hugging Face files."""
         return iter(self.hf.named_parameters())
 
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that its outputs depend on: parameters, tied ones under each of their names, and buffers."""
+        yield from self.hf.named_parameters(remove_duplicate=False)
+        yield from self.hf.named_buffers()
+
     @torch.no_grad()
     def check(self) -> None:
         """Compare two sequences in one row with the model's own forward of each.

@@ -38,9 +38,13 @@ def tensor_digest(tensor: Tensor) -> bytes:
 def digests_of(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """A hex digest of each named tensor: its dtype, shape and contents."""
     out: dict[str, str] = {}
+    seen: dict[tuple[object, ...], str] = {}  # tied tensors are read once
     for name, tensor in weights:
-        facts = f"{tensor.dtype}:{tuple(tensor.shape)}:".encode()
-        out[name] = hashlib.blake2b(facts + tensor_digest(tensor), digest_size=8).hexdigest()
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if place not in seen:
+            facts = f"{tensor.dtype}:{tuple(tensor.shape)}:".encode()
+            seen[place] = hashlib.blake2b(facts + tensor_digest(tensor), digest_size=8).hexdigest()
+        out[name] = seen[place]
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import unicodedata
@@ -119,7 +120,7 @@ class QuietDisplay:
         pass
 
     def warn(self, text: str) -> None:
-        print(f"warning: {printable(text.rstrip())}", file=self._err or sys.stderr, flush=True)
+        say(f"warning: {printable(text.rstrip())}", self._err or sys.stderr)
 
     def close(self) -> None:
         pass
@@ -175,7 +176,18 @@ class PlainDisplay(QuietDisplay):
         self._print(text)
 
     def _print(self, text: str) -> None:
-        print(printable(text), file=self._out or sys.stdout, flush=True)
+        say(printable(text), self._out or sys.stdout)
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Print a line. A reader that went away (`| head`, a `tee` that the same Ctrl-C ended) is no reason to end a run: from then on nobody
+    is told."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def build_display(mode: Literal["auto", "rich", "plain", "none"], headlines: Sequence[Headline]) -> Display:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import NonNegativeInt
 
 from whet.config import Config, Reference, call_factory, resolve_callable
+from whet.observe.files import AppendedLines
 
 
 def is_measurement(name: str) -> bool:
@@ -71,11 +72,15 @@ class JsonlTracker:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = Path(path), clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab")
-        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        self._lines = AppendedLines(self.path)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line. Raises ValueError for a metric named `step`, `time` or `nonfinite`."""
+        """Append one line.
+
+        Raises:
+            ValueError: a metric is named `step`, `time` or `nonfinite`.
+            OSError: it cannot be written; the file is then as it was before.
+        """
         taken = [name for name in self.RESERVED if name in values]
         if taken:
             raise ValueError(f"{self.path.name} has {taken} of its own: give your metrics other names")
@@ -84,12 +89,10 @@ class JsonlTracker:
         line.update((name, value if math.isfinite(value) else None) for name, value in values.items())
         if nonfinite:
             line["nonfinite"] = nonfinite
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        self._lines.append(json.dumps(line, allow_nan=False))
 
     def tell(self) -> int:
-        """The size of the file in bytes, all of it on the disk for good, which is where the next line begins."""
-        os.fsync(self._file.fileno())
+        """The size of the file in bytes, which is where the next line begins."""
         return self.path.stat().st_size
 
     def truncate(self, offset: int) -> None:
@@ -104,10 +107,10 @@ class JsonlTracker:
                 f"{self.path} cannot be cut at byte {offset}: no line of its {len(content)} bytes begins there, "
                 "so the file was changed since its offset was noted; restore it, or start a new run folder"
             )
-        self._file.truncate(offset)
+        os.truncate(self.path, offset)
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 class TensorBoardTracker:

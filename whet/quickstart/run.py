@@ -21,11 +21,13 @@ from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
 from whet.observe import build_display, read_records
+from whet.observe.files import replace_file
 from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
 from whet.runfolder.lock import claim
 from whet.settings import RunConfig, SupervisedRunConfig
+from whet.stop import Stop, on_signals
 from whet.types import JSON, Message, Origin
 
 
@@ -68,16 +70,16 @@ def run_quickstart(
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with claim(run_dir, command):
-        return _run_all(config, run_dir, summary, command)
+    with claim(run_dir, command), on_signals() as stop:
+        return _run_all(config, run_dir, summary, command, stop)
 
 
-def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, command: str) -> dict[str, JSON]:
+def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, command: str, stop: Stop) -> dict[str, JSON]:
     began = time.perf_counter()
     resumed = _note_settings(run_dir, config)
     if summary is not None:
         write_summary(summary, {})  # what cannot be written is told now, not after minutes
-    clock = _Clock()
+    clock = _Clock(stop)
     with clock.phase("make"):
         make_files(config, run_dir)
     with clock.phase("evaluate"):
@@ -121,7 +123,8 @@ def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
     if path.exists() and path.read_text() != text:
         raise ValueError(f"{run_dir} holds a quickstart with other settings ({path}); remove it or choose another folder with --run-dir")
     begun = path.exists()
-    path.write_text(text)
+    if not begun:
+        replace_file(path, text)
     return begun
 
 
@@ -132,13 +135,15 @@ def _evaluate_once(config: RunConfig, command: str) -> Mapping[str, float]:
 
 
 class _Clock:
-    """Seconds by phase."""
+    """Seconds by phase. None begins once the run was asked to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Any:
+        self._stop.check()
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began

@@ -102,7 +102,8 @@ class WorkerPool:
             self._discard(worker)
             if isinstance(error, RewardError):
                 raise
-            raise RewardError(f"{what}: its worker did not start: {error}") from error
+            kind = RewardTimeout if isinstance(error, TimeoutError) else RewardError
+            raise kind(f"{what}: its worker did not start: {error}") from error
         return worker
 
     def _give_back(self, worker: _Worker) -> None:

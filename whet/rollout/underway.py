@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.types import JSON, Trajectory
 
@@ -22,8 +24,17 @@ class Underway:
         self.ended.clear()
 
     def state(self) -> JSON:
-        """The valid ones: what failed is tried again."""
-        return [trajectory_to_json(t) for t in self.ended.values() if t.outcome.valid] if self._kept else []
+        """The valid ones that JSON can hold: what failed, or has other metadata, is played again."""
+        states = [trajectory_to_json(t) for t in self.ended.values() if t.outcome.valid] if self._kept else []
+        return [state for state in states if _is_json(state)]
 
     def restore(self, state: JSON) -> None:
         self.ended = {t.id: t for t in map(trajectory_from_json, state)}
+
+
+def _is_json(state: JSON) -> bool:
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from whet.runfolder.files import last_lines, parse_object
+from whet.observe.files import last_lines, parse_object
 from whet.runfolder.messages import LEFT_OUT, own_message, without_quotes
 from whet.runfolder.redact import Redactor
 from whet.types import JSON

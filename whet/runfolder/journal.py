@@ -16,8 +16,8 @@ from typing import Literal
 
 from whet.observe import Display, Headline, PlainDisplay
 from whet.observe.display import Cell, printable
+from whet.observe.files import AppendedLines, parse_object, replace_file
 from whet.runfolder.environment import differences
-from whet.runfolder.files import AppendedLines, parse_object, replace_file
 from whet.runfolder.frames import frames_of, in_user_code
 from whet.types import JSON, Failure
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from whet.runfolder.files import replace_file
+from whet.observe.files import replace_file
 
 LOCK = ".lock"
 """What is locked. It is empty, and that it is there says nothing."""

@@ -44,8 +44,9 @@ class SharedPublisher:
         loop = asyncio.get_running_loop()
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
-        mine = await loop.run_in_executor(self._thread, lambda: digests_of(self._backend.named_weights()))
-        for what, digests in (("received", receipt.wire), ("holds", receipt.resident)):
+        sent = await loop.run_in_executor(self._thread, lambda: digests_of(self._backend.named_weights()))
+        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._model.named_state()))
+        for what, mine, digests in (("received", sent, receipt.wire), ("holds", held, receipt.resident)):
             if digests is not None and (wrong := differences(mine, digests)):
                 more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
                 raise SyncError(f"version {version}: the engine {what} other weights than the trainer's: {', '.join(wrong[:5])}{more}")

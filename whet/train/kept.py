@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
 from whet.train.base import Backend, NonFinite
+from whet.train.tensor_files import write_tensors
 
 REASON = "reason.json"
 BATCH = "batch.safetensors"
@@ -43,7 +44,7 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
     assert error.batch is not None, "only a step's error has a batch"
     folder.mkdir(parents=True)
     columns = {name: column.cpu().clone() for name, column in error.batch.columns().items()}  # two may be one tensor
-    save_file(columns, folder / BATCH)
+    write_tensors(columns, folder / BATCH)
     backend.export(folder / MODEL)
     (folder / CONFIG).write_text(config)
     (folder / REASON).write_text(json.dumps({"message": str(error)}, indent=1) + "\n")

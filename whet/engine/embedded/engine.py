@@ -98,6 +98,8 @@ class EmbeddedEngine:
     def release(self, conversation: str) -> None:
         self._open.discard(conversation)
         self._runner.post(lambda: self.core.scheduler.release(conversation))
+        if self._capabilities.deterministic and not self._open:  # what an evaluation cached must not change the next rollout's steps
+            self._runner.post(self.core.scheduler.drop_caches)
 
     async def generate(self, request: Request) -> AsyncIterator[Chunk]:
         self._runner.check_open()
@@ -243,10 +245,11 @@ class EmbeddedEngine:
             _copy(own, wire)
         self.core.begin_version(version)
         self._updated = True
-        resident = digests_of(own.items())
+        resident = digests_of(self.core.model.named_state())
+        shared = all(own.get(name) is tensor for name, tensor in wire)
         return Receipt(
             version=version,
-            wire=resident if all(own.get(name) is tensor for name, tensor in wire) else digests_of(wire),
+            wire={name: resident[name] for name, _ in wire} if shared else digests_of(wire),
             resident=resident,
             size_bytes=sum(t.nbytes for _, t in wire),
             num_stale_tokens=self.core.scheduler.num_cached_tokens,

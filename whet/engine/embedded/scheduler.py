@@ -251,6 +251,7 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence, new: int) -> None:
         if self._must_copy(sequence):
             last = sequence.cached // self.pool.block_size
+            self.pool.check_fresh([sequence.blocks[last]])  # a copy would pass for new
             mine = self.pool.allocate()
             self._copy_block(sequence.blocks[last], mine)
             self.pool.drop(sequence.blocks[last])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
@@ -24,6 +21,7 @@ from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.base import COMPUTED, Backward, NonFinite
+from whet.train.tensor_files import system_errors, write_tensors
 from whet.train.torch_native.optim import OptimConfig, Optimizer
 from whet.train.torch_native.packing import pack
 
@@ -103,14 +101,15 @@ class TorchBackend:
         return self.model.named_weights()
 
     def export(self, folder: Path) -> None:
-        self.model.hf.save_pretrained(folder)
+        with system_errors(folder):
+            self.model.hf.save_pretrained(folder)
 
     def save(self, folder: Path) -> None:
         assert self.optimizer is not None, "a frozen model is not saved"
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: w.detach().contiguous() for name, w in self.model.named_weights()}
-        _write_tensors(weights, folder / "weights.safetensors")
-        _write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
+        write_tensors(weights, folder / "weights.safetensors")
+        write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
         (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
@@ -168,19 +167,6 @@ class TorchBackend:
         )
         empty = torch.zeros(batch.num_tokens, dtype=logprobs.dtype, device=logprobs.device)
         return TokenOutputs(empty.index_copy(0, wanted, logprobs), empty.index_copy(0, wanted, entropy))
-
-
-def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        OSError: if it cannot be written, with the system's reason.
-    """
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:  # the library wraps the system's errors into its own
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
 
 
 def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:
