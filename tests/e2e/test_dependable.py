@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from small_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from typer.testing import CliRunner
 
+from whet.algo.policy import PolicyGradient
 from whet.cli import app
 from whet.commands import train
 from whet.engine.embedded import engine as engine_module
@@ -126,6 +127,28 @@ def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):
     assert len(set(coefs)) == 4, "it changes with every rollout"
     assert metrics_of(folder / "adapts-parts") == metrics_of(folder / "adapts")
     assert weights_of(folder / "adapts-parts") == weights_of(folder / "adapts")
+
+
+def test_credit_that_fails_leaves_the_coefficient_as_it_was(folder, monkeypatch):
+    algo = {"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}}
+    train(run_config(folder, "unbroken", algo=algo))
+    assign = PolicyGradient.assign_credit
+    calls = []
+
+    def fails(self, batch):
+        found = assign(self, batch)
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("after the coefficient has changed")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyGradient, "assign_credit", fails)
+        with pytest.raises(MemoryError):
+            train(run_config(folder, "failed-credit", algo=algo))
+    assert checkpoints_of(folder / "failed-credit") == ["rollout_000002"]
+    train(run_config(folder, "failed-credit", algo=algo))
+    assert metrics_of(folder / "failed-credit") == metrics_of(folder / "unbroken")
 
 
 def test_settings_that_gain_a_state_begin_it_afresh(folder):
