@@ -47,7 +47,7 @@ from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
-from whet.train.learners import Learners
+from whet.train.learners import Learners, check_needs
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group
 
@@ -70,7 +70,8 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
     check_trainable(config.rollout)
     check_best(config)
     plan = plan_batch(config.batch)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt))
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    check_needs(config.algo.name, algorithm)
     with open_run(config, command) as opened, build_parts(config, trainable=True) as parts:
         source = training_source(config, parts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
@@ -83,6 +84,8 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
             underway = Underway(kept=not config.deterministic)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
+            if isinstance(algorithm, Stateful):
+                others["algorithm"] = algorithm
             run = Run(
                 num_rollouts=num_rollouts,
                 seed=config.seed,

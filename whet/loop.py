@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from whet.algo.sft import sft_loss
 from whet.checkpoint.random_state import RandomState
-from whet.checkpoint.run_state import RunState
+from whet.checkpoint.run_state import RunState, Stateful
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import Reducer
 from whet.data.source import Source
@@ -182,7 +182,11 @@ async def train_rl(run: Run) -> dict[str, float]:
 @asynccontextmanager
 async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
     """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends."""
-    kept = [(part, part.state()) for part in (run.source, RandomState())]
+    algorithm = run.learners.algorithm
+    parts: list[Stateful] = [run.source, RandomState()]
+    if isinstance(algorithm, Stateful):
+        parts.append(algorithm)
+    kept = [(part, part.state()) for part in parts]
     ended_well = False
     try:
         yield

@@ -76,7 +76,7 @@ def _loss_of(config: BaseRunConfig) -> tuple[LossFunction, bool]:
     if not isinstance(config, RunConfig):
         return sft_loss, False
     plan = plan_batch(config.batch)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt))
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     return algorithm.loss, algorithm.entropy_grad
 
 

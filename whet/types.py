@@ -218,10 +218,14 @@ class Sample:
     valid: bool = True
     """False: its trajectory failed; it neither trains nor counts in its group's statistics."""
     temperature: float = 1.0
+    token_rewards: tuple[float, ...] | None = None
+    """Rewards of single tokens, beside the trajectory's; None: there are none."""
 
     def __post_init__(self) -> None:
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")
         lengths = {name: len(getattr(self, name)) for name in fields}
+        if self.token_rewards is not None:
+            lengths["token_rewards"] = len(self.token_rewards)
         if len(set(lengths.values())) > 1:
             raise ValueError(f"a sample's per-token fields differ in length: {lengths}")
         if self.loss_mask and self.loss_mask[0]:

@@ -7,7 +7,7 @@ import torch
 from algo_batches import outputs, rollout
 
 from whet.algo import GRPOConfig, Need, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo.grpo import grpo
 from whet.observe.metrics import flatten, merge_metrics
 
 ROLLOUT = [
@@ -21,12 +21,12 @@ ROLLOUT = [
 ]
 
 
-def grpo(num_steps=1, **settings):
-    return GRPO(GRPOConfig(**settings), StepPlan(num_steps))
+def built(num_steps=1, **settings):
+    return grpo(GRPOConfig(**settings), StepPlan(num_steps))
 
 
 def test_credit_reaches_the_trained_tokens_of_groups_that_can_be_compared():
-    batch, metrics = grpo(normalize_std=False).assign_credit(rollout(*ROLLOUT))
+    batch, metrics = built(normalize_std=False).assign_credit(rollout(*ROLLOUT))
     assert batch.ragged(batch.advantages) == [
         [0, 0.5, 0.5],
         [0, 0.5],
@@ -49,13 +49,13 @@ def test_credit_reaches_the_trained_tokens_of_groups_that_can_be_compared():
 
 
 def test_the_std_is_over_trajectories_not_samples():
-    batch, _ = grpo().assign_credit(rollout(*ROLLOUT))
+    batch, _ = built().assign_credit(rollout(*ROLLOUT))
     expected = 0.5 / (math.sqrt(0.5) + 1e-6)
     assert batch.advantages[1].item() == pytest.approx(expected)
 
 
 def test_weights_after_credit_count_what_still_trains():
-    algorithm = grpo(reducer="sample_mean")
+    algorithm = built(reducer="sample_mean")
     batch, _ = algorithm.assign_credit(rollout(*ROLLOUT))
     weights = batch.ragged(algorithm.reducer(batch))
     quarter = [pytest.approx(w) for w in (0, 1 / 12, 1 / 12)]
@@ -66,7 +66,7 @@ def test_weights_after_credit_count_what_still_trains():
 
 def test_a_rollout_without_a_usable_group_trains_nothing():
     for trajectories in ([("a", 1.0, False, [".#"])] * 2, [("a", 1.0, True, [".#"]), ("b", 0.0, True, [".#"])]):
-        batch, _ = grpo().assign_credit(rollout(*trajectories))
+        batch, _ = built().assign_credit(rollout(*trajectories))
         assert not batch.loss_mask.any() and not batch.valid.any() and not batch.advantages.any()
 
 
@@ -83,7 +83,7 @@ def test_a_rollout_without_a_usable_group_trains_nothing():
     ],
 )
 def test_what_it_asks_for(settings, num_steps, needs, entropy_grad):
-    algorithm = grpo(num_steps, **settings)
+    algorithm = built(num_steps, **settings)
     assert algorithm.needs == needs and algorithm.entropy_grad == entropy_grad
 
 
@@ -91,7 +91,7 @@ def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match=r"kl_coef is 0.1 but reference is false"):
         GRPOConfig(kl_coef=0.1, reference=False)
     with pytest.raises(ValueError, match=r"old_logprobs=current.*feeds 4; use recompute or rollout"):
-        grpo(4, old_logprobs="current")
+        built(4, old_logprobs="current")
     with pytest.raises(ValueError, match="clip_dual"):
         GRPOConfig(clip_dual=1.0)
 
@@ -122,7 +122,7 @@ def reference_terms(batch, out, old, config, ref=None):
 
 @pytest.mark.parametrize("old_logprobs", ["recompute", "rollout", "current"])
 def test_the_loss_is_clip_minus_entropy_plus_kl(old_logprobs):
-    algorithm = grpo(
+    algorithm = built(
         1, clip_low=0.1, clip_high=0.3, entropy_coef=0.05, kl_coef=0.2, old_logprobs=old_logprobs, normalize_std=False
     )
     batch = rollout(*ROLLOUT)
@@ -141,14 +141,14 @@ def test_the_loss_is_clip_minus_entropy_plus_kl(old_logprobs):
 
 
 def test_old_logprobs_that_were_not_annotated_are_missed():
-    algorithm = grpo(2)
+    algorithm = built(2)
     batch, _ = algorithm.assign_credit(rollout(*ROLLOUT))
     with pytest.raises(AssertionError, match="old log-probs"):
         algorithm.loss(batch, outputs(batch))
 
 
 def test_metrics_are_means_over_trained_tokens_however_the_batch_is_cut():
-    algorithm = grpo(2, kl_coef=0.1, clip_low=0.1, clip_high=0.1)
+    algorithm = built(2, kl_coef=0.1, clip_low=0.1, clip_high=0.1)
     batch = rollout(*ROLLOUT)
     batch = batch.with_(ref_logprobs=outputs(batch, 3).logprobs.detach(), old_logprobs=outputs(batch, 8).logprobs.detach())
     batch, _ = algorithm.assign_credit(batch)
@@ -174,7 +174,7 @@ def test_metrics_are_means_over_trained_tokens_however_the_batch_is_cut():
 
 
 def test_the_kl_is_observed_at_coefficient_zero_and_does_not_train():
-    algorithm = grpo(reference=True)
+    algorithm = built(reference=True)
     batch = rollout(*ROLLOUT)
     batch, _ = algorithm.assign_credit(batch.with_(ref_logprobs=outputs(batch, 3).logprobs.detach()))
     out = outputs(batch)
@@ -186,5 +186,5 @@ def test_the_kl_is_observed_at_coefficient_zero_and_does_not_train():
 
 def test_one_sample_per_prompt_has_nothing_to_compare():
     with pytest.raises(ValueError, match="samples_per_prompt must be at least 2, not 1"):
-        GRPO(GRPOConfig(), StepPlan(1, samples_per_prompt=1))
-    assert GRPO(GRPOConfig(), StepPlan(1, samples_per_prompt=2)).old_logprobs == "current"
+        grpo(GRPOConfig(), StepPlan(1, samples_per_prompt=1))
+    assert grpo(GRPOConfig(), StepPlan(1, samples_per_prompt=2)).old_logprobs == "current"

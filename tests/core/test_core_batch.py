@@ -95,3 +95,17 @@ def test_a_batch_moves_as_a_whole():
     columns = batch(sample(".##")).with_(advantages=torch.ones(3)).to(torch.device("cpu")).columns()
     assert len(columns) == 13 and {column.device.type for column in columns.values()} == {"cpu"}
     assert columns["rewards"].dtype == torch.float64
+
+
+def test_token_rewards_are_a_column_if_any_sample_has_them():
+    plain, failed = sample(".#"), replace(sample(".#", trajectory="u", valid=False), token_rewards=(0.0, 9.0))
+    rewarded = replace(sample(".##", trajectory="v"), token_rewards=(0.0, 0.5, -1.0))
+    assert batch(plain).token_rewards is None
+    assert batch(plain, failed, rewarded).token_rewards.tolist() == [0, 0, 0, 0, 0, 0.5, -1.0]
+    with pytest.raises(ValueError, match="'token_rewards': 1"):
+        replace(plain, token_rewards=(1.0,))
+
+
+def test_a_baseline_goes_with_its_sample():
+    b = batch(sample(".#"), sample(".##", trajectory="u")).with_(baseline=torch.tensor([1.0, 2.0]).double())
+    assert b.select([1]).baseline.tolist() == [2.0]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.core.logprobs import chunked_logprobs, logprobs_and_entropy
+from whet.core.logprobs import Nucleus, chunked_logprobs, chunked_squared_probs, logprobs_and_entropy
 
 N, H, V = 13, 5, 11
 
@@ -124,3 +126,53 @@ def test_a_flat_distribution_has_log_v_of_entropy_at_any_temperature(heat, size)
     )
     expected = torch.tensor(float(size)).double().log()
     torch.testing.assert_close(torch.stack([-logprobs[0], entropy[0]]), expected.expand(2))
+
+
+def nucleus_of(rows):
+    """Lists of ids as a Nucleus."""
+    counts = torch.tensor([0, *(len(row) for row in rows)])
+    return Nucleus(torch.tensor([i for row in rows for i in row], dtype=torch.int64), counts.cumsum(0))
+
+
+def test_a_nucleus_renormalises_and_keeps_the_target_and_the_entropy():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
+    targets, ones = torch.tensor([1, 0, 2]), torch.ones(3)
+    found, entropy = logprobs_and_entropy(logits, targets, ones, nucleus=nucleus_of([[1, 2], [2], []]))
+    e = [math.exp(x) for x in (1, 2, 3)]
+    assert found.tolist() == pytest.approx([math.log(e[1] / (e[1] + e[2])), math.log(e[0] / (e[0] + e[2])), math.log(e[2] / sum(e))])
+    torch.testing.assert_close(entropy, logprobs_and_entropy(logits, targets, ones)[1])
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, N])
+def test_a_nucleus_in_chunks_has_the_plain_gradient(chunk_tokens):
+    hidden, targets, temperature = inputs()
+    head = Head()
+    generator = torch.Generator().manual_seed(4)
+    rows = [torch.randperm(V, generator=generator)[: i % 5].tolist() for i in range(N)]
+    coefficients = torch.randn(N, dtype=torch.float64)
+    found, _ = chunked_logprobs(head, hidden, targets, temperature, chunk_tokens, nucleus=nucleus_of(rows))
+    expected = []
+    for row, target, heat, ids in zip(hidden, targets.tolist(), temperature.double(), rows, strict=True):
+        weights = ((head.weight @ row) / heat).exp()
+        kept = sorted({*ids, target}) if ids else range(V)
+        expected.append((weights[target] / weights[list(kept)].sum()).log())
+    expected = torch.stack(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad((coefficients * column).sum(), (hidden, head.weight)) for column in (found, expected)]
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_nucleus_whose_offsets_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match="has 2 ids, but its offsets end at 3"):
+        Nucleus(torch.tensor([1, 2]), torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, N])
+def test_sums_of_squared_probabilities(chunk_tokens):
+    hidden, _, temperature = inputs()
+    head = Head()
+    found = chunked_squared_probs(head, hidden, temperature, chunk_tokens)
+    expected = ((hidden @ head.weight.T) / temperature[:, None]).softmax(-1).square().sum(-1)
+    torch.testing.assert_close(found, expected.detach())
+    assert not found.requires_grad and max(head.rows) <= chunk_tokens

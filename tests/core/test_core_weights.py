@@ -6,7 +6,16 @@ from core_batches import batch, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.core.weights import REDUCERS, sample_mean, token_mean
+from whet.core.weights import (
+    REDUCERS,
+    build_reducer,
+    group_mean,
+    sample_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+    token_sum_mean,
+)
 
 
 @st.composite
@@ -60,3 +69,47 @@ def test_weights_are_those_of_the_step_that_they_are_computed_on():
     b = batch(*(sample(".#" + "#" * i, trajectory=str(i)) for i in range(4)))
     assert sample_mean(b.select([3, 1])).sum().item() == pytest.approx(1)
     assert token_mean(b.select([3, 1])).max().item() == pytest.approx(1 / 6)
+
+
+@given(descriptions())
+def test_every_group_counts_the_same(described):
+    rows = [(m, t, v, t % 2) for m, t, v in described]
+    b = batch(*(sample(m, trajectory=str(t), valid=v, group=str(g)) for m, t, v, g in rows))
+    tokens = {g: sum(m.count("#") for m, _, v, h in rows if v and h == g) for *_, g in rows}
+    num_groups = len({g for *_, v, g in rows if v})
+    expected = [(1 / tokens[g] / num_groups if c == "#" and v else 0.0) for m, _, v, g in rows for c in m]
+    torch.testing.assert_close(group_mean(b).double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@given(descriptions())
+def test_sums_and_means_over_samples(described):
+    b = batch(*(sample(m, trajectory=str(t), valid=v) for m, t, v in described))
+    trained = [m.count("#") if v else 0 for m, _, v in described]
+    used = sum(n > 0 for n in trained)
+    num_valid = len({t for _, t, v in described if v})
+    for reducer, share in (
+        (sequence_mean, lambda n: 1 / n / used),
+        (sequence_sum, lambda n: 1 / used),
+        (token_sum_mean, lambda n: 1 / num_valid),
+        (build_reducer("constant", 7.0), lambda n: 1 / 7),
+        (build_reducer("constant_length", 7.0), lambda n: 1 / 7 / num_valid),
+    ):
+        expected = [(share(n) if c == "#" and n else 0.0) for (m, *_), n in zip(described, trained, strict=True) for c in m]
+        torch.testing.assert_close(reducer(b).double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_part_of_a_step_takes_the_steps_total(name):
+    parts = [batch(sample(".##", trajectory="a", group="a")), batch(sample(".#", trajectory="b", group="b"))]
+    whole = batch(sample(".##", trajectory="a", group="a"), sample(".#", trajectory="b", group="b"))
+    total = 3.0 if name == "token_mean" else 2.0
+    found = torch.cat([REDUCERS[name](part, total=total) for part in parts])
+    torch.testing.assert_close(found, REDUCERS[name](whole))
+
+
+def test_a_scale_belongs_to_the_reducers_that_divide_by_one():
+    with pytest.raises(ValueError, match="set reducer_scale"):
+        build_reducer("constant_length")
+    with pytest.raises(ValueError, match="takes no scale, but reducer_scale is 3"):
+        build_reducer("token_mean", 3)
+    assert build_reducer("group_mean") is group_mean

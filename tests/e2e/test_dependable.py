@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from typer.testing import CliRunner
 
+from whet.algo.policy import PolicyGradient
 from whet.cli import app
 from whet.commands import train
 from whet.engine.embedded import engine as engine_module
@@ -116,6 +117,56 @@ def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):
     assert metrics_of(folder / "forked") == metrics_of(trained)[2:]
 
 
+def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):
+    kl_reward = {"coef": 0.5, "target": 0.001, "horizon": 12}
+    algo = {"grpo": {"kl_reward": kl_reward}}
+    train(run_config(folder, "adapts", algo=algo))
+    train(run_config(folder, "adapts-parts", algo=algo, num_rollouts=2))
+    train(run_config(folder, "adapts-parts", algo=algo))
+    coefs = [row["reward_kl/coef"] for row in metrics_of(folder / "adapts")]
+    assert len(set(coefs)) == 4, "it changes with every rollout"
+    assert metrics_of(folder / "adapts-parts") == metrics_of(folder / "adapts")
+    assert weights_of(folder / "adapts-parts") == weights_of(folder / "adapts")
+
+
+def test_credit_that_fails_leaves_the_coefficient_as_it_was(folder, monkeypatch):
+    algo = {"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}}
+    train(run_config(folder, "unbroken", algo=algo))
+    assign = PolicyGradient.assign_credit
+    calls = []
+
+    def fails(self, batch):
+        found = assign(self, batch)
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("after the coefficient has changed")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyGradient, "assign_credit", fails)
+        with pytest.raises(MemoryError):
+            train(run_config(folder, "failed-credit", algo=algo))
+    assert checkpoints_of(folder / "failed-credit") == ["rollout_000002"]
+    train(run_config(folder, "failed-credit", algo=algo))
+    assert metrics_of(folder / "failed-credit") == metrics_of(folder / "unbroken")
+
+
+def test_settings_that_gain_a_state_begin_it_afresh(folder):
+    """The first start's algorithm has no state of its own; the second start's has one."""
+    (folder / "stateless.py").write_text(
+        "from types import SimpleNamespace\n"
+        "from whet.algo import GRPOConfig\n"
+        "from whet.algo.grpo import grpo\n"
+        "def build(options, plan):\n"
+        "    inner = grpo(GRPOConfig(), plan)\n"
+        "    names = ('needs', 'entropy_grad', 'reducer', 'prepare', 'assign_credit', 'loss')\n"
+        "    return SimpleNamespace(**{name: getattr(inner, name) for name in names})\n"
+    )
+    train(run_config(folder, "gains", algo={"name": f"{folder / 'stateless.py'}:build"}, num_rollouts=1))
+    train(run_config(folder, "gains", algo={"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001}}}, num_rollouts=2))
+    assert metrics_of(folder / "gains")[1]["reward_kl/coef"] == 0.5
+
+
 def test_a_place_among_other_data_is_not_taken_over(folder, trained):
     (folder / "more.jsonl").write_text((folder / "train.jsonl").read_text() + json.dumps({"prompt": "?", "label": "0"}) + "\n")
     restore = {"path": str(trained), "parts": ["data"]}
@@ -139,19 +190,25 @@ def test_the_best_checkpoint_stays(folder):
 
 
 def test_a_step_that_is_fine_the_second_time_is_told_apart(folder, tmp_path):
-    """The kept batch has what is needed to do the step again; that this one goes well now is said, with another status."""
+    """The kept batch has what is needed to do the step again; that this one goes well now is said, with another status.
+
+    The algorithm divides by the token limit of a trajectory, so both commands have to tell it.
+    """
     flag = tmp_path / "broken"
     flag.touch()
     (tmp_path / "moody.py").write_text(
         "from pathlib import Path\n"
         "from whet.algo.base import LossTerms\n"
-        "from whet.algo.grpo import GRPO, GRPOConfig\n"
-        "class Moody(GRPO):\n"
-        "    def loss(self, batch, out):\n"
-        "        found = super().loss(batch, out)\n"
-        f"        return LossTerms(found.terms * float('inf'), found.metrics) if Path({str(flag)!r}).exists() else found\n"
+        "from whet.algo.dr_grpo import DrGRPOConfig\n"
+        "from whet.algo.grpo import grpo\n"
         "def build(options, plan):\n"
-        "    return Moody(GRPOConfig(), plan)\n"
+        "    algorithm = grpo(DrGRPOConfig(), plan, 'dr_grpo')\n"
+        "    inner = algorithm.loss\n"
+        "    def loss(batch, out):\n"
+        "        found = inner(batch, out)\n"
+        f"        return LossTerms(found.terms * float('inf'), found.metrics) if Path({str(flag)!r}).exists() else found\n"
+        "    algorithm.loss = loss\n"
+        "    return algorithm\n"
     )
     with pytest.raises(NonFinite, match="replay-batch"):
         train(run_config(folder, "moody", algo={"name": f"{tmp_path / 'moody.py'}:build"}))

@@ -275,9 +275,9 @@ def test_a_second_signal_leaves_at_once(tmp_path, folder):
     (tmp_path / "hanging.py").write_text(
         "import time\n"
         "from pathlib import Path\n"
-        "from whet.algo.grpo import GRPO, GRPOConfig\n"
+        "from whet.algo.grpo import GRPOConfig, grpo\n"
         "def build(options, plan):\n"
-        "    algorithm = GRPO(GRPOConfig(), plan)\n"
+        "    algorithm = grpo(GRPOConfig(), plan)\n"
         "    inner, calls = algorithm.loss, []\n"
         "    def loss(batch, out):\n"
         "        calls.append(1)\n"

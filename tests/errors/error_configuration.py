@@ -35,6 +35,12 @@ def one_sample(bench: Bench) -> Told:
     return bench.refused("batch.samples_per_prompt=1")
 
 
+def no_critic(bench: Bench) -> Told:
+    return together(
+        bench.refused("algo.name=ppo"), bench.refused("algo.name=remax"), bench.refused("algo.grpo.distill_coef=0.5", "algo.name=grpo")
+    )
+
+
 def sampling(bench: Bench) -> Told:
     return together(bench.refused("rollout.top_p=0.9"), bench.refused("rollout.temperature=0"))
 
@@ -110,6 +116,14 @@ CONFIGURATION = (
         words=("batch.samples_per_prompt must be at least 2, not 1",),
         provoke=one_sample,
         seen_by_check=True,
+    ),
+    Case(
+        id="no-critic",
+        title="An algorithm that needs a critic, a teacher or a greedy baseline",
+        cause="The algorithm's numbers are there, but the model that would fill in this column for it is not.",
+        remedy="Choose one that does without ([algorithms.md](algorithms.md)): `grpo`, `rloo` and `reinforce_plus_plus` need only the policy.",
+        words=("algo.name=ppo needs values", "algo.name=remax needs baseline", "algo.name=grpo needs teacher_logprobs"),
+        provoke=no_critic,
     ),
     Case(
         id="sampling",

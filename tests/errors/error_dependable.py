@@ -21,25 +21,27 @@ ALGORITHM = '''\
 """GRPO with a term of my own in its loss."""
 
 from whet.algo.base import LossTerms
-from whet.algo.grpo import GRPO, GRPOConfig
+from whet.algo.grpo import GRPOConfig, grpo
 
 
-class WithBonus(GRPO):
-    def __init__(self, bonus, plan):
-        super().__init__(GRPOConfig(), plan)
-        self.bonus = bonus
+def with_bonus(bonus, plan):
+    algorithm = grpo(GRPOConfig(), plan)
+    inner = algorithm.loss
 
-    def loss(self, batch, out):
-        found = super().loss(batch, out)
-        return LossTerms(found.terms - self.bonus(out.logprobs), found.metrics)
+    def loss(batch, out):
+        found = inner(batch, out)
+        return LossTerms(found.terms - bonus(out.logprobs), found.metrics)
+
+    algorithm.loss = loss
+    return algorithm
 
 
 def log_of_surprise(options, plan):
-    return WithBonus(lambda logprobs: (logprobs + 1).log(), plan)
+    return with_bonus(lambda logprobs: (logprobs + 1).log(), plan)
 
 
 def root_of_change(options, plan):
-    return WithBonus(lambda logprobs: (logprobs - logprobs.detach()).abs().sqrt(), plan)
+    return with_bonus(lambda logprobs: (logprobs - logprobs.detach()).abs().sqrt(), plan)
 '''
 NEWEST = "checkpoints/rollout_000001"
 

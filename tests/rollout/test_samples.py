@@ -76,3 +76,11 @@ def test_groups_are_flattened_in_order():
     empty = Trajectory("t/4", TASK, (), Outcome.TIMEOUT)
     samples = samples_of_groups([Group(TASK, (a, empty)), Group(TASK, (b,))])
     assert [sample.trajectory for sample in samples] == ["t/2", "t/3"]
+
+
+def test_rewards_of_single_tokens_stay_on_their_tokens():
+    first, second = turn([1], [2, 3], Origin.PROMPT), replace(turn([4], [5]), token_rewards=(0.25,))
+    (sample,) = samples_of(trajectory(first, second))
+    assert sample.token_rewards == (0.0, 0.0, 0.0, 0.0, 0.25)
+    (plain,) = samples_of(trajectory(first))
+    assert plain.token_rewards is None

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny_policy import VOCAB, gradients, plain, policy, relative, rollout
 from torch import nn
 
-from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo import AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
+from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
@@ -31,7 +31,7 @@ def backend(model, *, budget=1000, chunk=None, **optim):
 
 def step_batch(reducer="sample_mean"):
     """A whole step with credit, weights, and old and reference log-probs some way off."""
-    algorithm = GRPO(GRPOConfig(entropy_coef=0.05, kl_coef=0.1, clip_high=0.28, reducer=reducer), StepPlan(2))
+    algorithm = grpo(GRPOConfig(entropy_coef=0.05, kl_coef=0.1, clip_high=0.28, reducer=reducer), StepPlan(2))
     batch, _ = algorithm.assign_credit(rollout())
     shift = torch.linspace(-0.4, 0.4, batch.num_tokens)
     batch = batch.with_(weights=algorithm.reducer(batch), old_logprobs=batch.rollout_logprobs)
@@ -109,6 +109,33 @@ def test_annotated_logprobs_are_the_plain_models(models, dtype):
     expected = torch.cat(rows) * batch.loss_mask
     torch.testing.assert_close(found.ref_logprobs.double(), expected.double(), rtol=1e-5, atol=1e-5)
     assert not any(p.grad is not None for p in model.hf.parameters())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_annotated_squared_probs_are_the_plain_models(models, dtype):
+    model, batch = models[dtype, False], rollout()
+    found = backend(model, budget=40, chunk=7).annotate(batch, Need.SQUARED_PROBS).squared_probs
+    expected = []
+    with torch.no_grad():
+        for tokens, heat in zip(batch.tokens.split(batch.lengths.tolist()), batch.temperature.tolist(), strict=True):
+            probs = (plain(model)(input_ids=tokens[None]).logits[0, :-1] / heat).softmax(-1)
+            expected += [torch.zeros(1), probs.square().sum(-1)]
+    torch.testing.assert_close(found.double(), (torch.cat(expected) * batch.loss_mask).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gspo", "cispo", "gmpo", "rloo", "reinforce_plus_plus", "otb"])
+def test_an_algorithms_gradient_does_not_depend_on_the_budget(models, name):
+    """Through the model: rows of 40 tokens and log-probs in chunks against everything at once."""
+    algorithm = build_algorithm(AlgorithmConfig(name=name), StepPlan(2))
+    batch = rollout()
+    for need in algorithm.needs:
+        batch = backend(models["float64", False]).annotate(batch, need)
+    batch, _ = algorithm.assign_credit(batch)
+    step = algorithm.prepare(batch.with_(weights=algorithm.reducer(batch)))
+    whole, grads, _ = accumulate(models["float64", False], algorithm, step, budget=1000, chunk=None)
+    cut, cut_grads, _ = accumulate(models["float64", False], algorithm, step, budget=40, chunk=3)
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-9)
+    assert max(relative(cut_grads[key], grads[key]) for key in grads) < 1e-9
 
 
 @pytest.mark.parametrize("recompute", [False, True])

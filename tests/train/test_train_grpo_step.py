@@ -9,7 +9,7 @@ import torch
 from tiny_policy import gradients, plain, policy, relative, rollout_samples
 
 from whet.algo import GRPOConfig, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten
 from whet.train.batching import BatchPlan, steps_of
@@ -98,6 +98,13 @@ RECIPE = {
     "reducer": "sample_mean",
 }
 
+BOUNDS = {"float32": (1e-5, 1e-4, 2e-3), "float64": (1e-6, 1e-5, 2.5e-4)}
+"""How far the first step's gradients may be off by their norm, the later steps', and the weights in learning rates.
+
+The batch's columns are float32 in either. Where a gradient is next to 0, Adam's first step turns an error of it into lr / eps
+times as much of the weight: in float32 that is the rounding of the passes, which differs with the machine and its number of
+threads, so the tight bounds are float64's."""
+
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
@@ -133,7 +140,7 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
         }
     )
     chosen = {k: recipe[k] for k in ("clip_low", "clip_high", "entropy_coef", "kl_coef", "normalize_std", "reducer")}
-    algorithm = GRPO(GRPOConfig(**chosen, reference=True), StepPlan(plan.optimizer_steps))
+    algorithm = grpo(GRPOConfig(**chosen, reference=True), StepPlan(plan.optimizer_steps))
     trained = Recorded(model, config, len(steps))
     learners = Learners(trained, TorchBackend(frozen, config, None), algorithm, plan, SEED)
     batch, _ = algorithm.assign_credit(learners.annotate(batch))
@@ -143,9 +150,9 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
     assert progress.optimizer_step == len(steps) == len(expected) == plan.optimizer_steps
     if len(steps) > 1:
         assert 0 < max(trained.clipped) < 1, "without a clipped token the later steps prove little"
+    first, later, in_learning_rates = BOUNDS[dtype]
     for step, (loss, norm, grads) in enumerate(expected):
-        # Adam's first step turns rounding into direction where a gradient is next to 0, so later steps start a little apart.
-        tolerance = 1e-5 if step == 0 else 1e-4
+        tolerance = first if step == 0 else later
         assert trained.losses[step] == pytest.approx(loss, rel=tolerance, abs=1e-6)
         assert trained.norms[step] == pytest.approx(norm, rel=tolerance)
         assert trained.grads[step].keys() == grads.keys()
@@ -155,6 +162,6 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
     start = dict(policy(dtype).named_weights())
     for name, weight in twin.named_parameters():
         found = dict(trained.named_weights())[name]
-        torch.testing.assert_close(found, weight, rtol=0, atol=recipe["lr"] * 5e-4)
+        torch.testing.assert_close(found, weight, rtol=0, atol=recipe["lr"] * in_learning_rates)
         moved = max(moved, float((weight - start[name]).detach().abs().max()))
     assert moved > recipe["lr"] / 2

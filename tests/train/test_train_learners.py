@@ -6,13 +6,13 @@ import pytest
 import torch
 from tiny_policy import rollout, rollout_samples, trajectory
 
-from whet.algo import GRPOConfig, LossTerms, Need, StepPlan
-from whet.algo.grpo import GRPO
+from whet.algo import ALGORITHMS, AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
+from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import Mean, flatten
 from whet.train.base import Backward
 from whet.train.batching import BatchPlan
-from whet.train.learners import Learners, mismatch
+from whet.train.learners import Learners, check_needs, mismatch
 from whet.types import Progress
 
 
@@ -42,7 +42,7 @@ def plan(steps, epochs=1):
 
 
 def learners(steps=1, epochs=1, reference=None, **settings):
-    algorithm = GRPO(GRPOConfig(**settings), StepPlan(steps * epochs))
+    algorithm = grpo(GRPOConfig(**settings), StepPlan(steps * epochs))
     return Learners(FakeBackend(), reference, algorithm, plan(steps, epochs), seed=4)
 
 
@@ -63,6 +63,25 @@ def test_each_need_is_asked_of_whom_it_concerns():
     assert found.policy.calls == [("annotate", Need.OLD_LOGPROBS)]
     assert reference.calls == [("annotate", Need.REF_LOGPROBS)]
     assert batch.old_logprobs.min() == -1.0 and batch.ref_logprobs.min() == -7.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "ppo"}, "algo.name=ppo needs values, which whet cannot compute yet; choose another algorithm"),
+        ({"name": "remax"}, "algo.name=remax needs baseline, which"),
+        ({"grpo": {"distill_coef": 0.5}}, "algo.name=grpo needs teacher_logprobs, which .*; leave distill_coef at 0, or choose"),
+    ],
+)
+def test_what_nobody_can_fill_in_is_refused(settings, words):
+    config = AlgorithmConfig.model_validate(settings)
+    with pytest.raises(ValueError, match=words):
+        check_needs(config.name, build_algorithm(config, StepPlan(1, 2, 64)))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"ppo", "remax"}))
+def test_every_other_algorithm_can_be_trained(name):
+    check_needs(name, build_algorithm(AlgorithmConfig(name=name), StepPlan(2, 4, 64)))
 
 
 @pytest.mark.parametrize("reducer", ["sample_mean", "token_mean"])
@@ -149,14 +168,13 @@ def test_without_trained_tokens_there_is_no_mismatch():
 
 
 def test_an_algorithm_prepares_each_step_after_its_weights():
-    class Prepared(GRPO):
-        def prepare(self, batch):
-            assert batch.weights is not None
-            return batch.with_(returns=torch.full_like(batch.weights, 5.0))
+    def prepare(batch):
+        assert batch.weights is not None
+        return batch.with_(returns=torch.full_like(batch.weights, 5.0))
 
-        def loss(self, batch, out):
-            return LossTerms(batch.returns, {})
-
-    found = Learners(FakeBackend(), None, Prepared(GRPOConfig(), StepPlan(1)), plan(1), seed=0)
+    algorithm = grpo(GRPOConfig(), StepPlan(1))
+    algorithm.prepare = prepare
+    algorithm.loss = lambda batch, out: LossTerms(batch.returns, {})
+    found = Learners(FakeBackend(), None, algorithm, plan(1), seed=0)
     update(found)
     assert steps_seen(found)[0].returns.unique().tolist() == [5.0]

@@ -23,7 +23,11 @@ class Need(StrEnum):
     OLD_LOGPROBS = "old_logprobs"
     REF_LOGPROBS = "ref_logprobs"
     TEACHER_LOGPROBS = "teacher_logprobs"
+    SQUARED_PROBS = "squared_probs"
+    """With the old log-probs, of the same distributions."""
     VALUES = "values"
+    BASELINE = "baseline"
+    """Comes with the rollout: the reward of a greedy reply to each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,5 @@ class StepPlan:
     """Optimizer steps per rollout, all epochs counted. 1: every step is on-policy."""
     samples_per_prompt: int | None = None
     """Trajectories of each prompt, where they are known."""
+    max_tokens: int | None = None
+    """The token limit of a trajectory (`rollout.max_tokens`), where it is known."""

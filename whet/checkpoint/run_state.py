@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol, get_args, runtime_checkable
 
 from whet.checkpoint.store import CheckpointStore, Part, Saved, find_checkpoint
 from whet.train.base import Backend
@@ -15,6 +15,7 @@ from whet.types import JSON, Progress
 STATE = "state.json"
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """Something whose state is JSON."""
 
@@ -120,7 +121,8 @@ class RunState:
         progress = self._restore(saved, get_args(Part))
         state = read_state(saved)
         for name, other in self._others.items():
-            other.restore(state["others"][name])
+            if name in state["others"]:  # else it is new with the settings, and begins afresh
+                other.restore(state["others"][name])
         self._log.truncate(state["log_offset"])
         self._note(f"resumed from {saved.folder}")
         return progress

@@ -61,10 +61,23 @@ class TrainBatch:
     ref_logprobs: Tensor | None = None
     """Of the reference policy. [T] float32"""
     teacher_logprobs: Tensor | None = None
+    """Of the teacher, for distillation. [T] float32"""
+    squared_probs: Tensor | None = None
+    """Sum over the vocabulary of the squared probabilities of the distribution each token was drawn from. [T] float32"""
     values: Tensor | None = None
+    """The critic's estimate of the return before each token. [T] float32"""
+    token_rewards: Tensor | None = None
+    """Rewards of single tokens, beside the trajectory's. [T] float32"""
+    baseline: Tensor | None = None
+    """A reward to compare the trajectory's with: the greedy reply's, for ReMax. [N] float64"""
+    correction: Tensor | None = None
+    """Importance weight of the trainer's policy over the engine's; 0 where a token is rejected. [T] float32"""
+    chosen: Tensor | None = None
+    """Tokens that a covariance criterion picked. [T] bool"""
     advantages: Tensor | None = None
     """[T] float32"""
     returns: Tensor | None = None
+    """What the critic learns. [T] float32"""
 
     def __post_init__(self) -> None:
         num_tokens, num_samples = int(self.tokens.shape[0]), int(self.lengths.shape[0])
@@ -131,7 +144,7 @@ class TrainBatch:
         return [as_list(piece) for piece in torch.split(column, as_list(self.lengths))]
 
 
-PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid"})
+PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "baseline"})
 
 
 def as_list(column: Tensor) -> list[Any]:
@@ -181,4 +194,13 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         trajectory=torch.tensor([trajectories[s.trajectory] for s in samples], dtype=torch.int64),
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
+        token_rewards=_token_rewards(samples),
     )
+
+
+def _token_rewards(samples: Sequence[Sample]) -> Tensor | None:
+    """One column if any sample has token rewards; they are 0 in samples that failed, as everywhere."""
+    if all(s.token_rewards is None for s in samples):
+        return None
+    rows = [s.token_rewards if s.token_rewards is not None and s.valid else (0.0,) * len(s.tokens) for s in samples]
+    return torch.tensor([r for row in rows for r in row], dtype=torch.float32)

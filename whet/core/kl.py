@@ -1,38 +1,65 @@
-"""Estimators of KL(policy || reference) from log-probs of sampled tokens.
+"""Estimators of KL(policy || reference) from log-probs of sampled tokens, and the controller of its coefficient.
 
-Source: J. Schulman, "Approximating KL divergence", 2020. The log-ratio is clamped to +-20, as in the policy loss.
+Source: J. Schulman, "Approximating KL divergence", 2020. An exponent is clamped to +-20, as in the policy loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from whet.core.losses import MAX_LOG_RATIO
 
-KLName = Literal["k1", "k2", "k3"]
+KLName = Literal["k1", "k2", "k3", "low_var", "abs"]
+MAX_LOW_VAR = 10.0
 
 
-def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """log p - log q: unbiased, can be negative."""
-    return _log_ratio(logprobs, ref_logprobs)
+def k1(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
+    """log p - log q: unbiased, can be negative; as a loss its gradient is that of the log-likelihood, not of the KL."""
+    return _weigh(logprobs - ref_logprobs, ratio)
 
 
-def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k2(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
     """(log p - log q)^2 / 2: biased, never negative, its gradient is the KL's."""
-    return 0.5 * _log_ratio(logprobs, ref_logprobs).square()
+    return _weigh(0.5 * (logprobs - ref_logprobs).square(), ratio)
 
 
-def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """q/p - 1 - log(q/p): unbiased, never negative."""
-    log_ratio = -_log_ratio(logprobs, ref_logprobs)
-    return log_ratio.expm1() - log_ratio
+def k3(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
+    """q/p - 1 - log(q/p): unbiased, never negative. slime's k3; see `low_var` for verl's."""
+    log_ratio = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return _weigh(log_ratio.expm1() - log_ratio, ratio)
 
 
-def _log_ratio(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    return (logprobs - ref_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def low_var(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
+    """k3, at most 10 (weighted: within +-10). slime's and verl's low_var_kl, and what verl calls k3."""
+    return k3(logprobs, ref_logprobs, ratio).clamp(-MAX_LOW_VAR, MAX_LOW_VAR)
 
 
-KL_ESTIMATORS: dict[KLName, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def absolute(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
+    """|log p - log q|: no estimate of the KL, but of how far apart the two are."""
+    return _weigh((logprobs - ref_logprobs).abs(), ratio)
+
+
+def _weigh(kl: Tensor, ratio: Tensor | None) -> Tensor:
+    return kl if ratio is None else ratio * kl
+
+
+class KLEstimator(Protocol):
+    """The policy's and the reference's log-probs, and optionally pi / pi_old, to a term per token."""
+
+    def __call__(self, logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor: ...
+
+
+KL_ESTIMATORS: dict[KLName, KLEstimator] = {"k1": k1, "k2": k2, "k3": k3, "low_var": low_var, "abs": absolute}
+"""With the ratio pi / pi_old and its gradient, value and gradient are both unbiased for tokens that pi_old sampled
+(DeepSeek-V3.2, arXiv 2512.02556)."""
+
+
+def adapted_kl_coef(coef: float, kl: float, num_samples: int, *, target: float, horizon: float) -> float:
+    """The next coefficient: coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon).
+
+    Source: arXiv 1909.08593, section 2.2. A KL under the target lowers the coefficient.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_samples / horizon)

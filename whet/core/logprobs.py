@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,8 +14,48 @@ Head = Callable[[Tensor], Tensor]
 """Hidden states [C, H] to logits [C, V]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Nucleus:
+    """The token ids that each token was sampled from (top-p, top-k), one list after the other.
+
+    A token without ids was sampled from the whole vocabulary.
+    """
+
+    ids: Tensor
+    """[K] int64"""
+    offsets: Tensor
+    """Token t has ids[offsets[t] : offsets[t + 1]]. [C + 1] int64"""
+
+    def __post_init__(self) -> None:
+        if int(self.offsets[-1]) != len(self.ids):
+            raise ValueError(f"the nucleus has {len(self.ids)} ids, but its offsets end at {int(self.offsets[-1])}")
+
+    def split(self, size: int) -> list[Nucleus]:
+        """Pieces of `size` tokens, the last one shorter."""
+        cuts = range(0, max(len(self.offsets) - 1, 1), size)
+        return [self.rows(cut, min(cut + size, len(self.offsets) - 1)) for cut in cuts]
+
+    def rows(self, start: int, stop: int) -> Nucleus:
+        """Tokens start to stop."""
+        offsets = self.offsets[start : stop + 1]
+        return Nucleus(self.ids[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
+    def excluded(self, targets: Tensor, vocab_size: int) -> Tensor:
+        """True where a token could not be drawn; a target always can. [C, V] bool"""
+        count = self.offsets.diff()
+        out = (count > 0)[:, None].expand(-1, vocab_size).clone()
+        rows = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+        out[rows, self.ids] = False
+        return out.scatter_(1, targets[:, None], False)
+
+
 def logprobs_and_entropy(
-    logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_grad: bool = True
+    logits: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    *,
+    entropy_grad: bool = True,
+    nucleus: Nucleus | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Natural-log probability of each target and entropy in nats of softmax(logits / temperature).
 
@@ -23,6 +64,8 @@ def logprobs_and_entropy(
         targets: [C] int64.
         temperature: [C], positive.
         entropy_grad: whether the entropy takes part in the backward pass.
+        nucleus: log-probs are renormalised over these tokens, as the sampling was; a target always belongs to them. The
+            entropy stays that of the whole distribution.
 
     Returns:
         Two [C] tensors.
@@ -31,11 +74,20 @@ def logprobs_and_entropy(
     logprobs = torch.log_softmax(logits, dim=-1)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
+    if nucleus is not None:
+        logprobs = torch.log_softmax(logits.masked_fill(nucleus.excluded(targets, logits.shape[-1]), -torch.inf), dim=-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
 def chunked_logprobs(
-    head: Head, hidden: Tensor, targets: Tensor, temperature: Tensor, chunk_tokens: int, *, entropy_grad: bool = False
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    chunk_tokens: int,
+    *,
+    entropy_grad: bool = False,
+    nucleus: Nucleus | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`logprobs_and_entropy(head(hidden), ...)` with at most `chunk_tokens` rows of logits held at a time.
 
@@ -48,19 +100,39 @@ def chunked_logprobs(
         temperature: [N].
         chunk_tokens: rows of logits held at a time.
         entropy_grad: whether the entropy takes part in the backward pass.
+        nucleus: what each target was sampled from, of N tokens.
     """
 
-    def one(rows: Tensor, wanted: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_and_entropy(head(rows), wanted, heat, entropy_grad=entropy_grad)
+    def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
+        return logprobs_and_entropy(head(rows), wanted, heat, entropy_grad=entropy_grad, nucleus=kept)
 
     if len(targets) <= chunk_tokens or not torch.is_grad_enabled():
         run = one
     else:
         checkpointed = cast(Any, checkpoint)
 
-        def run(rows: Tensor, wanted: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
-            return checkpointed(one, rows, wanted, heat, use_reentrant=False, preserve_rng_state=False)
+        def run(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
+            return checkpointed(one, rows, wanted, heat, kept, use_reentrant=False, preserve_rng_state=False)
 
-    columns = (torch.split(column, chunk_tokens) for column in (hidden, targets, temperature))
-    outs = [run(*piece) for piece in zip(*columns, strict=True)]
+    columns = [torch.split(column, chunk_tokens) for column in (hidden, targets, temperature)]
+    kept = [None] * len(columns[1]) if nucleus is None else nucleus.split(chunk_tokens)
+    outs = [run(*piece) for piece in zip(*columns, kept, strict=True)]
     return torch.cat([logprobs for logprobs, _ in outs]), torch.cat([entropy for _, entropy in outs])
+
+
+def chunked_squared_probs(head: Head, hidden: Tensor, temperature: Tensor, chunk_tokens: int) -> Tensor:
+    """Sum over the vocabulary of softmax(logits / temperature)^2 of each token, without gradient. [N]
+
+    Args:
+        head: hidden states to logits.
+        hidden: [N, H], at the positions that predict the tokens.
+        temperature: [N].
+        chunk_tokens: rows of logits held at a time.
+    """
+    sums: list[Tensor] = []
+    with torch.no_grad():
+        for rows, heat in zip(torch.split(hidden, chunk_tokens), torch.split(temperature, chunk_tokens), strict=True):
+            logits = head(rows)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None]
+            sums.append((2 * torch.log_softmax(logits, dim=-1)).exp().sum(-1))
+    return torch.cat(sums)

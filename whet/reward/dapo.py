@@ -11,6 +11,7 @@ import re
 from pydantic import Field, model_validator
 
 from whet.config import Config
+from whet.core.shaping import overlong_penalty
 from whet.reward.base import bad_row, label_of
 from whet.types import JSON, Rewards, Task, Trajectory
 
@@ -79,10 +80,8 @@ class OverlongPenalty:
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         options, num_tokens = self._options, trajectory.num_tokens_sampled
-        excess = num_tokens - (options.max_tokens - options.buffer_tokens)
-        if excess <= 0:
-            return Rewards(0.0)
-        return Rewards(-excess / options.buffer_tokens * options.factor, detail=f"the reply has {num_tokens} tokens")
+        penalty = overlong_penalty(num_tokens, options.max_tokens, options.buffer_tokens, options.factor)
+        return Rewards(penalty, detail=f"the reply has {num_tokens} tokens") if penalty < 0 else Rewards(0.0)
 
     def close(self) -> None:
         """Nothing to release."""

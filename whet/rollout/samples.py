@@ -30,11 +30,13 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sam
     origin: list[Origin] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    rewards: list[float] = []
     for turn in chain:
         tokens.extend((*turn.context, *turn.tokens))
         origin.extend((*turn.context_origin, *(Origin.MODEL for _ in turn.tokens)))
         logprobs.extend((*(0.0 for _ in turn.context), *turn.logprobs))
         versions.extend((*(UNSAMPLED for _ in turn.context), *turn.versions))
+        rewards.extend((*(0.0 for _ in turn.context), *(turn.token_rewards or (0.0 for _ in turn.tokens))))
     return Sample(
         tokens=tuple(tokens),
         origin=tuple(origin),
@@ -47,4 +49,5 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sam
         reward=trajectory.rewards.total if trajectory.rewards is not None else 0.0,
         valid=trajectory.outcome.valid and trajectory.rewards is not None,
         temperature=trajectory.temperature,
+        token_rewards=tuple(rewards) if any(turn.token_rewards for turn in chain) else None,
     )

@@ -13,6 +13,9 @@ from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 
+COMPUTED = frozenset({Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.SQUARED_PROBS})
+"""What a backend can fill in for an algorithm."""
+
 
 class NonFinite(RuntimeError):
     """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
@@ -37,7 +40,7 @@ class Backend(Protocol):
     """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column: `old_logprobs` or `ref_logprobs` under this backend's present weights, without gradient."""
+        """Fill one column of `COMPUTED`, under this backend's present weights, without gradient."""
         ...
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:

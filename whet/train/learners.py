@@ -10,7 +10,7 @@ from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import Backend, Backward, NonFinite
+from whet.train.base import COMPUTED, Backend, Backward, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.types import Progress
 
@@ -27,6 +27,17 @@ class Update:
     did not ask for them."""
     num_tokens: int
     """Tokens that went through the model in forward and backward passes."""
+
+
+def check_needs(name: str, algorithm: Algorithm) -> None:
+    """Refuse an algorithm that needs what nothing fills in yet.
+
+    Raises:
+        ValueError: with what is missing.
+    """
+    if missing := sorted(algorithm.needs - COMPUTED):
+        remedy = "leave distill_coef at 0, or choose another algorithm" if Need.TEACHER_LOGPROBS in missing else "choose another algorithm"
+        raise ValueError(f"algo.name={name} needs {', '.join(missing)}, which whet cannot compute yet; {remedy}")
 
 
 class Learners:
@@ -50,7 +61,7 @@ class Learners:
         self._seed = seed
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
-        """Fill the columns that the algorithm needs."""
+        """Fill the columns that the algorithm needs; `check_needs` has seen that they can be."""
         for need in sorted(self.algorithm.needs):
             if need is Need.REF_LOGPROBS:
                 assert self.reference is not None, "build made no reference model"

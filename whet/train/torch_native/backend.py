@@ -16,11 +16,11 @@ from torch import Tensor
 from whet.algo.base import LossFunction, Need
 from whet.config import Config
 from whet.core.batch import TokenOutputs, TrainBatch
-from whet.core.logprobs import chunked_logprobs
+from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.observe.metrics import Metrics, merge_metrics
-from whet.train.base import Backward, NonFinite
+from whet.train.base import COMPUTED, Backward, NonFinite
 from whet.train.tensor_files import system_errors, write_tensors
 from whet.train.torch_native.optim import OptimConfig, Optimizer
 from whet.train.torch_native.packing import pack
@@ -63,13 +63,14 @@ class TorchBackend:
         self._chunk_tokens = rows_per_chunk(config, model.vocab_size)
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        if need not in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS):
+        if need not in COMPUTED:
             raise ValueError(f"this backend cannot compute {need}")
         column = torch.zeros(batch.num_tokens, dtype=torch.float32)
         with torch.no_grad():
             for rows in self._rows(batch):
                 part = batch.select(rows).to(self.model.device)
-                _scatter(column, batch, rows, self._outputs(part, entropy_grad=False).logprobs)
+                found = self._squared_probs(part) if need is Need.SQUARED_PROBS else self._outputs(part, entropy_grad=False).logprobs
+                _scatter(column, batch, rows, found)
         return batch.with_(**{need.value: column})
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
@@ -150,19 +151,24 @@ class TorchBackend:
         rows = pack(batch.lengths[chosen].tolist(), self.config.max_tokens_per_device)
         return [chosen[row].tolist() for row in rows]
 
-    def _outputs(self, batch: TrainBatch, *, entropy_grad: bool) -> TokenOutputs:
-        """Log-probs and entropies of the trained tokens; the vocabulary is only projected to where one follows."""
+    def _trained(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Places of the trained tokens, the hidden states that predict them, and their temperatures."""
         attend = PackedRow(batch.lengths.tolist(), self.model.device)
         hidden = self.model.hidden(batch.tokens, attend.positions, attend)
         wanted = batch.loss_mask.nonzero().squeeze(-1)
-        temperature = batch.temperature[batch.sample_of_token][wanted]
+        return wanted, hidden.index_select(0, wanted - 1), batch.temperature[batch.sample_of_token][wanted]
+
+    def _squared_probs(self, batch: TrainBatch) -> Tensor:
+        """Sums of squared probabilities at the trained tokens; 0 elsewhere. [T]"""
+        wanted, hidden, temperature = self._trained(batch)
+        found = chunked_squared_probs(self.model.logits, hidden, temperature, self._chunk_tokens)
+        return torch.zeros(batch.num_tokens, dtype=found.dtype, device=found.device).index_copy(0, wanted, found)
+
+    def _outputs(self, batch: TrainBatch, *, entropy_grad: bool) -> TokenOutputs:
+        """Log-probs and entropies of the trained tokens; the vocabulary is only projected to where one follows."""
+        wanted, hidden, temperature = self._trained(batch)
         logprobs, entropy = chunked_logprobs(
-            self.model.logits,
-            hidden.index_select(0, wanted - 1),
-            batch.tokens[wanted],
-            temperature,
-            self._chunk_tokens,
-            entropy_grad=entropy_grad,
+            self.model.logits, hidden, batch.tokens[wanted], temperature, self._chunk_tokens, entropy_grad=entropy_grad
         )
         empty = torch.zeros(batch.num_tokens, dtype=logprobs.dtype, device=logprobs.device)
         return TokenOutputs(empty.index_copy(0, wanted, logprobs), empty.index_copy(0, wanted, entropy))

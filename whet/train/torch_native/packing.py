@@ -26,3 +26,28 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             rows[row].append(i)
             used[row] += length
     return rows
+
+
+def split_rows(rows: Sequence[Sequence[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
+    """As many rows as asked for, by cutting the longest row of several samples in two until there are enough.
+
+    Its samples go, longest first, to the shorter half, so no row gets longer. The first half takes the row's place and the
+    second goes to the end.
+
+    Raises:
+        ValueError: if there are fewer samples than rows asked for.
+    """
+    out = [list(row) for row in rows]
+    while len(out) < count:
+        total, place = max((sum(lengths[i] for i in row), k) if len(row) > 1 else (-1, k) for k, row in enumerate(out))
+        if total < 0:
+            raise ValueError(f"{len(out)} samples cannot make {count} rows; give each row at least one")
+        halves: tuple[list[int], list[int]] = ([], [])
+        sums = [0, 0]
+        for i in sorted(out[place], key=lambda i: -lengths[i]):
+            half = 0 if sums[0] <= sums[1] else 1
+            halves[half].append(i)
+            sums[half] += lengths[i]
+        out[place] = halves[0]
+        out.append(halves[1])
+    return out

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algo_batches import rollout
+from pydantic import ValidationError
+
+from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.offpolicy import CorrectionConfig, correction_metrics, correction_weights, kept_tokens
+from whet.core.batch import TokenOutputs
+from whet.observe.metrics import flatten
+
+
+def two_samples():
+    """The engine's log-probs are -1 where tokens train; the trainer's ratios are 1, e, 1/e and e^-3."""
+    batch = rollout(("a", 1.0, True, [".##"]), ("a", 0.0, True, [".##"]))
+    return batch, torch.tensor([0.0, -1.0, 0.0, 0.0, -2.0, -4.0])
+
+
+def test_weights_times_what_is_kept():
+    batch, train = two_samples()
+    config = CorrectionConfig.model_validate(
+        {"weights": "token", "high": 2.0, "reject": [{"statistic": "token_k1", "high": math.exp(1.5), "low": 0.1}]}
+    )
+    assert kept_tokens(batch, train, config).tolist() == [True, True, True, True, True, False]
+    found = correction_weights(batch, train, config)
+    assert found[batch.loss_mask].tolist() == pytest.approx([1.0, 2.0, math.exp(-1), 0.0])
+    assert correction_weights(batch, train, CorrectionConfig(veto=0.1))[batch.loss_mask].tolist() == [1.0, 1.0, 0.0, 0.0]
+    whole = correction_weights(batch, train, CorrectionConfig(weights="token", normalize=True))
+    assert whole[batch.loss_mask].mean().item() == pytest.approx(1.0)
+
+
+def test_metrics_of_a_rollout():
+    batch, train = two_samples()
+    found = flatten(correction_metrics(batch, train, CorrectionConfig(weights="token", veto=0.1)))
+    assert found["correction/kl"] == pytest.approx((0 - 1 + 1 + 3) / 4)
+    assert found["correction/rejected"] == 0.5
+    assert found["correction/bounded"] == pytest.approx(1 / 4)
+    assert found["correction/train_log_ppl"] == pytest.approx((0.5 + 3.0) / 2)
+    weights = [1.0, 2.0, math.exp(-1), math.exp(-3)]
+    expected = sum(weights) ** 2 / 4 / sum(w * w for w in weights)
+    assert found["correction/effective_sample_size"] == pytest.approx(expected, rel=1e-5)
+    nothing = batch.with_(loss_mask=torch.zeros_like(batch.loss_mask))
+    assert correction_metrics(nothing, train, CorrectionConfig(weights="token")) == {}
+
+
+def algorithm(correction, num_steps=2, **settings):
+    config = AlgorithmConfig.model_validate({"grpo": {"normalize_std": False, "correction": correction, **settings}})
+    return build_algorithm(config, StepPlan(num_steps))
+
+
+def test_a_rejected_token_counts_in_denominators_or_as_never_sampled():
+    batch, train = two_samples()
+    reject = {"reject": [{"statistic": "token_k2", "high": 1.0}]}
+    shares = {}
+    for rejected in ("weigh", "mask"):
+        chosen = algorithm({**reject, "rejected": rejected}, reducer="token_mean")
+        credited, metrics = chosen.assign_credit(batch.with_(old_logprobs=train))
+        step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
+        shares[rejected] = step.weights.tolist()
+        assert flatten(metrics)["correction/rejected"] == 0.25
+    assert shares == {"weigh": [0, 0.25, 0.25, 0, 0.25, 0], "mask": [0, *(pytest.approx(1 / 3),) * 2, 0, pytest.approx(1 / 3), 0]}
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_weights_multiply_the_policy_loss_alone(num_steps):
+    """One step: the weights are of the present policy; more: of the one before the first step."""
+    batch, train = two_samples()
+    chosen = algorithm({"weights": "token", "high": 2.0}, num_steps, entropy_coef=0.5)
+    credited, _ = chosen.assign_credit(batch.with_(old_logprobs=train if num_steps == 2 else None))
+    step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
+    logprobs = train.clone().requires_grad_(True)
+    out = TokenOutputs(logprobs, torch.full((6,), 2.0))
+    found = chosen.loss(step, out)
+    weights = torch.tensor([0, 1.0, 2.0, 0, math.exp(-1), math.exp(-3)])
+    mask = batch.loss_mask
+    expected = -weights * step.advantages - 0.5 * 2.0
+    torch.testing.assert_close(found.terms[mask], expected[mask])
+    (slope,) = torch.autograd.grad(found.terms.sum(), logprobs)
+    torch.testing.assert_close(slope[mask], (-weights * step.advantages)[mask])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"weights": "token", "high": 2.0, "low": 3.0}, "low is 3.0 and high is 2.0"),
+        ({"normalize": True}, "set weights to one of these"),
+        ({"weights": "geometric", "normalize": True}, "set weights to one of these"),
+        ({"reject": [{"statistic": "token_k3", "high": 1.0, "low": 0.5}]}, "leave out low"),
+        ({"reject": [{"statistic": "max_k1", "high": 1.0}]}, "max_k1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, text):
+    with pytest.raises(ValidationError) as caught:
+        CorrectionConfig.model_validate(settings)
+    assert text in str(caught.value) or "Input should be" in str(caught.value)
+
+
+def test_the_engines_ratio_is_not_corrected_twice():
+    with pytest.raises(ValueError, match="count it twice"):
+        algorithm({"weights": "token"}, old_logprobs="rollout")

@@ -1,0 +1,81 @@
+"""Pass rates, validation metrics, filters, periodic actions, reward shaping."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from tests.parity.golden_batches import by_source
+from whet.core.advantages import nothing_to_compare
+from whet.core.shaping import overlong_penalty
+from whet.evaluate.bootstrap import sample_statistics
+from whet.evaluate.passk import pass_at_k
+from whet.train.batching import periodic_due
+
+
+def pass_rate(case):
+    rewards, size = case["inputs"]["rewards"], case["params"]["group_size"]
+    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    ks = [2**i for i in range(size.bit_length()) if 2**i <= size]
+    return {f"pass@{k}": fmean(pass_at_k(size, sum(r == 1 for r in group), k) for group in groups) for k in ks}
+
+
+def nonzero_std(case):
+    reason = nothing_to_compare(case["inputs"]["rewards"])
+    return {"keep": reason is None, "reason": reason}
+
+
+def periodic(case):
+    return {
+        "run": [
+            periodic_due(rollout_id + 1, interval, per_epoch=per_epoch, total=total)
+            for rollout_id, interval, per_epoch, total in case["inputs"]["cases"]
+        ]
+    }
+
+
+def dapo_overlong(case):
+    given, params = case["inputs"], case["params"]
+    penalties = [
+        overlong_penalty(length, params["max_resp_len"], params["overlong_buffer_len"], params["penalty_factor"])
+        for length in given["response_lengths"]
+    ]
+    rewards = [score + penalty for score, penalty in zip(given["scores"], penalties, strict=True)]
+    return {"reward_at_last_token": rewards, "overlong_reward": penalties}
+
+
+def validation_metrics(case):
+    """A mean over the tasks of each source; what they answered is only voted on."""
+    given, params = case["inputs"], case["params"]
+    samples: dict[str, dict[str, list[int]]] = {}
+    for i, (source, uid) in enumerate(zip(given["data_sources"], given["sample_uids"], strict=True)):
+        samples.setdefault(source, {}).setdefault(uid, []).append(i)
+    out: dict[str, dict[str, dict[str, float]]] = {}
+    for source, tasks in samples.items():
+        for name, values in given["infos"].items():
+            if isinstance(values[0], str):
+                continue
+            collected: dict[str, list[float]] = {}
+            for places in tasks.values():
+                answers = given["infos"].get("pred")
+                found = sample_statistics(
+                    [values[i] for i in places],
+                    None if answers is None else [answers[i] for i in places],
+                    num_draws=params["n_bootstrap"],
+                    seed=params["seed"],
+                )
+                for key, value in found.items():
+                    collected.setdefault(key, []).append(value)
+            out.setdefault(source, {})[name] = {key: fmean(numbers) for key, numbers in collected.items()}
+    return out
+
+
+ADAPTERS = {
+    "slime_misc": by_source(
+        {
+            "compute_pass_rate": pass_rate,
+            "check_reward_nonzero_std": nonzero_std,
+            "should_run_periodic_action": periodic,
+        }
+    ),
+    "verl_misc": by_source({"DAPORewardManager": dapo_overlong, "process_validation_metrics": validation_metrics}),
+}

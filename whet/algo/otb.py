@@ -1,0 +1,37 @@
+"""The optimal token baseline: each step of a group has the baseline that makes the gradient's variance least."""
+
+from __future__ import annotations
+
+from whet.algo.base import Need, StepPlan
+from whet.algo.credit import Credit, compared
+from whet.algo.offpolicy import correction_weights
+from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.core.batch import TrainBatch
+from whet.core.returns import discounted_returns, rewards_on_tokens
+from whet.core.token_baseline import Align, optimal_token_baseline
+
+
+class OTBConfig(PolicyConfig):
+    """The optimal token baseline's settings."""
+
+    align: Align = "action"
+    """What counts as the same step in two trajectories. action: their n-th trained token; position: their n-th token after
+    the prompt, whoever wrote it."""
+    zero_tail: bool = True
+    """No baseline where only the longest trajectory of a group goes on: it would be that one's own return."""
+
+
+def otb(config: OTBConfig, plan: StepPlan) -> PolicyGradient:
+    """Reward to go, less the group's baseline of that step."""
+
+    def assign(batch: TrainBatch) -> Credit:
+        logprobs = batch.old_logprobs if batch.old_logprobs is not None else batch.rollout_logprobs
+        if config.correction.used:
+            batch = batch.with_(correction=correction_weights(batch, logprobs, config.correction))
+        returns = discounted_returns(batch, rewards_on_tokens(batch), batch.loss_mask)
+        baseline = optimal_token_baseline(batch, returns, logprobs, align=config.align, zero_tail=config.zero_tail)
+        usable = compared(batch, batch.rewards).usable
+        return Credit(returns - baseline, returns, usable)
+
+    needs = frozenset({Need.OLD_LOGPROBS, Need.SQUARED_PROBS})
+    return PolicyGradient("otb", config, plan, assign, needs=needs, compares=True)

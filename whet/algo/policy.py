@@ -1,0 +1,312 @@
+"""A policy-gradient algorithm put together from its parts: a credit assignment, a policy loss, and what all of them share.
+
+Shared are the old log-probs, the KL to a reference in the loss or in the reward, the entropy bonus, off-policy correction
+and sequence masking, distillation, whitening and the reducer. An algorithm's file gives the credit and the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.credit import Assign, group_metrics
+from whet.algo.offpolicy import CorrectionConfig, correction_metrics, correction_weights, kept_tokens
+from whet.algo.surrogates import NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surrogate
+from whet.config import Config
+from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.correction import geometric_weight
+from whet.core.covariance import covariances, pick_between, pick_largest, share_of
+from whet.core.distill import distilled
+from whet.core.kl import KL_ESTIMATORS, KLName, adapted_kl_coef
+from whet.core.losses import ClipTerms, log_ratio_of, sequence_mask
+from whet.core.segments import per_sample_mean
+from whet.core.weights import Reducer, ReducerName, ScaledReducerName, build_reducer
+from whet.core.whiten import whiten
+from whet.observe.metrics import Last, Max, Mean, Metrics
+from whet.types import JSON
+
+
+class RewardKLConfig(Config):
+    """KL(policy || reference) as a part of the reward."""
+
+    coef: float = Field(default=0.0, ge=0)
+    """Each trained token's reward is lowered by coef times its KL."""
+    estimator: KLName = "k1"
+    """How KL is estimated from the sampled tokens."""
+    target: float | None = Field(default=None, gt=0)
+    """Adapt the coefficient so that the KL of a trajectory's mean token stays near this; unset: a fixed coefficient."""
+    horizon: int = Field(default=10_000, gt=0)
+    """Trajectories over which a deviation of 20% changes the coefficient by 20%."""
+
+
+class PolicyConfig(Config):
+    """What every policy-gradient algorithm has."""
+
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The ratio is clipped from below at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped from above at 1 + clip_high (0.28 is DAPO's clip-higher)."""
+    clip_dual: float | None = Field(default=None, gt=1)
+    """Dual clip: the term of a token with negative advantage is at most clip_dual * |advantage|."""
+    reducer: ReducerName | ScaledReducerName = "sample_mean"
+    """sample_mean: every trajectory counts the same; token_mean: every token does; group_mean: every group does;
+    token_sum_mean: sums over tokens, mean over trajectories; sequence_mean, sequence_sum: the same two over samples;
+    constant_length, constant: sums over reducer_scale."""
+    reducer_scale: float | None = Field(default=None, gt=0)
+    """What constant_length and constant divide by; unset: the token limit of a trajectory, where it is known."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of KL(policy || reference) in the loss."""
+    kl_estimator: KLName = "k3"
+    """How KL is estimated from the sampled tokens."""
+    kl_unbiased: bool = False
+    """Multiply the estimate by pi / pi_old, gradient too: then the tokens that the old policy sampled give no bias."""
+    reference: bool | None = None
+    """Keep a frozen copy of the first policy. Unset: only if a KL has a weight; true observes the KL at 0 too."""
+    old_logprobs: Literal["auto", "recompute", "rollout", "current"] = "auto"
+    """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the
+    present ones, detached (right only if a rollout feeds one step); auto: current if it feeds one, else recompute."""
+    loss: LossConfig = Field(default_factory=LossConfig)
+    """The policy loss."""
+    whiten: bool = False
+    """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens."""
+    kl_reward: RewardKLConfig = Field(default_factory=RewardKLConfig)
+    """KL in the reward."""
+    distill_coef: float = Field(default=0.0, ge=0)
+    """On-policy distillation: every advantage is lowered by this times log pi / pi_teacher of its token."""
+    mask_delta: float | None = Field(default=None, ge=0)
+    """Off-policy sequence masking: drop tokens with a negative advantage from samples whose mean log pi_old / pi exceeds
+    this (slime's opsm_delta is 1e-4)."""
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    """Off-policy correction between engine and trainer."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PolicyConfig:
+        for name, coef in (("kl_coef", self.kl_coef), ("kl_reward.coef", self.kl_reward.coef)):
+            if coef > 0 and self.reference is False:
+                raise ValueError(f"{name} is {coef} but reference is false: there is nothing to measure the KL to")
+        if self.correction.used and self.old_logprobs == "rollout":
+            raise ValueError(
+                "old_logprobs=rollout puts the engine's policy into the ratio already, so correction would count it twice; use recompute"
+            )
+        return self
+
+    @property
+    def keeps_reference(self) -> bool:
+        return (self.kl_coef > 0 or self.kl_reward.coef > 0) if self.reference is None else self.reference
+
+    @property
+    def needs_logprobs_for_credit(self) -> bool:
+        """Whether the trainer's log-probs must be there before a step is taken."""
+        correction = self.correction
+        early = correction.normalize or (correction.rejects and correction.rejected == "mask")
+        return self.kl_reward.coef > 0 or self.distill_coef > 0 or early or self.loss.name in NEEDS_CHOICE
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a loss is made of, per token; reduced by `sum(weights * terms)`. Each [T]."""
+
+    terms: Tensor
+    """policy - entropy_coef * entropy + kl_coef * KL."""
+    policy: Tensor
+    """The policy loss, corrected and masked."""
+    clip: ClipTerms
+    old: Tensor
+    """The log-probs that the ratio is over."""
+    kl: Tensor | None
+    """KL to the reference, where there is one."""
+    correction: Tensor | None
+    """What the policy loss was multiplied by."""
+    masked: Tensor | None
+    """False where sequence masking dropped a token. bool"""
+
+
+class PolicyGradient:
+    """An `Algorithm` from a credit assignment and a policy loss.
+
+    Args:
+        name: of the algorithm, for error messages.
+        config: its settings.
+        plan: how many optimizer steps a rollout feeds.
+        assign: its credit assignment.
+        needs: what that needs on the batch.
+        compares: whether it compares the samples of a prompt with each other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: PolicyConfig,
+        plan: StepPlan,
+        assign: Assign,
+        *,
+        needs: frozenset[Need] = frozenset(),
+        compares: bool = False,
+    ) -> None:
+        self.name = name
+        self.config = config
+        scaled = config.reducer in ("constant", "constant_length")
+        limit = float(plan.max_tokens) if scaled and plan.max_tokens is not None else None
+        self.reducer: Reducer = build_reducer(config.reducer, config.reducer_scale if config.reducer_scale is not None else limit)
+        self.entropy_grad = config.entropy_coef > 0
+        self.kl_reward_coef = config.kl_reward.coef
+        """The present coefficient of the KL in the reward: state of the run where it adapts."""
+        self._assign = assign
+        self._surrogate = build_surrogate(config.loss, config)
+        if compares and plan.samples_per_prompt is not None and plan.samples_per_prompt < 2:
+            raise ValueError(
+                f"{name} compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
+                f"not {plan.samples_per_prompt}"
+            )
+        early = config.needs_logprobs_for_credit or Need.OLD_LOGPROBS in needs
+        self.old_logprobs = config.old_logprobs
+        if self.old_logprobs == "auto":
+            self.old_logprobs = "current" if plan.num_steps == 1 and not early else "recompute"
+        if self.old_logprobs == "current":
+            if plan.num_steps > 1:
+                raise ValueError(
+                    f"algo.{name}.old_logprobs=current is right only if a rollout feeds one optimizer step, but here it feeds "
+                    f"{plan.num_steps}; use recompute or rollout"
+                )
+            if early:
+                raise ValueError(
+                    f"algo.{name}.old_logprobs=current is known in the step alone, but credit needs log-probs before it; use recompute"
+                )
+        found = set(needs) - {Need.OLD_LOGPROBS}
+        if self.old_logprobs == "recompute":
+            found.add(Need.OLD_LOGPROBS)
+        if config.keeps_reference:
+            found.add(Need.REF_LOGPROBS)
+        if config.distill_coef > 0:
+            found.add(Need.TEACHER_LOGPROBS)
+        self.needs = frozenset(found)
+
+    def assign_credit(self, batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """Advantages and returns of every trained token; samples that teach nothing stop training."""
+        config = self.config
+        metrics = group_metrics(batch)
+        if self.old_logprobs == "rollout":
+            batch = batch.with_(old_logprobs=batch.rollout_logprobs)
+        if config.correction.used and batch.old_logprobs is not None:
+            metrics |= correction_metrics(batch, batch.old_logprobs, config.correction)
+            if config.correction.rejects and config.correction.rejected == "mask":
+                batch = batch.with_(loss_mask=batch.loss_mask & kept_tokens(batch, batch.old_logprobs, config.correction))
+        given = batch.token_rewards
+        if config.kl_reward.coef > 0:
+            batch = self._penalize(batch, metrics)
+        credit = self._assign(batch)
+        mask = batch.loss_mask & credit.usable[batch.sample_of_token]
+        advantages = credit.advantages.double()
+        if config.distill_coef > 0:
+            assert batch.old_logprobs is not None and batch.teacher_logprobs is not None, "annotated before credit"
+            advantages = distilled(advantages, batch.old_logprobs, batch.teacher_logprobs, config.distill_coef)
+            metrics["distill/kl"] = _mean(batch.old_logprobs - batch.teacher_logprobs, mask, mask.sum())
+        if config.whiten and bool(mask.any()):
+            advantages = whiten(advantages, mask)
+        columns = {"advantages": advantages, "returns": credit.returns.double()}
+        masked = {name: column.masked_fill(~mask, 0.0).to(torch.float32) for name, column in columns.items()}
+        return batch.with_(**masked, loss_mask=mask, valid=credit.usable, token_rewards=given), metrics
+
+    def prepare(self, batch: TrainBatch) -> TrainBatch:
+        """Correction weights, and the tokens that a covariance criterion picks, on the whole optimizer step."""
+        config, old = self.config, batch.old_logprobs
+        if config.correction.used and old is not None:
+            batch = batch.with_(correction=correction_weights(batch, old, config.correction))
+            if config.correction.rejects and batch.weights is not None:
+                keep = kept_tokens(batch, old, config.correction)
+                batch = batch.with_(weights=batch.weights * keep)
+        if config.loss.name in NEEDS_CHOICE:
+            assert old is not None and batch.advantages is not None, "annotated before the step"
+            mask = batch.loss_mask
+            covariance = covariances(old, batch.advantages, mask)
+            wanted = share_of(mask, config.loss.covariance_share)
+            if config.loss.name == "kl_cov":
+                chosen = pick_largest(mask, covariance, wanted)
+            else:
+                # The seed is the step's own tokens, so a resumed run draws what an unbroken one would have.
+                generator = torch.Generator().manual_seed(int(batch.tokens.sum()) % 2**31)
+                low, high = config.loss.covariance_bounds
+                chosen = pick_between(mask, covariance, wanted, low, high, generator)
+            batch = batch.with_(chosen=chosen)
+        return batch
+
+    def loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
+        """Policy loss - entropy_coef * entropy + kl_coef * KL, per token."""
+        parts = self.parts(batch, out)
+        mask = batch.loss_mask
+        count = mask.sum()
+        metrics: Metrics = {
+            "policy/entropy": _mean(out.entropy, mask, count),
+            "policy/clip_fraction": _mean(parts.clip.clipped.to(torch.float32), mask, count),
+            "policy/ratio_max": Max(parts.clip.ratio.masked_fill(~mask, -math.inf).max()),
+            "policy/kl_old": _mean(KL_ESTIMATORS["k3"](out.logprobs.detach(), parts.old), mask, count),
+        }
+        if parts.kl is not None:
+            metrics["policy/kl_ref"] = _mean(parts.kl, mask, count)
+        if parts.correction is not None:
+            metrics["policy/correction"] = _mean(parts.correction, mask, count)
+        if parts.masked is not None:
+            metrics["policy/sequence_masked"] = _mean((~parts.masked).to(torch.float32), mask, count)
+        return LossTerms(parts.terms, metrics)
+
+    def parts(self, batch: TrainBatch, out: TokenOutputs) -> Parts:
+        """The loss and what it is made of."""
+        config = self.config
+        assert batch.advantages is not None
+        old = out.logprobs.detach() if self.old_logprobs == "current" else batch.old_logprobs
+        assert old is not None, "the old log-probs are annotated before the first step"
+        clip = self._surrogate(batch, out.logprobs, old, batch.advantages)
+        policy, correction, kept = clip.terms, None, None
+        if config.correction.used:
+            correction = batch.correction if batch.correction is not None else correction_weights(batch, old, config.correction)
+            if config.loss.name in ONE_RATIO:
+                correction = geometric_weight(batch, correction)
+            policy = policy * correction
+        if config.mask_delta is not None:
+            kept = sequence_mask(batch, out.logprobs, old, batch.advantages, config.mask_delta)
+            policy = policy * kept
+        terms, kl = policy, None
+        if config.entropy_coef > 0:
+            terms = terms - config.entropy_coef * out.entropy
+        if batch.ref_logprobs is not None:
+            ratio = log_ratio_of(out.logprobs, old).exp() if config.kl_unbiased else None
+            kl = KL_ESTIMATORS[config.kl_estimator](out.logprobs, batch.ref_logprobs, ratio)
+            if config.kl_coef > 0:
+                terms = terms + config.kl_coef * kl
+        return Parts(terms, policy, clip, old, kl, correction, kept)
+
+    def state(self) -> JSON:
+        """What a resumed run goes on from: the coefficient of the KL in the reward, where it adapts."""
+        return {} if self.config.kl_reward.target is None else {"kl_reward_coef": self.kl_reward_coef}
+
+    def restore(self, state: JSON) -> None:
+        """Go on from what `state` gave. A coefficient that does not adapt is the configured one, whatever it was."""
+        if self.config.kl_reward.target is not None:
+            self.kl_reward_coef = float(state.get("kl_reward_coef", self.kl_reward_coef))
+
+    def _penalize(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
+        """The KL in the reward; the coefficient adapts after its use, to the mean over samples of their mean KL."""
+        config = self.config.kl_reward
+        assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "annotated before credit"
+        kl = KL_ESTIMATORS[config.estimator](batch.old_logprobs, batch.ref_logprobs) * batch.loss_mask
+        mean = float(per_sample_mean(batch, kl).mean())
+        metrics |= {"reward_kl/kl": Mean(mean, 1), "reward_kl/coef": Last(self.kl_reward_coef)}
+        given = torch.zeros_like(kl) if batch.token_rewards is None else batch.token_rewards
+        penalized = batch.with_(token_rewards=given - self.kl_reward_coef * kl)
+        if config.target is not None:
+            self.kl_reward_coef = adapted_kl_coef(
+                self.kl_reward_coef, mean, batch.num_samples, target=config.target, horizon=config.horizon
+            )
+        return penalized
+
+
+def _mean(column: Tensor, mask: Tensor, count: Tensor) -> Mean:
+    return Mean(torch.where(mask, column.detach(), torch.zeros_like(column)).sum(), count)

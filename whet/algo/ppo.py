@@ -1,0 +1,71 @@
+"""PPO: advantages from a critic by generalized advantage estimation, and the clipped surrogate. arXiv 1707.06347, 1506.02438."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.credit import Credit, of_tokens
+from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.core.batch import TrainBatch
+from whet.core.losses import value_loss
+from whet.core.returns import CreditOver, RewardAt, gae, rewards_on_tokens, time_steps
+from whet.core.weights import ReducerName, ScaledReducerName
+from whet.observe.metrics import Mean
+
+
+class PPOConfig(PolicyConfig):
+    """PPO's settings."""
+
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount of a time step."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Weight of longer returns: 0 trusts the critic alone, 1 the rewards alone."""
+    credit_over: CreditOver = "actions"
+    """actions: trained tokens are the time steps, environment tokens carry value and advantage through (verl); all: environment
+    tokens are steps too (slime)."""
+    reward_at: RewardAt = "last_action"
+    """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime)."""
+    whiten: bool = True
+    """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens (verl always does, slime if asked)."""
+    reducer: ReducerName | ScaledReducerName = "token_mean"
+    """token_mean: every token counts the same."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """The critic's prediction is held within this of its old one (slime 0.2, verl 0.5); unset: no clip."""
+
+
+def ppo(config: PPOConfig, plan: StepPlan) -> PolicyGradient:
+    """The actor's side of PPO; the critic fills `values` before credit and learns `returns` with `value_terms`."""
+
+    def assign(batch: TrainBatch) -> Credit:
+        rewards = rewards_on_tokens(batch, config.reward_at)
+        steps = time_steps(batch, config.credit_over)
+        return of_tokens(batch, *gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam))
+
+    return PolicyGradient("ppo", config, plan, assign, needs=frozenset({Need.VALUES}))
+
+
+def value_terms(batch: TrainBatch, predicted: Tensor, config: PPOConfig) -> LossTerms:
+    """The critic's loss: half the squared error to the returns, with the prediction's move clipped.
+
+    Args:
+        batch: with `values` (that the returns were made with) and `returns`.
+        predicted: the critic's present values, with gradient. [T]
+        config: for the clip.
+    """
+    assert batch.values is not None and batch.returns is not None, "values and returns come with the credit"
+    found = value_loss(predicted, batch.values, batch.returns, config.value_clip)
+    mask, count = batch.loss_mask, batch.loss_mask.sum()
+
+    def mean(column: Tensor) -> Mean:
+        return Mean(torch.where(mask, column.detach(), torch.zeros_like(column)).sum(), count)
+
+    metrics = {
+        "critic/error": mean((predicted - batch.returns).square()),
+        "critic/clip_fraction": mean(found.clipped.to(torch.float32)),
+        "critic/value": mean(predicted),
+        "critic/return": mean(batch.returns),
+    }
+    return LossTerms(0.5 * found.terms, {**metrics})

@@ -1,0 +1,15 @@
+"""SAPO: GRPO's advantages, and a gate on the ratio that closes softly instead of a clip. arXiv 2511.20347."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from whet.algo.grpo import GRPOConfig
+from whet.algo.surrogates import LossConfig
+
+
+class SAPOConfig(GRPOConfig):
+    """SAPO's settings; clip_low and clip_high have no effect."""
+
+    loss: LossConfig = Field(default_factory=lambda: LossConfig(name="sapo"))
+    """The policy loss, with its tau_positive and tau_negative."""

@@ -1,0 +1,117 @@
+"""Rewards on tokens, and what they add up to: discounted returns and generalized advantage estimation.
+
+Time steps are tokens. Which tokens are steps is an argument: a token that is none carries the value, the return and the
+advantage of what follows it, unchanged and undiscounted. Credit flows through a trajectory's samples in order.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whet.core.batch import TrainBatch
+from whet.core.segments import chains_of, reverse_scan
+from whet.types import Origin
+
+CreditOver = Literal["actions", "all"]
+"""actions: the trained tokens are the time steps (verl's convention); all: so are the environment's (slime's)."""
+RewardAt = Literal["last_action", "last_token"]
+
+
+def time_steps(batch: TrainBatch, over: CreditOver) -> Tensor:
+    """Which tokens are time steps. [T] bool
+
+    `all` takes every token that no prompt brought; in a sample whose history was rewritten, from its first trained token on.
+    """
+    if over == "actions":
+        return batch.loss_mask
+    written = batch.origin != int(Origin.PROMPT)
+    owner = batch.sample_of_token
+    seen = batch.loss_mask.to(torch.int64).cumsum(0)
+    before = torch.cat([seen.new_zeros(1), seen])[batch.starts]
+    return written & ((batch.order[owner] == 0) | (seen > before[owner]))
+
+
+def scores(batch: TrainBatch) -> Tensor:
+    """Each sample's trajectory reward and all of the trajectory's token rewards, added up. [N] float64"""
+    if batch.token_rewards is None:
+        return batch.rewards
+    owner = batch.trajectory[batch.sample_of_token]
+    totals = torch.zeros(int(batch.trajectory.max()) + 1, dtype=batch.rewards.dtype, device=batch.rewards.device)
+    return batch.rewards + totals.index_add_(0, owner, batch.token_rewards.to(totals.dtype))[batch.trajectory]
+
+
+def rewards_on_tokens(batch: TrainBatch, at: RewardAt = "last_action") -> Tensor:
+    """The trajectory's reward on one of its tokens, and the token rewards on theirs. [T] float64
+
+    Args:
+        batch: the samples.
+        at: last_action: the last trained token of the trajectory (a trajectory without one gets none); last_token: its
+            last token, whoever wrote it (slime's choice for PPO).
+    """
+    chains = chains_of(batch)
+    out = torch.zeros(batch.num_tokens, dtype=batch.rewards.dtype, device=batch.rewards.device)
+    ends = chains.starts + chains.lengths - 1
+    if at == "last_action":
+        trained = batch.loss_mask[chains.index]
+        places = torch.arange(batch.num_tokens, device=trained.device)
+        latest = places.masked_fill(~trained, -1).cummax(0).values[ends]
+        ends = latest[latest >= chains.starts]
+    tokens = chains.index[ends]
+    out[tokens] = batch.rewards[batch.sample_of_token[tokens]]
+    return out if batch.token_rewards is None else out + batch.token_rewards.to(out.dtype)
+
+
+def discounted_returns(batch: TrainBatch, rewards: Tensor, steps: Tensor, gamma: float = 1.0) -> Tensor:
+    """G_t = r_t + gamma G_{t+1} over the time steps. [T] float64
+
+    A token that is no step has the return of the next one; its own reward counts nowhere.
+    """
+    step = steps.to(rewards.dtype)
+    return _scan(batch, step * rewards, step * gamma + (1 - step))
+
+
+def turn_returns(batch: TrainBatch, rewards: Tensor, gamma: float = 1.0) -> Tensor:
+    """G_t = r_t + gamma G_{t+1} where token t + 1 trains, else r_t: every turn is credited by itself. [T] float64
+
+    verl's REINFORCE++. In a conversation with tools the earlier turns never see the reward at its end.
+    """
+    chains = chains_of(batch)
+    after = batch.loss_mask[chains.index].roll(-1).to(rewards.dtype)
+    return _scan(batch, rewards, chains.put_back(gamma * after))
+
+
+def gae(
+    batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation over the time steps: advantages and returns, neither whitened. [T], [T] float64
+
+    delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t + 1 is the next step of the
+    trajectory; after the last one V = A = 0. A token that is no step has the next one's advantage. Returns are A + V.
+    Source: arXiv 1506.02438, eq. 16.
+
+    Args:
+        batch: with `values`.
+        rewards: of each token; those of tokens that are no step count nowhere. [T]
+        steps: which tokens are time steps. [T] bool
+        gamma: discount.
+        lam: 0: one-step bootstrap; 1: the whole return.
+    """
+    if batch.values is None:
+        raise ValueError("generalized advantage estimation needs the critic's values, and this batch has none")
+    values, rewards = batch.values.double(), rewards.double()
+    step = steps.to(values.dtype)
+    chains = chains_of(batch)
+    ahead = _scan(batch, step * values, 1 - step)[chains.index].roll(-1)
+    ahead[chains.starts - 1] = 0.0
+    delta = rewards + gamma * chains.put_back(ahead) - values
+    advantages = _scan(batch, step * delta, step * gamma * lam + (1 - step))
+    return advantages, advantages + values
+
+
+def _scan(batch: TrainBatch, terms: Tensor, decay: Tensor) -> Tensor:
+    """`reverse_scan` along each trajectory, of columns in batch order."""
+    chains = chains_of(batch)
+    return chains.put_back(reverse_scan(terms[chains.index], decay[chains.index], chains.lengths))
