@@ -124,6 +124,7 @@ CONFIGURATION = (
         remedy="Choose one that does without ([algorithms.md](algorithms.md)): `grpo`, `rloo` and `reinforce_plus_plus` need only the policy.",
         words=("algo.name=ppo needs values", "algo.name=remax needs baseline", "algo.name=grpo needs teacher_logprobs"),
         provoke=no_critic,
+        seen_by_check=True,
     ),
     Case(
         id="sampling",

@@ -27,18 +27,18 @@ def test_the_equation_is_shown_solved(here):
         ("batch.samples_per_prompt=1", "samples_per_prompt must be at least 2"),
         ("algo.name=ppoo", "there is no algorithm 'ppoo'"),
         ("algo.name=algos.py:breaks", r"KeyError: 'gone' \(.*algos.py:5\)"),
-        ("algo.name=algos.py:asks", "asks needs values, which the trainer cannot compute yet"),
+        ("algo.name=algos.py:asks", "asks needs values, which whet cannot compute yet"),
     ],
 )
 def test_an_algorithm_that_cannot_be_made_fails(here, override, words):
     module(
         here, "algos.py", """
-        from whet.algo.grpo import GRPO, GRPOConfig
+        from whet.algo.grpo import GRPOConfig, grpo
 
         def breaks(options, plan):
             raise KeyError("gone")
         def asks(options, plan):
-            made = GRPO(GRPOConfig(), plan)
+            made = grpo(GRPOConfig(), plan)
             made.needs = frozenset({"values"})
             return made
         """,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from whet.algo import Need, StepPlan, build_algorithm
+from whet.algo import StepPlan, build_algorithm
 from whet.build import length_of_run
 from whet.config import resolve
 from whet.preflight.boundary import run_user_code
@@ -15,11 +15,10 @@ from whet.preflight.scene import Scene
 from whet.rollout.collect import check_trainable
 from whet.settings import RunConfig
 from whet.train.batching import BatchPlan, plan_batch
+from whet.train.learners import check_needs
 
 IMPORT_DEADLINE_S = 60.0
 """For a module that the configuration names to be imported, and what it names to be made."""
-ANNOTATED = frozenset({Need.OLD_LOGPROBS, Need.REF_LOGPROBS})
-"""What the trainer can fill in for an algorithm."""
 
 
 def check_batch(scene: Scene) -> Iterator[Note]:
@@ -47,12 +46,10 @@ def check_algorithm(scene: Scene) -> Iterator[Note]:
     except ValueError as error:
         yield fail(str(error))
     plan = need(scene.batch, "the batch sizes")
-    steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt)
+    steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens)
     name = config.algo.name
     algorithm = run_user_code(f"algorithm {name!r}", lambda: build_algorithm(config.algo, steps), IMPORT_DEADLINE_S)
-    if strange := sorted(algorithm.needs - ANNOTATED):
-        yield fail(f"{name} needs {', '.join(strange)}, which the trainer cannot compute yet")
-        return
+    check_needs(name, algorithm)
     scene.algorithm = algorithm
     needs = ", ".join(sorted(algorithm.needs)) or "nothing annotated"
     yield ok(f"{name}, needs {needs}")
