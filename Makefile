@@ -38,6 +38,7 @@ docs: setup
 bench: setup
 	$(BIN)/python benchmarks/quickstart_seeds.py
 	$(BIN)/python benchmarks/quickstart_controls.py
+	$(BIN)/python benchmarks/deterministic_cost.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -21,7 +21,7 @@ from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_
 from whet.settings import RunConfig
 
 ROUNDS = 3
-NUM_ROLLOUTS = 8
+NUM_ROLLOUTS = 6
 FOLDER = Path("runs/deterministic_cost")
 TOOLS = {"calculator": "calculator", "calculator, 1 in 10 sleeps": f"{Path(__file__).parent / 'slow_tools.py'}:calculator"}
 
@@ -33,9 +33,9 @@ def main() -> None:
     warm = sft(warmup_config(config))
     seconds: dict[tuple[str, bool], list[dict[str, float]]] = {}
     for number in range(ROUNDS):
-        for name, tool in TOOLS.items():
+        for i, (name, tool) in enumerate(TOOLS.items()):
             for deterministic in (True, False):
-                steps = run(rl_config(config, warm, f"rl-{number}-{deterministic}-{len(seconds)}"), tool, deterministic)
+                steps = run(rl_config(config, warm, f"rl-{number}-{i}-{deterministic}"), tool, deterministic)
                 seconds.setdefault((name, deterministic), []).extend(steps[1:])  # the first one warms up
     rows = [row(name, seconds) for name in TOOLS]
     out = {"command": "python benchmarks/deterministic_cost.py", "machine": machine(), "rounds": ROUNDS, "sleep_s": SLEEP_S, "rows": rows}
