@@ -94,7 +94,14 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
     try:
         own = trainable and config.engine.embedded.own_weights
         held = load_causal(folder, config.model, trainable=False) if own else model
-        engine = EmbeddedEngine(held, config.engine.embedded, thread, shares_weights=not own, deterministic=config.deterministic)
+        engine = EmbeddedEngine(
+            held,
+            config.engine.embedded,
+            thread,
+            shares_weights=not own,
+            deterministic=config.deterministic,
+            decode=Renderer(tokenizer).decode,
+        )
         rewards.append(build_reward(config.reward))
         player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
         yield Parts(folder, model, engine, player, rewards, thread)

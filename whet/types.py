@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from math import isfinite
 from typing import Any
 
 JSON = Any
@@ -29,7 +30,7 @@ class Finish(StrEnum):
     """Why a model call ended."""
 
     STOP = "stop"
-    """A stop token was sampled; it is the last of the turn's tokens."""
+    """A stop token, or the end of a stop text, was sampled; it is the last of the turn's tokens."""
     LENGTH = "length"
     """The token limit was reached first."""
     ABORT = "abort"
@@ -242,18 +243,64 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0: no limit."""
+    min_p: float = 0.0
+    """Leave out, after top-k and top-p, what is less likely than this fraction of the most likely token (arXiv 2407.01082). 0: nothing."""
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens in the context or the reply are divided by it, negative ones multiplied (arXiv 1909.05858). 1: none."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that was sampled already."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that it was sampled already."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), before any penalty."""
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the reply. The token that completes one is the reply's last; whoever shows text cuts it with `text_before`."""
+    min_tokens: int = 0
+    """No stop token is drawn, and no stop text ends the reply, before so many tokens."""
     seed: int = 0
+    raw_logprobs: bool = False
+    """Also tell each token's log-prob under the model's own distribution: temperature 1, nothing added and nothing left out."""
+    top_logprobs: int = 0
+    """Also tell so many most likely tokens of that distribution."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, not {self.temperature}")
+        if not (self.temperature >= 0 and isfinite(self.temperature)):
+            raise ValueError(f"temperature must be finite and not negative, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must not be negative (0 means no limit), not {self.top_k}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be in [0, 1], not {self.min_p}")
+        for name in ("top_k", "min_tokens", "top_logprobs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        self._check_penalties()
+        if not all(self.stop):
+            raise ValueError("a stop text must not be empty")
+
+    def _check_penalties(self) -> None:
+        """Within what other engines take: nothing here can make a logit infinite, which would end everyone's step."""
+        if not 0.1 <= self.repetition_penalty <= 10:
+            raise ValueError(f"repetition_penalty must be in [0.1, 10] (1: none), not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ValueError(f"{name} must be in [-2, 2], not {getattr(self, name)}")
+        for token, bias in self.logit_bias:
+            if not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias must be in [-100, 100], not {bias} (token {token})")
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError("logit_bias names a token twice")
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def text_before(text: str, stop: tuple[str, ...]) -> str:
+    """`text` up to the first of the stop texts in it, all of it if there is none."""
+    return text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +328,10 @@ class Chunk:
     version: int
     """The policy version that sampled all of this chunk's tokens."""
     finish: Finish | None = None
+    raw_logprobs: tuple[float, ...] = ()
+    """Each token's under the model's own distribution, where the request asked for them."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

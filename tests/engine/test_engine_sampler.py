@@ -16,7 +16,7 @@ BASE = SamplingParams(max_tokens=1)
 
 
 def expected_distribution(logits: list[float], params: SamplingParams) -> list[float]:
-    """Temperature, then top-k, then the smallest top-p set, in plain Python floats."""
+    """Temperature, then top-k, then the smallest top-p set, then min-p, in plain Python floats."""
     top = max(logits)
     weights = [math.exp((x - top) / params.temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: params.top_k or None]
@@ -24,6 +24,7 @@ def expected_distribution(logits: list[float], params: SamplingParams) -> list[f
     kept: list[int] = []
     while order and (params.top_p == 1 or sum(weights[i] for i in kept) / total < params.top_p):
         kept.append(order.pop(0))
+    kept = [i for i in kept if weights[i] >= params.min_p]
     mass = sum(weights[i] for i in kept)
     return [weights[i] / mass if i in kept else 0.0 for i in range(len(logits))]
 
@@ -34,10 +35,11 @@ def expected_distribution(logits: list[float], params: SamplingParams) -> list[f
     temperature=st.floats(0.3, 3),
     top_k=st.integers(0, 14),
     top_p=st.sampled_from([0.05, 0.31, 0.57, 0.93, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.021, 0.33, 1.0]),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_logprob_is_of_the_distribution_sampled_from(logits, temperature, top_k, top_p, seed):
-    params = SamplingParams(1, temperature, top_p=top_p, top_k=top_k, seed=seed)
+def test_logprob_is_of_the_distribution_sampled_from(logits, temperature, top_k, top_p, min_p, seed):
+    params = SamplingParams(1, temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     tokens, logprobs = sample(torch.tensor([logits], dtype=torch.float64), [params], [5])
     expected = expected_distribution(logits, params)
     assert expected[tokens[0]] > 0
@@ -46,7 +48,7 @@ def test_logprob_is_of_the_distribution_sampled_from(logits, temperature, top_k,
 
 @pytest.mark.parametrize(
     "params",
-    [BASE, replace(BASE, temperature=0.6), replace(BASE, top_k=4), replace(BASE, temperature=1.4, top_p=0.75)],
+    [BASE, replace(BASE, temperature=0.6), replace(BASE, top_k=4), replace(BASE, temperature=1.4, top_p=0.75), replace(BASE, min_p=0.3)],
 )
 def test_frequencies_follow_the_distribution(params):
     logits = [0.3, -1.2, 2.0, 0.9, -0.4, 1.1, -2.5, 0.0]
@@ -82,32 +84,33 @@ def test_noise_is_a_function_of_seed_and_position_alone():
 
 def test_a_row_is_drawn_alike_in_any_batch():
     torch.manual_seed(0)
-    logits = torch.randn(6, 50)
+    logits = torch.randn(7, 50)
     params = [
         BASE,
         replace(BASE, temperature=0.0),
         replace(BASE, top_p=0.5),
         replace(BASE, top_k=3),
+        replace(BASE, min_p=0.2),
         replace(BASE, temperature=0.7),
         BASE,
     ]
     params = [replace(p, seed=i) for i, p in enumerate(params)]
-    tokens, logprobs = sample(logits, params, [9] * 6)
-    for i in range(6):
+    tokens, logprobs = sample(logits, params, [9] * 7)
+    for i in range(7):
         assert sample(logits[i : i + 1], [params[i]], [9]) == ([tokens[i]], [logprobs[i]])  # to the bit
 
 
 @pytest.mark.parametrize(("top_p", "size"), [(0.1, 1), (0.5, 1), (0.501, 2), (0.75, 2), (0.76, 3), (1.0, 4)])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, size):
     chances = torch.tensor([[0.125, 0.5, 0.125, 0.25]], dtype=torch.float64)
-    kept = nucleus(chances.log(), [0], [top_p])[0]
+    kept = nucleus(chances.log(), [replace(BASE, top_p=top_p)])[0]
     order = [1, 3, 0, 2]  # the two equals: the lower id comes first
     assert kept.isfinite().nonzero().flatten().tolist() == sorted(order[:size])
     assert kept.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
 
 
 def test_ties_at_the_limit_leave_exactly_top_k_tokens():
-    kept = nucleus(torch.zeros(2, 6, dtype=torch.float64).log_softmax(-1), [2, 6], [1.0, 0.5])
+    kept = nucleus(torch.zeros(2, 6, dtype=torch.float64).log_softmax(-1), [replace(BASE, top_k=2), replace(BASE, top_k=6, top_p=0.5)])
     assert kept[0].exp().tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 0])
     assert kept[1].exp().tolist() == pytest.approx([1 / 3] * 3 + [0] * 3)
 

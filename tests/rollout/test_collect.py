@@ -26,6 +26,7 @@ from whet.env.base import Step
 from whet.env.rollout import Limits
 from whet.reward import LabelError, RewardError, RewardTimeout
 from whet.rollout.collect import Player, RolloutConfig, check_trainable, seed_of
+from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.samples import samples_of_groups
 from whet.types import Finish, Message, Outcome, Rewards, SamplingParams, Task
 
@@ -241,7 +242,7 @@ def test_what_cannot_be_played_is_refused():
 
 def test_the_config_becomes_sampling_and_limits():
     config = RolloutConfig(temperature=0.7, top_p=0.9, top_k=5, max_turns=2, max_tokens=99, max_turn_tokens=11, stop_token_ids=[4, 2])
-    assert config.sampling((2, 3)) == SamplingParams(11, 0.7, 0.9, 5, (2, 3, 4))
+    assert config.sampling((2, 3)) == SamplingParams(11, 0.7, 0.9, 5, stop_token_ids=(2, 3, 4))
     assert config.limits() == Limits(2, 99, 11)
     assert RolloutConfig(timeout_s=None).timeout_s is None
 
@@ -260,3 +261,29 @@ def test_training_refuses_what_it_cannot_replay():
         check_trainable(RolloutConfig(top_p=0.9))
     with pytest.raises(ValueError, match=r"rollout\.top_k=40 cannot be trained on yet.*set rollout\.top_k=0"):
         check_trainable(RolloutConfig(top_k=40))
+    check_trainable(RolloutConfig(stop=["</search>"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "whole"),
+    [
+        ("min_p", 0.1, "0.0"),
+        ("repetition_penalty", 1.1, "1.0"),
+        ("presence_penalty", 0.5, "0.0"),
+        ("frequency_penalty", -0.5, "0.0"),
+        ("min_tokens", 4, "0"),
+    ],
+)
+def test_options_that_bend_the_distribution_are_for_evaluation_alone(key, value, whole):
+    text = rf"rollout\.{key}={value} cannot be trained on.*set rollout\.{key}={whole}, and {key}={value} for evaluation"
+    with pytest.raises(ValueError, match=text):
+        check_trainable(RolloutConfig(**{key: value}))
+    evaluated = RolloutOverrides(**{key: value}).over(RolloutConfig())
+    assert getattr(evaluated.sampling([7]), key) == value
+
+
+def test_stop_texts_of_an_evaluation_replace_those_of_training():
+    training = RolloutConfig(stop=["</search>"])
+    assert training.sampling([7]).stop == ("</search>",)
+    assert RolloutOverrides().over(training).stop == ["</search>"]
+    assert RolloutOverrides(stop=[]).over(training).stop == []

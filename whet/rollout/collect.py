@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -30,6 +30,17 @@ class RolloutConfig(Config):
     """Sample from the most likely tokens that have this probability together; below 1 in evaluation only."""
     top_k: int = Field(default=0, ge=0)
     """Sample from so many most likely tokens, 0: from all; other than 0 in evaluation only."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less likely than this fraction of the most likely one; other than 0 in evaluation only."""
+    repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
+    """Make tokens of the context and the reply less likely, by this factor on their logits; other than 1 in evaluation
+    only."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from the logit of each token that the turn has already; other than 0 in evaluation only."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from a token's logit for each time that the turn has it already; other than 0 in evaluation only."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Tokens of a turn before it may end by itself; other than 0 in evaluation only."""
     max_turns: int = Field(default=8, ge=1)
     """Model calls of a trajectory. A plain question ends after one by itself."""
     max_tokens: int = Field(default=4096, ge=2)
@@ -38,6 +49,8 @@ class RolloutConfig(Config):
     """Tokens sampled in one turn."""
     stop_token_ids: list[int] = Field(default_factory=list)
     """Tokens that end a turn besides the tokenizer's own; they stay in the turn."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any
     time."""
@@ -49,11 +62,21 @@ class RolloutConfig(Config):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            min_tokens=self.min_tokens,
             stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *self.stop_token_ids))),
+            stop=tuple(self.stop),
         )
 
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
+
+
+UNREPLAYED = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+"""Keys whose every value but the default makes the engine draw from a distribution that the trainer does not compute."""
 
 
 def check_trainable(config: RolloutConfig) -> None:
@@ -75,6 +98,13 @@ def check_trainable(config: RolloutConfig) -> None:
                 f"rollout.{key}={value} cannot be trained on yet: the trainer computes log-probs over the whole vocabulary, "
                 f"and the tokens that {key} cuts off are not recorded; set rollout.{key}={whole}, and {key}={value} for "
                 "evaluation alone"
+            )
+    for key in UNREPLAYED:
+        value, whole = getattr(config, key), RolloutConfig.model_fields[key].default
+        if value != whole:
+            raise ValueError(
+                f"rollout.{key}={value} cannot be trained on: tokens would be drawn from another distribution than the policy, which "
+                f"the trainer does not compute; set rollout.{key}={whole}, and {key}={value} for evaluation alone"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from whet.config import Config
@@ -17,6 +19,18 @@ class RolloutOverrides(Config):
     """Sample from the smallest set of likely tokens that has this probability."""
     top_k: int | None = Field(default=None, ge=0)
     """Sample from the k likeliest tokens; 0: no limit."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Leave out tokens less likely than this fraction of the likeliest."""
+    repetition_penalty: float | None = Field(default=None, ge=0.1, le=10)
+    """Make tokens of the context and the reply less likely, by this factor on their logits."""
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken from the logit of each token that the turn has already."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken from a token's logit for each time that the turn has it already."""
+    min_tokens: int | None = Field(default=None, ge=0)
+    """Tokens of a turn before it may end by itself."""
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None)
+    """Texts that end a turn."""
     max_turns: int | None = Field(default=None, gt=0)
     """Turns of the model in a trajectory."""
     max_tokens: int | None = Field(default=None, gt=0)

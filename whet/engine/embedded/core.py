@@ -11,9 +11,11 @@ from torch import Tensor
 
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
+from whet.engine.embedded.logits import Raw, adjusted, raw_of
 from whet.engine.embedded.paged import Planned, buckets, lay_out
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
+from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel
 from whet.types import Finish, Request, SamplingParams
 
@@ -35,10 +37,18 @@ class EngineCore:
         block_size: tokens per block.
         max_running: sequences that run at a time.
         max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
+        decode: what finds stop texts; without it requests that have some are refused.
     """
 
     def __init__(
-        self, model: CausalModel, *, cache_tokens: int, block_size: int, max_running: int, max_batch_tokens: int
+        self,
+        model: CausalModel,
+        *,
+        cache_tokens: int,
+        block_size: int,
+        max_running: int,
+        max_batch_tokens: int,
+        decode: Decode | None = None,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
@@ -52,6 +62,7 @@ class EngineCore:
         self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
         """Longest sequence, prompt and reply together."""
         self._max_batch_tokens = max_batch_tokens
+        self._decode = decode
         self._arrivals = 0
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
@@ -74,8 +85,26 @@ class EngineCore:
                 f"{self.model.vocab_size - 1}: was it made with another tokenizer?"
             )
 
+    def check_sampling(self, request: Request) -> None:
+        """Refuse sampling that this model or engine cannot do.
+
+        Raises:
+            EngineRefused: naming the request and the option.
+        """
+        sampling = request.sampling
+        named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_token_ids": sampling.stop_token_ids}
+        for option, ids in named.items():
+            if unknown := [token for token in ids if not 0 <= token < self.model.vocab_size]:
+                raise EngineRefused(
+                    f"request {request.id}: {option} names token {unknown[0]}, but the model knows 0 to {self.model.vocab_size - 1}"
+                )
+        if sampling.min_tokens and len(set(sampling.stop_token_ids)) == self.model.vocab_size:
+            raise EngineRefused(f"request {request.id}: with min_tokens, stop_token_ids must leave a token that can be sampled")
+        if sampling.stop and self._decode is None:
+            raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
+
     def add(self, request: Request) -> Sequence:
-        """Queue a request that passed `check`."""
+        """Queue a request that passed `check` and `check_sampling`."""
         sequence = Sequence(request, self._arrivals, list(request.tokens))
         self.scheduler.add(sequence)
         self._arrivals += 1
@@ -105,8 +134,11 @@ class EngineCore:
         ends = np.cumsum([new for _, new in plan]) - 1
         logits = self.model.logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
         sequences = [plan[i][0] for i in ready]
-        tokens, logprobs = sample(logits, [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences])
-        return [self._append(*item) for item in zip(sequences, tokens, logprobs, strict=True)]
+        tokens, logprobs = sample(
+            adjusted(logits, sequences), [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
+        )
+        drawn = zip(sequences, tokens, logprobs, raw_of(logits, sequences, tokens), strict=True)
+        return [self._append(*item) for item in drawn]
 
     def begin_version(self, version: int) -> None:
         """The weights are those of `version` now: forget what older ones cached; running sequences compute it again."""
@@ -139,17 +171,14 @@ class EngineCore:
             self.scheduler.give_back(probe.blocks)
         return out
 
-    def _append(self, sequence: Sequence, token: int, logprob: float) -> Progressed:
+    def _append(self, sequence: Sequence, token: int, logprob: float, raw: Raw | None) -> Progressed:
         sequence.tokens.append(token)
         sequence.logprobs.append(logprob)
         sequence.versions.append(self.version)
-        sampling = sequence.request.sampling
-        finish = None
-        if token in sampling.stop_token_ids:
-            finish = Finish.STOP
-        elif sequence.num_sampled >= sampling.max_tokens:
-            finish = Finish.LENGTH
-        return Progressed(sequence, finish)
+        if raw is not None:
+            sequence.raw_logprobs.append(raw.logprob)
+            sequence.top_logprobs.append(raw.top)
+        return Progressed(sequence, finish_of(sequence, self._decode))
 
     def _forward(self, parts: list[list[Planned]]) -> Tensor:
         """Hidden states of the planned tokens, in the plan's order. [T, H]"""

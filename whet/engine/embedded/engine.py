@@ -17,6 +17,7 @@ from whet.engine.base import Capabilities, EngineFailed
 from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
+from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.types import Chunk, Finish, Receipt, Request
@@ -58,6 +59,7 @@ class EmbeddedEngine:
         shares_weights: whether `model` is the trainer's.
         deterministic: no step is taken while an open conversation has no request with the engine, so that which requests
             share a step does not depend on how long a tool took.
+        decode: token ids to text, special tokens included, to find stop texts with. Without it requests that have some are refused.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class EmbeddedEngine:
         *,
         shares_weights: bool,
         deterministic: bool,
+        decode: Decode | None = None,
     ) -> None:
         self.core = EngineCore(
             model,
@@ -75,6 +78,7 @@ class EmbeddedEngine:
             block_size=config.block_size,
             max_running=config.max_running,
             max_batch_tokens=config.max_batch_tokens,
+            decode=decode,
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
@@ -104,6 +108,7 @@ class EmbeddedEngine:
     async def generate(self, request: Request) -> AsyncIterator[Chunk]:
         self._runner.check_open()
         self.core.check(request.id, request.tokens, request.sampling.max_tokens)
+        self.core.check_sampling(request)
         if request.id in self._calls:
             raise ValueError(f"a request with the id {request.id!r} is already running")
         call = _Call(request)
@@ -213,7 +218,8 @@ class EmbeddedEngine:
             for version, run in groupby(news, key=sequence.versions.__getitem__):
                 places = list(run)
                 span = slice(places[0], places[-1] + 1)
-                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version))
+                raw, top = tuple(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
+                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
             last = chunks.pop() if chunks else Chunk((), (), self.version)

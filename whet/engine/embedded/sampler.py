@@ -31,20 +31,21 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def nucleus(logprobs: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Log-probs renormalised over each row's top-k and top-p set; -inf outside. [B, V]
+def nucleus(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Log-probs renormalised over what each row's top-k, then top-p, then min-p leave; -inf outside. [B, V]
 
-    The top-p set is the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751), after top-k. Among
-    equally likely tokens the lower id comes first.
+    The top-p set is the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Min-p leaves out what is
+    less likely than that fraction of the most likely token (arXiv 2407.01082). Among equally likely tokens the lower id comes first.
     """
-    vocab = logprobs.shape[-1]
+    vocab, device = logprobs.shape[-1], logprobs.device
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    limit = torch.tensor([k or vocab for k in top_k], device=logprobs.device)[:, None]
-    ordered = ordered.masked_fill(torch.arange(vocab, device=logprobs.device)[None] >= limit, -torch.inf)
+    limit = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
+    ordered = ordered.masked_fill(torch.arange(vocab, device=device)[None] >= limit, -torch.inf)
     mass = torch.softmax(ordered.double(), dim=-1)
     before = mass.cumsum(-1) - mass
-    ceiling = torch.tensor(top_p, device=logprobs.device, dtype=torch.float64)[:, None]
-    ordered = ordered.masked_fill((before >= ceiling) & (ceiling < 1), -torch.inf)
+    ceiling = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
+    floor = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)[:, None] * mass[:, :1]
+    ordered = ordered.masked_fill((before >= ceiling) & (ceiling < 1) | (mass < floor), -torch.inf)
     kept = torch.full_like(logprobs, -torch.inf).scatter(-1, order, ordered)
     return torch.log_softmax(kept, dim=-1)
 
@@ -83,9 +84,9 @@ def sample(
 
 def _filter(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Restrict the rows that ask for it; the others stay as they are, bit for bit."""
-    narrow = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1]
+    narrow = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if narrow:
-        logprobs[narrow] = nucleus(logprobs[narrow], [params[i].top_k for i in narrow], [params[i].top_p for i in narrow])
+        logprobs[narrow] = nucleus(logprobs[narrow], [params[i] for i in narrow])
     return logprobs
 
 

@@ -27,6 +27,9 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    """Filled where the request asks for them, like the next one."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     delivered: int = 0
     """Sampled tokens already handed out."""
     fresh: bool = True
@@ -39,6 +42,10 @@ class Sequence:
     @property
     def num_sampled(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def wants_raw(self) -> bool:
+        return self.request.sampling.raw_logprobs or self.request.sampling.top_logprobs > 0
 
     @property
     def pending(self) -> int:

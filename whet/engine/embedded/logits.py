@@ -1,0 +1,72 @@
+"""Logits before anything is drawn from them: what requests change about them, and what the model alone would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whet.engine.embedded.scheduler import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The model's own distribution at one place: temperature 1, nothing added and nothing left out."""
+
+    logprob: float
+    """Of the token that was drawn."""
+    top: tuple[tuple[int, float], ...]
+    """(id, log-prob) of the most likely tokens, as many as the request asked for."""
+
+
+def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
+    """The logits with each sequence's bias, then its penalties, and without its stop tokens while it is too short to end.
+
+    Args:
+        logits: [B, V], not written to; the rows that ask for nothing stay as they are, bit for bit.
+        sequences: whose next token each row is about. [B]
+    """
+    asking = [i for i, sequence in enumerate(sequences) if _asks(sequence)]
+    if not asking:
+        return logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    for i in asking:
+        _adjust(logits[i], sequences[i])
+    return logits
+
+
+def raw_of(logits: Tensor, sequences: Seq[Sequence], tokens: Seq[int]) -> list[Raw | None]:
+    """What the model said of `tokens` [B], for the sequences that ask; `logits` [B, V] are the unchanged ones."""
+    out: list[Raw | None] = [None] * len(sequences)
+    asking = [i for i, sequence in enumerate(sequences) if sequence.wants_raw]
+    if asking:
+        table = torch.log_softmax(logits[asking].to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        for row, i in zip(table, asking, strict=True):
+            values, ids = row.topk(min(sequences[i].request.sampling.top_logprobs, len(row)))
+            out[i] = Raw(float(row[tokens[i]]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+    return out
+
+
+def _asks(sequence: Sequence) -> bool:
+    sampling = sequence.request.sampling
+    return bool(sampling.logit_bias) or sampling.has_penalties or sequence.num_sampled < sampling.min_tokens
+
+
+def _adjust(row: Tensor, sequence: Sequence) -> None:
+    """One row [V], in place."""
+    sampling = sequence.request.sampling
+    if sampling.logit_bias:
+        ids, biases = zip(*sampling.logit_bias, strict=True)
+        row[list(ids)] += row.new_tensor(biases)
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(sequence.tokens)), device=row.device)
+        old = row[seen]
+        row[seen] = torch.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_sampled:
+        sampled = torch.tensor(sequence.tokens[sequence.num_prompt :], device=row.device)
+        ids, counts = sampled.unique(return_counts=True)
+        row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(row.dtype)
+    if sequence.num_sampled < sampling.min_tokens and sampling.stop_token_ids:
+        row[list(sampling.stop_token_ids)] = -torch.inf
