@@ -1,10 +1,10 @@
-"""A Hugging Face causal language model as trainer and engine use it: hidden states of a row, logits of some."""
+"""A Hugging Face causal language model as trainer and engine use it, and how model folders are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,15 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.config import Config
-from whet.model.attention import ATTENTION, Attend, PackedRow
+from whet.model.attention import ATTENTION
+from whet.model.decoder import DecoderModel
 
 DType = Literal["float32", "bfloat16", "float64"]
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 """Files of weights, and the index of those in several files, which loading checks."""
-PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
-"""Two sequences that share a row when a model is checked."""
-PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest distance from the model's own logits, relative to their norm."""
+Model = TypeVar("Model", bound=DecoderModel)
 
 
 class ModelConfig(Config):
@@ -62,46 +60,20 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-class CausalModel:
-    """A transformers model behind whet's attention.
+class CausalModel(DecoderModel):
+    """A causal language model behind whet's attention.
 
     Args:
         hf: the model; its attention implementation must be `whet`.
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:
-        self.hf = hf
-        self.config = cast(PreTrainedConfig, hf.config)
-        self.decoder = cast(nn.Module, hf.base_model)
+        super().__init__(hf)
         self.lm_head = cast(nn.Module, hf.get_output_embeddings())
         text = self.config.get_text_config()
-        self.vocab_size: int = text.vocab_size
-        self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
         self._softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self._divisor: float | None = getattr(text, "logits_scaling", None)
         self._factor: float | None = getattr(text, "logit_scale", None)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.hf.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.hf.parameters()).dtype
-
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states of a row.
-
-        Args:
-            tokens: [T] int64.
-            positions: [T] int64, each token's place in its own sequence.
-            attend: who sees whom.
-
-        Returns:
-            [T, H].
-        """
-        out = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, attend=attend)
-        return out.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V], as the model's own forward computes them."""
@@ -114,97 +86,82 @@ class CausalModel:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter once, by its name in Hugging Face files."""
-        return iter(self.hf.named_parameters())
+    def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
+        return {"logits": self.logits(hidden)}
 
-    def named_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything that its outputs depend on: parameters, tied ones under each of their names, and buffers."""
-        yield from self.hf.named_parameters(remove_duplicate=False)
-        yield from self.hf.named_buffers()
-
-    @torch.no_grad()
-    def check(self) -> None:
-        """Compare two sequences in one row with the model's own forward of each.
-
-        Raises:
-            ValueError: naming the model, if whet would run it wrongly.
-        """
-        name = type(self.hf).__name__
-        num_layers: int = self.config.get_text_config().num_hidden_layers
-        if not self.hf._supports_attention_backend:
-            raise ValueError(f"{name} does not use transformers' attention interface, so whet cannot run it")
-        pieces = [torch.tensor(piece, device=self.device) % self.vocab_size for piece in PROBE]
-        row = PackedRow([len(piece) for piece in pieces], self.device)
-        layers: list[int] = []
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-            layers.append(layer)
-            return row(layer, q, k, v, scale)
-
-        mine = self.logits(self.hidden(torch.cat(pieces), row.positions, attend)).float()
-        if sorted(layers) != list(range(num_layers)):
-            raise ValueError(f"{name}: only {len(layers)} of its {num_layers} layers attend; whet does not support the others yet")
-        self.hf.set_attn_implementation("eager")
-        try:
-            theirs = torch.cat([self.hf(input_ids=piece[None], use_cache=False).logits[0].float() for piece in pieces])
-        finally:
-            self.hf.set_attn_implementation(ATTENTION)
-        distance, norm = float((mine - theirs).norm()), float(theirs.norm())
-        if not distance <= PROBE_TOLERANCE[self.dtype] * norm:
-            raise ValueError(
-                f"{name} gives other logits through whet's attention than through its own (distance {distance:.2g}; "
-                f"norm {norm:.2g}): it has a feature that whet does not support yet"
-            )
+    def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        return {"logits": self.hf(input_ids=tokens[None], use_cache=False).logits[0]}
 
 
-def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
+def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True, key: str = "model.path") -> CausalModel:
     """Load a model folder. `check` compares whet's attention with the model's own; weights that are not finite do not pass it.
+
+    Args:
+        folder: in Hugging Face format.
+        config: how the model is held; its path is not looked at.
+        trainable: whether its weights get gradients.
+        check: see above.
+        key: the setting that named the folder, for error messages.
 
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
     """
-    read_config(folder, trust_remote_code=config.trust_remote_code)
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
-        raise ValueError(f"model.path: {folder} has no weights (model.safetensors); copy or download the whole model there")
-    options: dict[str, Any] = {
-        "dtype": getattr(torch, config.dtype),
-        "attn_implementation": ATTENTION,
-        "trust_remote_code": config.trust_remote_code,
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # they are refused below, with their names
-    }
-    try:
-        found = cast(Any, AutoModelForCausalLM.from_pretrained(folder, **options))
-    except Exception as error:  # transformers raises what its parts raise
-        if damaged := _damaged(folder):
-            text = f"model.path: the weights {damaged} are cut short or damaged; copy or download them again"
-            raise ValueError(text) from error
-        raise unloadable(folder, error) from error
-    hf, report = found
-    _check_weights(folder, report)
+    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    hf, report = read_model(AutoModelForCausalLM, "a causal language model", folder, hf_config, config, key=key)
+    check_weights(folder, report, key=key)
     return prepare(hf, config, trainable=trainable, check=check)
 
 
-def _check_weights(folder: Path, report: Mapping[str, Any]) -> None:
-    """What transformers would make up: tensors that the files lack or that have other shapes."""
+def read_model(
+    kind: Any, called: str, folder: Path, hf_config: PreTrainedConfig, config: ModelConfig, *, key: str
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A folder's model as a transformers auto class loads it, on the CPU, and transformers' report of the weights, for `check_weights`.
+
+    Raises:
+        ValueError: if there are no weights, or they cannot be loaded.
+    """
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise ValueError(f"{key}: {folder} has no weights (model.safetensors); copy or download the whole model there")
+    try:
+        found = kind.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused by `check_weights`, with their names
+        )
+    except Exception as error:  # transformers raises what its parts raise
+        if damaged := _damaged(folder):
+            raise ValueError(f"{key}: the weights {damaged} are cut short or damaged; copy or download them again") from error
+        raise unloadable(folder, error, key=key, called=called) from error
+    return found
+
+
+def check_weights(folder: Path, report: Mapping[str, Any], *, key: str) -> None:
+    """Refuse what transformers would make up.
+
+    Raises:
+        ValueError: with the tensors that the files lack, or that have other shapes.
+    """
     advice = "they are of another model or incomplete; copy or download the whole model there"
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
-            f"model.path: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
+            f"{key}: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
             f"among them {', '.join(missing[:3])}; {advice}"
         )
     if other := sorted(report["mismatched_keys"]):
         name, found, wanted = other[0]
         raise ValueError(
-            f"model.path: the weights in {folder} have {len(other)} tensors of other shapes than its config.json asks for, "
+            f"{key}: the weights in {folder} have {len(other)} tensors of other shapes than its config.json asks for, "
             f"among them {name}: {tuple(found)}, not {tuple(wanted)}; {advice}"
         )
 
 
-def unloadable(folder: Path, error: Exception) -> ValueError:
+def unloadable(folder: Path, error: Exception, *, key: str = "model.path", called: str = "a causal language model") -> ValueError:
     """What is told of a folder that transformers cannot load."""
-    return ValueError(f"model.path: {folder} cannot be loaded as a causal language model: {type(error).__name__}: {error}")
+    return ValueError(f"{key}: {folder} cannot be loaded as {called}: {type(error).__name__}: {error}")
 
 
 def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int) -> CausalModel:
@@ -218,18 +175,22 @@ def random_causal(hf_config: PreTrainedConfig, config: ModelConfig, *, seed: int
 
 
 def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool, check: bool = True) -> CausalModel:
-    """Put a transformers model on its device, in the state that whet needs, and check it."""
+    """`settle` a causal language model."""
+    return settle(CausalModel(hf), config, trainable=trainable, check=check)
+
+
+def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = True) -> Model:
+    """Put a model on its device, in the state that whet needs, and check it."""
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
         raise ValueError("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
-    hf.to(device)  # pyright: ignore[reportArgumentType]
-    hf.eval()  # no dropout: the trainer differentiates what the engine samples from
-    hf.requires_grad_(trainable)
-    model = CausalModel(hf)
+    model.hf.to(device)  # pyright: ignore[reportArgumentType]
+    model.hf.eval()  # no dropout: the trainer differentiates what the engine samples from
+    model.hf.requires_grad_(trainable)
     if check:
         model.check()
     if trainable and config.gradient_checkpointing:
-        recompute_layers(hf)
+        recompute_layers(model.hf)
     return model
 
 
@@ -241,19 +202,19 @@ def recompute_layers(hf: PreTrainedModel) -> None:
             module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
 
 
-def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "model.path") -> PreTrainedConfig:
     """A model folder's config.json.
 
     Raises:
         ValueError: if there is none, or none that transformers knows.
     """
     if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path: {folder} has no config.json; it must be a model folder in Hugging Face format")
+        raise ValueError(f"{key}: {folder} has no config.json; it must be a model folder in Hugging Face format")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises what its parts raise
         first = str(error).strip().partition("\n")[0]
-        raise ValueError(f"model.path: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}") from error
+        raise ValueError(f"{key}: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}") from error
 
 
 def _damaged(folder: Path) -> Path | None:

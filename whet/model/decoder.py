@@ -1,0 +1,113 @@
+"""What trainer and engine need of any transformers decoder: hidden states of a row, its tensors, a check that whet runs it rightly."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from whet.model.attention import ATTENTION, Attend, PackedRow
+
+PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
+"""Two sequences that share a row when a model is checked."""
+PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Largest distance from the model's own outputs, relative to their norm."""
+
+
+class DecoderModel(ABC):
+    """A transformers model behind whet's attention; what it makes of the hidden states is a subclass's business.
+
+    Args:
+        hf: the model; its attention implementation must be `whet`.
+    """
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        self.hf = hf
+        self.config = cast(PreTrainedConfig, hf.config)
+        self.decoder = cast(nn.Module, hf.base_model)
+        text = self.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.hf.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.hf.parameters()).dtype
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states of a row.
+
+        Args:
+            tokens: [T] int64.
+            positions: [T] int64, each token's place in its own sequence.
+            attend: who sees whom.
+
+        Returns:
+            [T, H].
+        """
+        out = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, attend=attend)
+        return out.last_hidden_state[0]
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter once, by its name in Hugging Face files."""
+        return iter(self.hf.named_parameters())
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that its outputs depend on: parameters, tied ones under each of their names, and buffers."""
+        yield from self.hf.named_parameters(remove_duplicate=False)
+        yield from self.hf.named_buffers()
+
+    @abstractmethod
+    def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
+        """What a sequence's tokens [T] and hidden states [T, H] give, by what it is called."""
+
+    @abstractmethod
+    def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """The same from transformers' own forward pass of the tokens [T]."""
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compare two sequences in one row with the model's own forward of each.
+
+        Raises:
+            ValueError: naming the model, if whet would run it wrongly.
+        """
+        name = type(self.hf).__name__
+        num_layers: int = self.config.get_text_config().num_hidden_layers
+        if not self.hf._supports_attention_backend:
+            raise ValueError(f"{name} does not use transformers' attention interface, so whet cannot run it")
+        pieces = [torch.tensor(piece, device=self.device) % self.vocab_size for piece in PROBE]
+        lengths = [len(piece) for piece in pieces]
+        row = PackedRow(lengths, self.device)
+        layers: list[int] = []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            layers.append(layer)
+            return row(layer, q, k, v, scale)
+
+        hidden = self.hidden(torch.cat(pieces), row.positions, attend).split(lengths)
+        mine = [self.outputs(piece, states) for piece, states in zip(pieces, hidden, strict=True)]
+        if sorted(layers) != list(range(num_layers)):
+            raise ValueError(f"{name}: only {len(layers)} of its {num_layers} layers attend; whet does not support the others yet")
+        self.hf.set_attn_implementation("eager")
+        try:
+            theirs = [self.own_outputs(piece) for piece in pieces]
+        finally:
+            self.hf.set_attn_implementation(ATTENTION)
+        for what in mine[0]:
+            self._compare(what, *(torch.cat([found[what].float() for found in each]) for each in (mine, theirs)))
+
+    def _compare(self, what: str, mine: Tensor, theirs: Tensor) -> None:
+        distance, norm = float((mine - theirs).norm()), float(theirs.norm())
+        if not distance <= PROBE_TOLERANCE[self.dtype] * norm:
+            raise ValueError(
+                f"{type(self.hf).__name__} gives other {what} through whet's attention than through its own (distance {distance:.2g}; "
+                f"norm {norm:.2g}): it has a feature that whet does not support yet"
+            )
