@@ -107,7 +107,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 thread=parts.thread,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, facts)
-            warn_all(observer.display, opened.notes)
+            warn_all(observer.display, [*opened.notes, *backend.notes])
             with batches_kept(config, opened, backend):
                 values = asyncio.run(with_engine(train_rl(run), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)
@@ -129,7 +129,7 @@ def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
             reducer = REDUCERS[config.reducer]
             run = SupervisedRun(num_steps, config.samples_per_step, source, backend, reducer, state, observer, opened.stop)
             observer.display.start(f"whet sft: {opened.folder}", num_steps, facts)
-            warn_all(observer.display, opened.notes)
+            warn_all(observer.display, [*opened.notes, *backend.notes])
             with batches_kept(config, opened, backend):
                 train_sft(run)
             finish(config, observer, backend, folder, opened.folder)

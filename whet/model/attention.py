@@ -100,7 +100,7 @@ class PackedRow:
         self.buckets: list[Bucket] = []
         place = torch.empty(starts[-1], dtype=torch.int64)
         used = 0
-        for members in _similar(lengths, max_waste):
+        for members in similar(lengths, max_waste):
             longest = max(lengths[i] for i in members)
             first = torch.tensor([starts[i] for i in members])[:, None]
             size = torch.tensor([lengths[i] for i in members])[:, None]
@@ -128,7 +128,7 @@ class PackedRow:
         return torch.cat(outs).index_select(0, self.place)
 
 
-def _similar(lengths: Sequence[int], max_waste: float) -> list[list[int]]:
+def similar(lengths: Sequence[int], max_waste: float) -> list[list[int]]:
     """Segments by length, cut where the shortest of a bucket would be padded by more than `max_waste`."""
     buckets: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

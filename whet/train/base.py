@@ -33,7 +33,7 @@ class Backward:
     """Of the trained tokens under the weights that the pass used; 0 elsewhere. [T] float32, on the CPU"""
     metrics: Metrics
     num_tokens: int
-    """Tokens that went through the model: those of the samples with a trained token."""
+    """Tokens that went through the model: those of the samples with a trained token, shared ones as often as they were computed."""
 
 
 class Backend(Protocol):

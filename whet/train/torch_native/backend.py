@@ -1,10 +1,10 @@
-"""The torch-native backend on one device: packed rows under a token budget, gradients added up, chunked log-probs."""
+"""The torch-native backend on one device: rows under a token budget, gradients added up, chunked log-probs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,13 +17,13 @@ from whet.algo.base import LossFunction, Need
 from whet.config import Config
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
-from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
-from whet.observe.metrics import Metrics, merge_metrics
+from whet.model.forest_check import forest_fault
+from whet.observe.metrics import Mean, Metrics, merge_metrics
 from whet.train.base import COMPUTED, Backward, NonFinite
 from whet.train.tensor_files import system_errors, write_tensors
+from whet.train.torch_native.layout import Lines, MicroBatch, Rows, lines_of, micro_batches
 from whet.train.torch_native.optim import OptimConfig, Optimizer
-from whet.train.torch_native.packing import pack
 
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
@@ -35,7 +35,10 @@ class TrainConfig(Config):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     """AdamW and its schedule."""
     max_tokens_per_device: int = Field(default=16_384, gt=0)
-    """Tokens of a packed row (a micro-batch). A longer sample sits alone."""
+    """Tokens of a row (a micro-batch); those that samples share count once where they are computed once. A longer sample sits alone."""
+    rows: Rows = "auto"
+    """forest: what samples begin with alike is computed once, forward and backward; chains: every sample whole; auto: forests where they
+    save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -52,11 +55,22 @@ class TorchBackend:
         model: trained in place.
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
+
+    Raises:
+        ValueError: if forests are asked for and the model cannot run them on its device.
     """
 
     def __init__(self, model: CausalModel, config: TrainConfig, total_steps: int | None) -> None:
         self.model = model
         self.config = config
+        self._rows: Rows = config.rows
+        self.notes: list[str] = []
+        """What the person who starts a run should know."""
+        if config.rows != "chains" and (fault := forest_fault(model)):
+            if config.rows == "forest":
+                raise ValueError(f"train.rows is forest, but {fault}; use train.rows=chains")
+            self._rows = "chains"
+            self.notes.append(f"train.rows: chains, since {fault}")
         self.optimizer: Optimizer | None = None
         if total_steps is not None:
             self.optimizer = Optimizer(model.hf.named_parameters(), config.optim, total_steps)
@@ -67,10 +81,9 @@ class TorchBackend:
             raise ValueError(f"this backend cannot compute {need}")
         column = torch.zeros(batch.num_tokens, dtype=torch.float32)
         with torch.no_grad():
-            for rows in self._rows(batch):
-                part = batch.select(rows).to(self.model.device)
-                found = self._squared_probs(part) if need is Need.SQUARED_PROBS else self._outputs(part, entropy_grad=False).logprobs
-                _scatter(column, batch, rows, found)
+            for micro in self._micro_batches(batch):
+                found = self._squared_probs(micro) if need is Need.SQUARED_PROBS else self._outputs(micro, entropy_grad=False).logprobs
+                _scatter(column, batch, micro.samples, found)
         return batch.with_(**{need.value: column})
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
@@ -79,21 +92,21 @@ class TorchBackend:
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
         total, num_tokens = 0.0, 0
-        for rows in self._rows(batch):
-            part = batch.select(rows).to(self.model.device)
+        for micro in self._micro_batches(batch):
+            samples, part, num_computed = micro.samples, micro.part, len(micro.row.tokens)
             assert part.weights is not None
-            out = self._outputs(part, entropy_grad=entropy_grad)
-            found = loss(part, out)
+            found = loss(part, out := self._outputs(micro, entropy_grad=entropy_grad))
             value = (part.weights * found.terms).sum()
             number = float(value.detach())
             if not math.isfinite(number):
                 self.optimizer.zero_grad()
-                raise NonFinite(f"the loss of a micro-batch is {number} ({_where(part, found.terms, rows)})")
+                raise NonFinite(f"the loss of a micro-batch is {number} ({_where(part, found.terms, samples)})")
             value.backward()
             total += number
-            num_tokens += part.num_tokens
-            metrics = merge_metrics(metrics, found.metrics)
-            _scatter(logprobs, batch, rows, out.logprobs)
+            num_tokens += num_computed
+            shared = Mean(part.num_tokens - num_computed, part.num_tokens)
+            metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
+            _scatter(logprobs, batch, samples, out.logprobs)
         return Backward(total, logprobs, metrics, num_tokens)
 
     def optim_step(self) -> Metrics:
@@ -145,33 +158,27 @@ class TorchBackend:
                     raise ValueError(f"{path} is of another model: {name} is {described}, not {wanted}")
                 tensor.copy_(found)
 
-    def _rows(self, batch: TrainBatch) -> list[list[int]]:
-        """Samples of each micro-batch; those without a trained token are left out."""
-        chosen = batch.sample_of_token[batch.loss_mask].unique()
-        rows = pack(batch.lengths[chosen].tolist(), self.config.max_tokens_per_device)
-        return [chosen[row].tolist() for row in rows]
+    def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
+        return micro_batches(batch, self._rows, self.config.max_tokens_per_device, self.model.device, self.model.dtype)
 
-    def _trained(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Places of the trained tokens, the hidden states that predict them, and their temperatures."""
-        attend = PackedRow(batch.lengths.tolist(), self.model.device)
-        hidden = self.model.hidden(batch.tokens, attend.positions, attend)
-        wanted = batch.loss_mask.nonzero().squeeze(-1)
-        return wanted, hidden.index_select(0, wanted - 1), batch.temperature[batch.sample_of_token][wanted]
+    def _lines(self, micro: MicroBatch) -> tuple[Lines, Tensor]:
+        """Where the trained tokens are predicted, and the hidden states there. [L, H]"""
+        lines = lines_of(micro.part, micro.row.place)
+        hidden = self.model.hidden(micro.row.tokens, micro.row.positions, micro.row.attend)
+        return lines, hidden.index_select(0, lines.predictors)
 
-    def _squared_probs(self, batch: TrainBatch) -> Tensor:
+    def _squared_probs(self, micro: MicroBatch) -> Tensor:
         """Sums of squared probabilities at the trained tokens; 0 elsewhere. [T]"""
-        wanted, hidden, temperature = self._trained(batch)
-        found = chunked_squared_probs(self.model.logits, hidden, temperature, self._chunk_tokens)
-        return torch.zeros(batch.num_tokens, dtype=found.dtype, device=found.device).index_copy(0, wanted, found)
+        lines, hidden = self._lines(micro)
+        return lines.spread(chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens))
 
-    def _outputs(self, batch: TrainBatch, *, entropy_grad: bool) -> TokenOutputs:
+    def _outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         """Log-probs and entropies of the trained tokens; the vocabulary is only projected to where one follows."""
-        wanted, hidden, temperature = self._trained(batch)
+        lines, hidden = self._lines(micro)
         logprobs, entropy = chunked_logprobs(
-            self.model.logits, hidden, batch.tokens[wanted], temperature, self._chunk_tokens, entropy_grad=entropy_grad
+            self.model.logits, hidden, lines.targets, lines.temperature, self._chunk_tokens, entropy_grad=entropy_grad
         )
-        empty = torch.zeros(batch.num_tokens, dtype=logprobs.dtype, device=logprobs.device)
-        return TokenOutputs(empty.index_copy(0, wanted, logprobs), empty.index_copy(0, wanted, entropy))
+        return TokenOutputs(lines.spread(logprobs), lines.spread(entropy))
 
 
 def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:

@@ -1,0 +1,128 @@
+"""How samples become rows of tokens for the model, and what leads from a row back to its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whet.core.batch import TrainBatch, as_list
+from whet.model.attention import Attend, PackedRow
+from whet.model.forest import forest_row
+from whet.train.torch_native.forest import forest_of, pack_forests
+from whet.train.torch_native.packing import pack
+
+Rows = Literal["auto", "forest", "chains"]
+
+WORTH_SHARING = 0.2
+"""Share of the tokens that forests have to save for `auto` to pick them. Their attention takes more calls than that of chains: on a CPU, in
+the quickstart's small model, as long as about a sixth of the tokens does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which samples share a row, and of what kind the rows are."""
+
+    rows: list[list[int]]
+    """Sample indices of each micro-batch. Samples without a trained token are in none."""
+    kind: Literal["forest", "chains"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the model computes for a micro-batch."""
+
+    tokens: Tensor
+    """[U] int64"""
+    positions: Tensor
+    """[U] int64"""
+    attend: Attend
+    place: Tensor
+    """Where each token of the micro-batch is among `tokens`. [T] int64"""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples that go through the model together."""
+
+    samples: list[int]
+    """Their indices in the batch."""
+    part: TrainBatch
+    """They alone, on the model's device. T tokens."""
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What the vocabulary is projected to, once for the trained tokens that samples share at one temperature."""
+
+    predictors: Tensor
+    """The token of the row that each line comes from. [L] int64"""
+    targets: Tensor
+    """The token that it predicts. [L] int64"""
+    temperature: Tensor
+    """[L] float32"""
+    trained: Tensor
+    """Which tokens of the micro-batch train. [K] int64"""
+    line: Tensor
+    """The line of each of them. [K] int64"""
+    num_tokens: int
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of the lines, [L], at every trained token of the micro-batch; 0 elsewhere. [T]"""
+        return values.new_zeros(self.num_tokens).index_copy(0, self.trained, values.index_select(0, self.line))
+
+
+def micro_batches(batch: TrainBatch, rows: Rows, max_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[MicroBatch]:
+    """The samples that train, cut into rows.
+
+    Args:
+        batch: on the CPU.
+        rows: what the rows may be.
+        max_tokens: budget of a row.
+        device: where the model is.
+        dtype: of its computation.
+    """
+    plan = plan_rows(batch, rows, max_tokens)
+    for samples in plan.rows:
+        part = batch.select(samples)
+        row = lay_out(part, plan.kind, device, dtype)
+        yield MicroBatch(samples, part.to(device), row)
+
+
+def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
+    """Rows under a budget of tokens that go through the model. A sample over it sits alone."""
+    chosen = batch.sample_of_token[batch.loss_mask].unique()
+    lengths: list[int] = as_list(batch.lengths)
+    wanted: list[int] = as_list(chosen)
+    total = sum(lengths[i] for i in wanted)
+    if rows != "chains" and wanted:
+        sequences = batch.tokens.split(lengths)
+        packed, num_tokens = pack_forests([sequences[i] for i in wanted], max_tokens)
+        if rows == "forest" or num_tokens <= (1 - WORTH_SHARING) * total:
+            return Plan([[wanted[i] for i in row] for row in packed], "forest")
+    return Plan([[wanted[i] for i in row] for row in pack([lengths[i] for i in wanted], max_tokens)], "chains")
+
+
+def lay_out(part: TrainBatch, kind: Literal["forest", "chains"], device: torch.device, dtype: torch.dtype) -> Row:
+    """The row of a micro-batch, which is on the CPU."""
+    lengths: list[int] = as_list(part.lengths)
+    if kind == "chains":
+        chains = PackedRow(lengths, device)
+        return Row(part.tokens.to(device), chains.positions, chains, torch.arange(part.num_tokens, device=device))
+    forest = forest_of(part.tokens.split(lengths))
+    attend = forest_row(forest.segments, device, dtype)
+    return Row(forest.tokens.to(device), attend.positions, attend, forest.place.to(device))
+
+
+def lines_of(part: TrainBatch, place: Tensor) -> Lines:
+    """The lines of a micro-batch whose tokens are at `place` in their row."""
+    trained = part.loss_mask.nonzero().squeeze(-1)
+    heats, heat = part.temperature[part.sample_of_token[trained]].unique(return_inverse=True)
+    lines, line = (place[trained] * len(heats) + heat).unique(return_inverse=True)
+    one = torch.zeros_like(lines).scatter_(0, line, torch.arange(len(line), device=line.device))  # any of a line's: they are alike
+    chosen = trained[one]
+    return Lines(place[chosen - 1], part.tokens[chosen], heats[heat[one]], trained, line, part.num_tokens)
