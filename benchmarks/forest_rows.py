@@ -4,8 +4,8 @@
     python benchmarks/forest_rows.py 3M 38M
 
 A group has 8 siblings that share a prompt and nothing else; their replies train. Figures go to benchmarks/results/forest_rows.json:
-tokens of the samples per second, medians over the rounds; the tokens that went through the model; the median of each round's ratio. The load
-of the machine tells how far it was busy with other things: the rounds alternate so that both kinds of rows meet the same.
+tokens of the samples per second, medians over the rounds; the tokens that went through the model; the median of each round's ratio.
+The load of the machine tells how far it was busy with other things: the rounds alternate so that both kinds of rows meet the same.
 """
 
 from __future__ import annotations
