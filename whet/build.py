@@ -83,15 +83,30 @@ def length_of_run(num_units: int, per_step: int, count: int | None, epochs: floa
     raise ValueError(f"set exactly one of {name} (here {count}) and num_epochs (here {epochs})")
 
 
-@contextmanager
-def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end. The process is prepared already."""
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a model's folder says before its weights are read."""
+
+    folder: Path
+    renderer: Renderer
+
+
+def read_texts(config: RunConfig) -> Texts:
+    """The model's folder, its tokenizer and chat template."""
     folder = resolve_model_path(config.model.path)
     tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
-    model = load_causal(folder, config.model, trainable=trainable)
+    return Texts(folder, Renderer(tokenizer, build_parser(config.env.parser)))
+
+
+@contextmanager
+def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator[Parts]:
+    """Model, engine, environment and reward; closed at the end. The process is prepared already."""
+    folder, tokenizer = texts.folder, texts.renderer.tokenizer
     thread = ThreadPoolExecutor(1, "torch")
     rewards: list[Reward] = []
     try:
+        rewards.append(build_reward(config.reward))  # before the weights, which take long
+        model = load_causal(folder, config.model, trainable=trainable)
         own = trainable and config.engine.embedded.own_weights
         held = load_causal(folder, config.model, trainable=False) if own else model
         engine = EmbeddedEngine(
@@ -100,9 +115,8 @@ def build_parts(config: RunConfig, *, trainable: bool) -> Iterator[Parts]:
             thread,
             shares_weights=not own,
             deterministic=config.deterministic,
-            decode=Renderer(tokenizer).decode,
+            decode=texts.renderer.decode,
         )
-        rewards.append(build_reward(config.reward))
         player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
         yield Parts(folder, model, engine, player, rewards, thread)
     finally:
@@ -147,27 +161,34 @@ def _player(
     )
 
 
-def prompt_length(parts: Parts, env: EnvConfig) -> Callable[[Task], int]:
+def prompt_length(texts: Texts, env: EnvConfig) -> Callable[[Task], int]:
     """Counts a task's prompt tokens, the environment's tools included."""
     tools = build_env_factory(env)().tools
-    return lambda task: len(parts.player.renderer.prompt(task, tools))
+    return lambda task: len(texts.renderer.prompt(task, tools))
 
 
-def build_evaluations(config: RunConfig, parts: Parts, run_dir: Path | None) -> list[EvaluationSet]:
-    """Every configured evaluation set; `run_dir` is where their records go."""
+def evaluation_tasks(config: RunConfig, texts: Texts) -> dict[str, list[Task]]:
+    """The tasks of every configured evaluation set, by its name."""
+    out: dict[str, list[Task]] = {}
+    for name, chosen in config.evaluate.sets.items():
+        length = prompt_length(texts, evaluation_env(config, chosen))  # shows now, not after hours, that its prompts can be rendered
+        out[name] = load_tasks(evaluation_rows(config, chosen), name=name, length=length)[: chosen.limit]
+    return out
+
+
+def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[Task]], run_dir: Path) -> list[EvaluationSet]:
+    """Every configured evaluation set with its tasks; `run_dir` is where their records go."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
-        length = prompt_length(parts, evaluation_env(config, chosen))  # shows now, not after hours, that its prompts can be rendered
-        tasks = load_tasks(evaluation_rows(config, chosen), name=name, length=length)
-        keep = run_dir is not None and config.observe.records_every > 0
+        keep = config.observe.records_every > 0
         out.append(
             EvaluationSet(
                 name=name,
-                tasks=tasks[: chosen.limit],
+                tasks=tasks[name],
                 player=_evaluation_player(config, chosen, parts),
                 samples_per_prompt=chosen.samples_per_prompt,
                 pass_reward=chosen.pass_reward,
-                records=RecordWriter(set_folder(run_dir, name)) if keep and run_dir is not None else None,
+                records=RecordWriter(set_folder(run_dir, name)) if keep else None,
             )
         )
     return out

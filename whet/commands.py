@@ -13,12 +13,15 @@ from whet.build import (
     RL_HEADLINES,
     SFT_HEADLINES,
     Parts,
+    Texts,
     build_evaluations,
     build_observer,
     build_parts,
     build_run_state,
+    evaluation_tasks,
     export_model,
     prompt_length,
+    read_texts,
     write_summary,
 )
 from whet.build import length_of_run as length
@@ -30,6 +33,7 @@ from whet.data.source import TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
+from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, SupervisedRun, note_failures, train_rl, train_sft
 from whet.model.causal import load_causal
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
@@ -72,15 +76,15 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     check_needs(config.algo.name, algorithm)
-    with open_run(config, command) as opened, build_parts(config, trainable=True) as parts:
-        source = training_source(config, parts)
+    with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:
+        texts = read_texts(config)
+        source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
-        backend = TorchBackend(parts.model, config.train, num_rollouts * plan.optimizer_steps)
-        reference = None
-        if "ref_logprobs" in algorithm.needs:
-            reference = TorchBackend(load_causal(parts.folder, config.model, trainable=False), config.train, None)
-        facts = run_facts(config, parts, source)
-        with closing(build_observer(config, opened, RL_HEADLINES)) as observer:
+        with build_parts(config, texts, trainable=True) as parts:  # the weights take long: whatever else can be wrong was read before
+            backend = TorchBackend(parts.model, config.train, num_rollouts * plan.optimizer_steps)
+            reference = None
+            if "ref_logprobs" in algorithm.needs:
+                reference = TorchBackend(load_causal(parts.folder, config.model, trainable=False), config.train, None)
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
             underway = Underway(kept=not config.deterministic)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
@@ -96,7 +100,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 underway=underway,
                 learners=Learners(backend, reference, algorithm, plan, config.seed),
                 publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
-                evaluations=build_evaluations(config, parts, opened.folder),
+                evaluations=build_evaluations(config, parts, held_out, opened.folder),
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
@@ -106,7 +110,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 stop=opened.stop,
                 thread=parts.thread,
             )
-            observer.display.start(f"whet train: {opened.folder}", num_rollouts, facts)
+            observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             warn_all(observer.display, [*opened.notes, *backend.notes])
             with batches_kept(config, opened, backend):
                 values = asyncio.run(with_engine(train_rl(run), parts.engine))
@@ -175,27 +179,36 @@ def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, 
     if not config.evaluate.sets:
         raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
     folder = free_folder(Path(config.run_dir), "evaluate")
-    values: dict[str, float] = {}
     with (
         open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
-        build_parts(config, trainable=False) as parts,
         closing(build_display(config.observe.display, RL_HEADLINES)) as console,
     ):
-        display = LoggedDisplay(console, opened.journal)
-        sets = build_evaluations(config, parts, folder)
-
-        async def work() -> None:
-            for chosen in sets:
-                display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
-                metrics, groups = await opened.stop.unless(chosen.run(0, config.seed))
-                note_failures(opened.journal, groups)
-                warn_failures(console, groups)
-                values.update(flatten(metrics))
-
-        display.start(f"whet evaluate: {folder}", len(sets), {"model": config.model.path})
-        asyncio.run(with_engine(work(), parts.engine))
+        texts = read_texts(config)
+        tasks = evaluation_tasks(config, texts)
+        with build_parts(config, texts, trainable=False) as parts:
+            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console)
         write_summary(folder / "results.json", values)
-        display.table(f"evaluation of {config.model.path}", ("metric", "value"), list(values.items()))
+    return values
+
+
+def play_evaluations(
+    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], opened: OpenRun, console: Display
+) -> Mapping[str, float]:
+    """Play evaluation sets once, and show what they gave."""
+    values: dict[str, float] = {}
+    display = LoggedDisplay(console, opened.journal)
+
+    async def work() -> None:
+        for chosen in sets:
+            display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
+            groups = await opened.stop.unless(chosen.play(config.seed))
+            note_failures(opened.journal, groups)
+            warn_failures(console, groups)
+            values.update(flatten(chosen.summarise(0, groups)))
+
+    display.start(f"whet evaluate: {opened.folder}", len(sets), {"model": config.model.path})
+    asyncio.run(with_engine(work(), parts.engine))
+    display.table(f"evaluation of {config.model.path}", ("metric", "value"), list(values.items()))
     return values
 
 
@@ -207,8 +220,9 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
     """
     plan = plan_batch(config.batch)
     prepare_process(config)
-    with build_parts(config, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
-        tasks = training_source(config, parts).next(num_prompts)
+    texts = read_texts(config)
+    tasks = training_source(config, texts).next(num_prompts)
+    with build_parts(config, texts, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
         writer = RecordWriter(output)
 
         async def work() -> Metrics:
@@ -240,9 +254,9 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
         display.warn(note)
 
 
-def training_source(config: RunConfig, parts: Parts) -> TaskSource:
+def training_source(config: RunConfig, texts: Texts) -> TaskSource:
     """The training prompts."""
-    return TaskSource(training_rows(config), length=prompt_length(parts, config.env))
+    return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
 
 
 def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, str]:

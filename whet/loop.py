@@ -16,8 +16,9 @@ from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import Reducer
 from whet.data.source import Source
 from whet.data.supervised import SupervisedSource
-from whet.evaluate.evaluation import EvaluationSet
+from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
+from whet.observe.records import drop_records
 from whet.rollout.collect import Player
 from whet.rollout.constant import RewardGuard
 from whet.rollout.report import new_failures, require_valid, rollout_metrics
@@ -27,6 +28,7 @@ from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
 from whet.train.base import Backend
+from whet.train.batching import due
 from whet.train.learners import Learners, Update, optimizer_step
 from whet.types import JSON, Group, Progress, Sample
 
@@ -65,6 +67,12 @@ class Observer:
         note_failures(self.journal, groups)
         for name, error in new_failures(groups, self.seen_failures):
             self.console.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
+
+    def forget(self, first_rollout: int, first_evaluation: int) -> None:
+        """Remove the records of rollouts and evaluations from these on: a resumed run plays them again."""
+        drop_records(self.journal.folder, first_rollout)
+        for folder in set_folders(self.journal.folder):
+            drop_records(folder, first_evaluation)
 
     def close(self) -> None:
         try:
@@ -126,9 +134,7 @@ class Run:
     def evaluation_due(self, rollout_id: int) -> bool:
         if not self.evaluations or self.evaluated.after == rollout_id:
             return False
-        if rollout_id == 0:
-            return self.evaluate_first
-        return rollout_id == self.num_rollouts or (self.evaluate_every is not None and rollout_id % self.evaluate_every == 0)
+        return self.evaluate_first if rollout_id == 0 else due(rollout_id, self.num_rollouts, self.evaluate_every)
 
     def measured(self, rollout_id: int) -> dict[str, float]:
         """What was measured of the weights after so many rollouts."""
@@ -145,8 +151,8 @@ async def train_rl(run: Run) -> dict[str, float]:
         Stopped: if a signal asked for it. Like everything that fails between two updates, it loses nothing: the run is saved first.
     """
     progress = run.checkpoint.resume()
+    run.observer.forget(progress.rollout_id, run.evaluated.after + 1)
     phases = run.observer.phases
-    await run.publisher.connect()
     await run.publisher.publish(progress.version)
     while True:
         async with between_updates(run, progress):
@@ -175,7 +181,6 @@ async def train_rl(run: Run) -> dict[str, float]:
             warning = run.guard.see(groups)
             if warning is not None:
                 run.observer.display.warn(warning)
-    await run.publisher.close()
     return run.evaluated.values
 
 
@@ -267,9 +272,9 @@ async def evaluate_if_due(run: Run, progress: Progress) -> None:
     values: dict[str, float] = {}
     for chosen in run.evaluations:
         with run.observer.phases.span("evaluate"):
-            metrics, groups = await run.stop.unless(chosen.run(progress.rollout_id, run.seed))
+            groups = await run.stop.unless(chosen.play(run.seed))
         run.observer.failures(groups)
-        values.update(flatten(metrics))
+        values.update(flatten(chosen.summarise(progress.rollout_id, groups)))
     run.observer.trackers[0].log(progress.rollout_id, values)
     run.evaluated.after, run.evaluated.values = progress.rollout_id, values
     best = run.checkpoint.best

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from whet.checkpoint.store import MANIFEST
+from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.config import dump_toml
 from whet.observe.files import replace_file
 from whet.process import prepare_process
@@ -50,11 +50,13 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
         command: what was typed; the same starts it again.
 
     Raises:
-        ValueError: if the folder cannot be written, or another process works in it.
+        ValueError: if the folder cannot be written, another process works in it, or it holds checkpoints and `checkpoint.resume` is
+            false; the folder is then as it was.
     """
     folder = Path(config.run_dir)
     _make_writable(folder)
     with claim(folder, command), on_signals() as stop:
+        CheckpointStore(folder / "checkpoints", config.checkpoint).check_resume()  # before anything in the folder is touched
         notes = _settle(config, folder)
         starts = read_rows(folder / STARTS)
         notes += _clock_notes(starts)

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,53 @@ def test_a_disk_that_is_full_leaves_the_one_before_and_no_rubbish(tmp_path):
         write(folder)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(OSError, match=r"No space left on device .*MiB free.*newest whole checkpoint is still .*rollout_000001") as raised:
+    with pytest.raises(OSError, match=r"No space left on device .*MiB free.*newest whole checkpoint is .*rollout_000001") as raised:
         save(checkpoints, 2, writes=breaks)
     assert raised.value.errno == errno.ENOSPC
     assert names(checkpoints) == ["rollout_000001"]
     assert checkpoints.newest().folder == first
+
+
+def test_what_cannot_be_named_or_removed_is_told_as_well(tmp_path, monkeypatch):
+    checkpoints = store(tmp_path, keep=1)
+    save(checkpoints, 1)
+
+    def refuses(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "there")
+
+    advice = r"Permission denied at there \(\d+ MiB free\); the newest whole checkpoint is .*rollout_00000{}: make room"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuses)
+        with pytest.raises(OSError, match="a checkpoint cannot be written: " + advice.format(1)):
+            save(checkpoints, 2)
+    assert names(checkpoints) == ["rollout_000001"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuses)
+        with pytest.raises(OSError, match="an old checkpoint cannot be removed: " + advice.format(2)):
+            save(checkpoints, 2)
+    with monkeypatch.context() as patch:
+        (checkpoints.folder / ".writing_000003").mkdir()
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None if ignore_errors else refuses())
+        with pytest.raises(OSError, match="a checkpoint cannot be written: " + advice.format(2)):
+            save(checkpoints, 3)
+    save(checkpoints, 4)
+    assert names(checkpoints) == ["rollout_000004"]
+
+
+def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    """Parts and manifest, then the draft's own list of names, then the rename, then that of the folder above; then old ones go."""
+    calls = []
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+    checkpoints = store(tmp_path, keep=1)
+    old = save(checkpoints, 1)
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
+    monkeypatch.setattr(os, "unlink", lambda path, **at: (calls.append(f"remove {path}"), unlink(path, **at)))
+    save(checkpoints, 2)
+    draft = checkpoints.folder / ".writing_000002"
+    parts = {str(draft / name) for name in ("weights.bin", "deeper/more.bin")}
+    assert set(calls[:2]) == parts
+    assert calls[2:7] == [str(draft / MANIFEST), str(draft), "rename", str(checkpoints.folder), f"remove {old / MANIFEST}"]
 
 
 class Killed(BaseException):

@@ -1,6 +1,7 @@
 """What a checkpoint gives back, which one is kept, and that nothing is sampled from unproven weights: whole runs, in seconds."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from typer.testing import CliRunner
 
 from whet.algo.policy import PolicyGradient
 from whet.cli import app
-from whet.commands import train
+from whet.commands import evaluate, train
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
+from whet.rollout.report import RolloutFailed
 from whet.sync.base import SyncError
+from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
 
 
@@ -107,6 +110,97 @@ def test_what_a_start_left_without_a_checkpoint_is_set_aside(folder, monkeypatch
     train(run_config(folder, "afresh", num_rollouts=1))
     assert [row["step"] for row in metrics_of(run_dir)] == [1]
     assert (run_dir / "metrics.1.jsonl").is_file() and (run_dir / "rollouts.1").is_dir()
+
+
+def test_records_that_a_resumed_run_plays_again_are_gone_until_it_does(folder, monkeypatch):
+    """Those of rollouts and of evaluations, like the lines of metrics.jsonl."""
+    sets = {"interval": 1, "before_training": True, "sets": {"same": {"path": str(folder / "train.jsonl")}}}
+    config = run_config(folder, "records", evaluate=sets, checkpoint={"interval": 2, "keep": 9})
+    train(config)
+    run_dir = folder / "records"
+    for name in checkpoints_of(run_dir):
+        if name != "rollout_000002":
+            shutil.rmtree(run_dir / "checkpoints" / name)
+
+    def found(where):
+        return sorted(path.stem for path in (run_dir / where / "rollouts").iterdir())
+
+    before = found("."), found("evaluations/same")
+    assert before == ([f"rollout_{i:06d}" for i in range(4)], [f"rollout_{i:06d}" for i in range(5)])
+    seen = []
+    publish = SharedPublisher.publish
+
+    async def watched(self, version):
+        seen.append((found("."), found("evaluations/same"), [row["step"] for row in metrics_of(run_dir)][-1]))
+        return await publish(self, version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedPublisher, "publish", watched)
+        train(config)
+    assert seen[0] == (before[0][:2], before[1][:3], 2), "what the checkpoint after two rollouts counts"
+    assert (found("."), found("evaluations/same")) == before
+
+
+def test_a_start_that_is_refused_leaves_the_folder_as_it_was(folder):
+    run_dir = folder / "refused"
+    train(run_config(folder, "refused", num_rollouts=1))
+
+    def contents():
+        return {str(path.relative_to(run_dir)): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+    before = contents()
+    with pytest.raises(ValueError, match=r"checkpoint\.resume is false"):
+        train(run_config(folder, "refused", num_rollouts=2, checkpoint={"resume": False}))
+    assert contents() == before
+    train(run_config(folder, "new-folder", num_rollouts=1, checkpoint={"resume": False}))
+
+
+def test_an_evaluation_that_fails_whole_is_among_the_failures(folder):
+    (folder / "breaks.py").write_text("def score(trajectory):\n    raise KeyError('level')\n")
+    sets = {"same": {"path": str(folder / "train.jsonl"), "reward": {"name": f"{folder / 'breaks.py'}:score"}}}
+    config = run_config(folder, "failing-evaluation", evaluate={"before_training": True, "sets": sets})
+    with pytest.raises(RolloutFailed, match="evaluation same: all 4 trajectories failed"):
+        train(config)
+    with pytest.raises(RolloutFailed, match="evaluation same: all 4 trajectories failed"):
+        evaluate(config)
+    for run_dir in (folder / "failing-evaluation", folder / "failing-evaluation/evaluate_1"):
+        (row,) = [json.loads(line) for line in (run_dir / "failures.jsonl").read_text().splitlines()]
+        assert (row["kind"], row["where"]) == ("RewardError", "reward") and "KeyError: 'level'" in row["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"prompt": "question"}}, "question"),
+        ({"evaluate": {"sets": {"x": {"path": "nowhere.jsonl"}}}}, "nowhere.jsonl"),
+        ({"observe": {"trackers": ["nowhere:Tracker"]}}, "nowhere"),
+        ({"reward": {"name": "nowhere:score"}}, "nowhere"),
+    ],
+)
+def test_what_is_cheap_to_read_is_read_before_the_weights(folder, monkeypatch, changes, words):
+    monkeypatch.setattr("whet.build.load_causal", lambda *args, **kwargs: pytest.fail("the weights were read first"))
+    with pytest.raises(ValueError, match=words):
+        train(run_config(folder, "cheap-first", **changes))
+
+
+def test_random_draws_of_a_users_code_go_on_where_they_were(folder):
+    """The process's generators are seeded at every start; a resume gives them back what the checkpoint holds."""
+    (folder / "dice.py").write_text(
+        "import random\nimport numpy\nimport torch\n"
+        "class Tracker:\n"
+        "    def __init__(self, run_dir, config):\n        self.path = run_dir / 'dice.txt'\n"
+        "    def log(self, step, values):\n"
+        "        with open(self.path, 'a') as file:\n"
+        "            print(step, random.random(), numpy.random.rand(), float(torch.rand(())), file=file)\n"
+        "    def close(self):\n        pass\n"
+    )
+    observe = {"trackers": [f"{folder / 'dice.py'}:Tracker"]}
+    train(run_config(folder, "dice", observe=observe))
+    train(run_config(folder, "dice-parts", observe=observe, num_rollouts=2))
+    train(run_config(folder, "dice-parts", observe=observe))
+    draws = (folder / "dice/dice.txt").read_text()
+    assert len(set(draws.splitlines())) == 4
+    assert (folder / "dice-parts/dice.txt").read_text() == draws
 
 
 def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):

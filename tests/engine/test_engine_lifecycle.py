@@ -389,7 +389,7 @@ def test_a_call_that_nobody_waits_for_any_more_does_not_stop_the_engine():
     assert serve(engine, play).tokens == alone(ask("a")).tokens
 
 
-# Updates, pauses, sleep.
+# Updates and pauses.
 
 
 def test_an_update_splits_chunks_and_no_token_sees_older_keys():
@@ -470,29 +470,6 @@ def test_pause_waits_for_the_running_step_and_no_other_begins():
         return await call
 
     assert serve(engine, play).tokens == alone(ask("a")).tokens
-
-
-def test_sleep_gives_the_cache_back_and_keeps_the_requests():
-    engine = engine_of(tiny())
-
-    async def play() -> Reply:
-        call = asyncio.create_task(reply_to(engine, ask("a", 100)))
-        while engine.core.num_computed < 20:
-            await asyncio.sleep(0)
-        await engine.sleep()
-        computed = engine.core.num_computed
-        assert engine.core.store.size_bytes == 0
-        await engine.update(tiny().named_weights(), 0)
-        with pytest.raises(ValueError, match="wake"):
-            await engine.score(PROMPT)
-        await asyncio.sleep(0.02)
-        assert (engine.core.num_computed, engine.core.store.size_bytes) == (computed, 0)
-        await engine.wake()
-        reply = await call
-        assert engine.core.store.size_bytes > 0
-        return reply
-
-    assert serve(engine, play).tokens == alone(ask("a", 100)).tokens
 
 
 def test_score_finds_room_in_a_full_pool():

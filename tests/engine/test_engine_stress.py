@@ -76,24 +76,21 @@ async def converse(
 
 
 async def disturb(engine: EmbeddedEngine, rng: random.Random) -> None:
-    """Updates, scores, pauses and naps, one every 600 computed tokens, for as long as it is let."""
+    """Updates, scores and pauses, one every 600 computed tokens, for as long as it is let."""
     while True:
         due = engine.core.num_computed + 600
         while engine.core.num_computed < due:
             await asyncio.sleep(0.001)
-        what = rng.choice(("update", "score", "pause", "sleep"))
+        what = rng.choice(("update", "score", "pause"))
         if what == "update":
             version = engine.version + 1
             await engine.update(tiny("small", seed=SEEDS[version % 2]).named_weights(), version)
         elif what == "score":
             await engine.score(tuple(rng.randrange(VOCAB) for _ in range(40)))
-        elif what == "pause":
+        else:
             await engine.pause()
             await asyncio.sleep(0.001)
             await engine.resume()
-        else:
-            await engine.sleep()
-            await engine.wake()
 
 
 async def cut_off(task: asyncio.Task[None], after_s: float) -> None:

@@ -195,7 +195,7 @@ DEPENDABLE = (
         cause="There is no room for another checkpoint. What was written of it is removed again.",
         remedy="Make room, or lower `checkpoint.keep`, and start the run again: it goes on from the checkpoint before. `whet check CONFIG` "
         "compares what checkpoints need with what is free.",
-        words=("No space left on device", "the newest whole checkpoint is still runs/demo/checkpoints/rollout_000001", "make room"),
+        words=("No space left on device", "the newest whole checkpoint is runs/demo/checkpoints/rollout_000001", "make room"),
         provoke=disk_full,
         seen_by_check=False,  # fills up while it is written; what is free is compared beforehand
     ),

@@ -32,8 +32,7 @@ class Scripted:
 def run(totals, samples=2):
     tasks = [Task(str(i), "?") for i in range(len(totals))]
     chosen = EvaluationSet("x", tasks, Scripted(totals), samples, 1.0, None)
-    metrics, _ = asyncio.run(chosen.run(0, 0))
-    return flatten(metrics)
+    return flatten(chosen.summarise(0, asyncio.run(chosen.play(0))))
 
 
 def test_mean_and_pass_are_over_tasks():

@@ -1,11 +1,12 @@
 import json
+import os
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from whet.observe import records
-from whet.observe.records import SCHEMA, RecordWriter, read_records, read_table
+from whet.observe.records import SCHEMA, RecordWriter, drop_records, read_records, read_table
 from whet.types import (
     UNSAMPLED,
     Failure,
@@ -223,6 +224,28 @@ def test_a_rollout_written_again_replaces_the_first(tmp_path):
     writer.write(0, GROUPS[1:], [])
     assert [row["trajectory"] for row in read_records(tmp_path / "rollouts")] == ["train:4/0"]
     assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["rollout_000000.parquet"]
+
+
+def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And its name is on the disk when `write` returns, so that no crash leaves a metrics line without its records."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append(f"to {new}"), replace(old, new)))
+    path = RecordWriter(tmp_path).write(0, GROUPS, [SAMPLE])
+    assert calls == [str(path.with_suffix(".tmp")), f"to {path}", str(path.parent)]
+
+
+def test_records_from_a_rollout_on_are_dropped(tmp_path):
+    writer = RecordWriter(tmp_path)
+    for i in (0, 7, 8, 1_000_000):
+        writer.write(i, GROUPS, [SAMPLE])
+    (tmp_path / "rollouts/rollout_000003.tmp").touch()
+    (tmp_path / "rollouts/rollout_notes.parquet").touch()
+    drop_records(tmp_path, 8)
+    left = ["rollout_000000.parquet", "rollout_000007.parquet", "rollout_notes.parquet"]
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == left
+    drop_records(tmp_path / "none", 0)
 
 
 def test_text_that_utf8_cannot_hold_is_escaped(tmp_path):

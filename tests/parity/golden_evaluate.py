@@ -9,7 +9,7 @@ from whet.core.advantages import nothing_to_compare
 from whet.core.shaping import overlong_penalty
 from whet.evaluate.bootstrap import sample_statistics
 from whet.evaluate.passk import pass_at_k
-from whet.train.batching import periodic_due
+from whet.train.batching import due
 
 
 def pass_rate(case):
@@ -25,9 +25,10 @@ def nonzero_std(case):
 
 
 def periodic(case):
+    """The end of an epoch is an interval of its own there, and without an interval nothing ever recurs."""
     return {
         "run": [
-            periodic_due(rollout_id + 1, interval, per_epoch=per_epoch, total=total)
+            interval is not None and (due(rollout_id + 1, total or 0, interval) or due(rollout_id + 1, 0, per_epoch))
             for rollout_id, interval, per_epoch, total in case["inputs"]["cases"]
         ]
     }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_run import look, of
 
-from whet.build import build_parts
+from whet.build import build_parts, read_texts
 from whet.config import load_config
 from whet.preflight import budget
 from whet.preflight.memory import MemoryPlan, Part
@@ -18,7 +18,7 @@ AREAS = ("batch", "algorithm", "device", "model", "tokenizer", "environment", "d
 
 def test_limits_are_the_engines(here):
     config = load_config(RunConfig, here / "run.toml")
-    with build_parts(config, trainable=False) as parts:
+    with build_parts(config, read_texts(config), trainable=False) as parts:
         longest = parts.engine.capabilities.max_tokens
     texts = of(look("model", "limits")[0], "limits", "ok")
     assert texts[0] == f"trajectories of up to 96 tokens in 2 turns; the engine runs {longest}"
@@ -37,7 +37,7 @@ def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
     findings, scene = look(*AREAS, overrides=overrides)
     assert {finding.status for finding in findings} == {"ok"}
     config = load_config(RunConfig, here / "run.toml", overrides)
-    with build_parts(config, trainable=True) as parts:
+    with build_parts(config, read_texts(config), trainable=True) as parts:
 
         async def one_reply():
             request = Request("r", (1, 2, 3), SamplingParams(max_tokens=2))

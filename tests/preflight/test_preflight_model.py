@@ -62,6 +62,18 @@ def test_missing_misfitting_and_unused_weights_are_told_apart(here):
         assert len(texts) == 1 and words in texts[0] and ("spare.weight" if status == "warn" else name) in texts[0]
 
 
+def test_weights_in_torchs_own_format_are_said_not_to_be_compared(here):
+    """Loading accepts them."""
+    path = here / "model/model.safetensors"
+    torch.save(load_file(path), here / "model/pytorch_model.bin")
+    path.unlink()
+    load_causal(here / "model", ModelConfig(path="x", device="cpu"), trainable=False)
+    findings, _ = look("model")
+    assert of(findings, "model", "FAIL") == []
+    (text,) = of(findings, "model", "skip")
+    assert text == "weights: not compared with config.json: pytorch_model.bin is in torch's own format, which cannot be read in part"
+
+
 def test_no_model_folder_no_config_and_damaged_weights_fail(here):
     assert "there is no model folder 'gone'" in of(look("model", overrides=["model.path=gone"])[0], "model", "FAIL")[0]
     path = here / "model/model.safetensors"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny_policy import trajectory
 
 from whet.core.batch import batch_of
-from whet.train.batching import BatchConfig, BatchPlan, periodic_due, plan_batch, steps_of
+from whet.train.batching import BatchConfig, BatchPlan, due, plan_batch, steps_of
 
 NAMES = ("prompts_per_rollout", "samples_per_prompt", "samples_per_step", "steps_per_rollout")
 
@@ -135,15 +135,8 @@ def test_epochs_over_one_step_reorder_without_loss():
 
 
 @pytest.mark.parametrize(
-    ("done", "interval", "per_epoch", "total", "due"),
-    [
-        (3, None, 3, 3, False),
-        (3, 3, None, None, True),
-        (4, 3, None, None, False),
-        (4, 3, 4, None, True),
-        (5, 3, 4, 5, True),
-        (5, 3, 4, 6, False),
-    ],
+    ("done", "total", "interval", "expected"),
+    [(0, 9, 3, False), (3, 9, 3, True), (4, 9, 3, False), (8, 9, 3, False), (9, 9, 4, True), (3, 9, None, False), (9, 9, None, True)],
 )
-def test_what_recurs_is_due_at_its_interval_at_an_epochs_end_and_at_the_end(done, interval, per_epoch, total, due):
-    assert periodic_due(done, interval, per_epoch=per_epoch, total=total) is due
+def test_what_recurs_is_due_at_its_interval_and_at_the_end(done, total, interval, expected):
+    assert due(done, total, interval) is expected

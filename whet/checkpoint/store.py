@@ -15,6 +15,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from whet.config import Config
+from whet.observe.files import sync_folder
+from whet.train.batching import due
 from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
@@ -89,7 +91,7 @@ class CheckpointStore:
 
     def due(self, done: int, total: int, metrics: Mapping[str, float]) -> bool:
         """Whether to save after `done` of `total` rollouts, `metrics` being what was just measured."""
-        if done == total or (self.config.interval is not None and done > 0 and done % self.config.interval == 0):
+        if due(done, total, self.config.interval):
             return True
         value = self._score(metrics)
         return value is not None and done > 0 and all(value > other for other in self._scores().values())
@@ -104,6 +106,7 @@ class CheckpointStore:
         """Write a checkpoint: parts first, manifest last, then the folder gets its name; then old ones go.
 
         A crash at any moment leaves the checkpoints that were there before; what it left half-written is removed by the next save.
+        What cannot be written or removed is an OSError that says so, how much room there is, and which checkpoint is whole.
 
         Args:
             progress: the run's counters.
@@ -112,11 +115,13 @@ class CheckpointStore:
             write: writes the parts into the folder that it is given.
 
         Raises:
-            OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then.
+            OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then. Or if an old one cannot be
+                removed; the new one is whole then.
         """
-        self.remove_drafts()
         draft = self.folder / f".writing_{progress.rollout_id:06d}"
+        target = self._free_name(progress.rollout_id)
         try:
+            self._remove_drafts()
             draft.mkdir(parents=True)
             write(draft)
             parts = {name: _describe(draft / name) for name in _files_in(draft)}
@@ -128,14 +133,16 @@ class CheckpointStore:
                 "parts": parts,
             }
             _write_durably(draft / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
-            _sync_folder(draft)
+            sync_folder(draft)
+            os.replace(draft, target)
+            sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise self._told(error) from error
-        target = self._free_name(progress.rollout_id)
-        os.replace(draft, target)
-        _sync_folder(self.folder)
-        self._prune()
+            raise self._told("a checkpoint cannot be written", error) from error
+        try:
+            self._prune()
+        except OSError as error:
+            raise self._told("an old checkpoint cannot be removed", error) from error
         return target
 
     def newest(self) -> Saved | None:
@@ -145,16 +152,20 @@ class CheckpointStore:
             ValueError: if there is one and the configuration says not to resume; if a part of it is missing or is not what was
                 written: the part is named.
         """
+        self.check_resume()
         folders = self._all()
-        if not folders:
-            return None
-        if not self.config.resume:
+        return read_checkpoint(folders[-1]) if folders else None
+
+    def check_resume(self) -> None:
+        """Raises:
+        ValueError: if there is a checkpoint and the configuration says not to resume.
+        """
+        if not self.config.resume and self._all():
             advice = "choose another run_dir, or remove the folder"
             raise ValueError(f"{self.folder} holds checkpoints and checkpoint.resume is false: {advice}")
-        return read_checkpoint(folders[-1])
 
-    def remove_drafts(self) -> None:
-        """Remove what a crash left half-written. Only for the owner of the run's folder."""
+    def _remove_drafts(self) -> None:
+        """Remove what a crash left half-written."""
         for draft in self.folder.glob(".writing_*"):
             shutil.rmtree(draft)
         for folder in self.folder.glob("rollout_*"):
@@ -192,12 +203,13 @@ class CheckpointStore:
         value = None if self.config.best is None else metrics.get(self.config.best)
         return -value if value is not None and self.config.best_mode == "min" else value
 
-    def _told(self, error: OSError) -> OSError:
+    def _told(self, what: str, error: OSError) -> OSError:
         kept = self._all()
-        last = f"the newest whole checkpoint is still {kept[-1]}" if kept else "there is no earlier checkpoint"
+        last = f"the newest whole checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
         free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free / 2**20
         reason = str(error) if error.errno is None else os.strerror(error.errno)
-        text = f"a checkpoint cannot be written: {reason} ({free:.0f} MiB free); {last}: make room and start the run again"
+        where = "" if error.filename is None else f" at {error.filename}"
+        text = f"{what}: {reason}{where} ({free:.0f} MiB free); {last}: make room and start the run again"
         return OSError(error.errno, text, str(self.folder))
 
 
@@ -283,12 +295,3 @@ def _write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names are on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

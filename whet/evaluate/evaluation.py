@@ -20,6 +20,9 @@ from whet.rollout.report import require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.types import Group, Task
 
+EVALUATIONS = "evaluations"
+"""The folder of evaluation records below a run's folder."""
+
 
 class EvaluationSetConfig(Config):
     """One evaluation set. What is left out is as in training, except that sampling is greedy."""
@@ -72,8 +75,12 @@ class EvaluationSet:
     pass_reward: float
     records: RecordWriter | None
 
-    async def run(self, rollout_id: int, seed: int) -> tuple[Metrics, list[Group]]:
-        """Play every task and sum up.
+    async def play(self, seed: int) -> list[Group]:
+        """Play every task."""
+        return await self.player.play(self.tasks, self.samples_per_prompt, seed)
+
+    def summarise(self, rollout_id: int, groups: Sequence[Group]) -> Metrics:
+        """Record what was played after `rollout_id` rollouts, and sum it up.
 
         Returns:
             Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes.
@@ -82,12 +89,10 @@ class EvaluationSet:
         Raises:
             RolloutFailed: if every trajectory failed.
         """
-        groups = await self.player.play(self.tasks, self.samples_per_prompt, seed)
-        require_valid(groups, f"evaluation {self.name}", tracebacks=True)
+        require_valid(groups, f"evaluation {self.name}")
         if self.records is not None:
             self.records.write(rollout_id, groups, samples_of_groups(groups))
-        metrics = {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}
-        return metrics, groups
+        return {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}
 
     def _summary(self, groups: Sequence[Group]) -> Metrics:
         out: Metrics = rollout_metrics(groups)
@@ -115,4 +120,9 @@ def _totals(group: Group) -> list[float]:
 
 def set_folder(run_dir: Path, name: str) -> Path:
     """Where an evaluation set's records lie."""
-    return run_dir / "evaluations" / name
+    return run_dir / EVALUATIONS / name
+
+
+def set_folders(run_dir: Path) -> list[Path]:
+    """The folders of the evaluation sets that left records."""
+    return sorted(path for path in (run_dir / EVALUATIONS).glob("*") if path.is_dir())

@@ -32,6 +32,8 @@ DTYPES = {
 }
 """By their names in safetensors files."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weights in torch's own format. Transformers reads them where there are no safetensors files."""
 
 
 class NotCompared(Exception):
@@ -82,7 +84,8 @@ def weight_headers(folder: Path) -> dict[str, Tensor]:
     """Names, shapes and types of a model folder's weights, as tensors without contents. Only the files' headers are read.
 
     Raises:
-        ValueError: a file is missing or damaged, or there are no safetensors files.
+        ValueError: a file is missing or damaged, or there are no weights.
+        NotCompared: the weights are in torch's own format.
     """
     headers: dict[str, Tensor] = {}
     for path in weight_files(folder):
@@ -115,16 +118,15 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         ValueError: there are none, or one that the index names is not there.
+        NotCompared: the weights are in torch's own format.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     index = folder / INDEX
     if not index.is_file():
-        others = sorted(path.name for path in folder.glob("*.bin"))
-        advice = "copy or download the whole model there"
-        if others:
-            advice = f"{others[0]} is in torch's own format: convert it with save_pretrained"
-        raise ValueError(f"model.path: {folder} has no weights ({SINGLE}); {advice}")
+        if found := next((name for name in TORCH if (folder / name).is_file()), None):
+            raise NotCompared(f"{found} is in torch's own format, which cannot be read in part")
+        raise ValueError(f"model.path: {folder} has no weights ({SINGLE}); copy or download the whole model there")
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError) as error:

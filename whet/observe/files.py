@@ -73,6 +73,27 @@ def replace_file(path: Path, text: str) -> None:
         raise
 
 
+def put_in_place(draft: Path, path: Path) -> None:
+    """Give a written file its name, once its contents are on the disk; when this returns, its name is, too.
+
+    Raises:
+        OSError: if that fails; what `path` was before is still there, or the new file is.
+    """
+    with open(draft, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def last_lines(path: Path, count: int) -> list[str]:
     """The last lines of a text file, without reading all of it; one that is still being written included."""
     data = b""

@@ -7,7 +7,6 @@ is missing from the records of its rollout.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from whet.observe.files import put_in_place
 from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajectory, Turn
+
+ROLLOUTS = "rollouts"
+"""The folder of records below a run's folder."""
+UNFINISHED = ".tmp"
+"""Of a file that is still being written."""
 
 _TURN = pa.struct(
     [
@@ -74,7 +79,7 @@ A turn added `num_context` tokens of context and then `num_tokens` sampled ones.
 
 
 class RecordWriter:
-    """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all."""
+    """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all; what `write` wrote is on the disk."""
 
     def __init__(self, folder: Path, every: int = 1) -> None:
         """Makes the folder, so that one that cannot be made is told before anything is played.
@@ -83,7 +88,7 @@ class RecordWriter:
         """
         if every < 0:
             raise ValueError(f"records_every must be 0 (never) or more, not {every}")
-        self._folder, self._every = Path(folder) / "rollouts", every
+        self._folder, self._every = Path(folder) / ROLLOUTS, every
         try:
             if every:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -111,10 +116,19 @@ class RecordWriter:
         extra = [pa.field(name, pa.list_(pa.float32())) for name in columns if name not in SCHEMA.names]
         table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra]))
         path = self._folder / f"rollout_{rollout_id:06d}.parquet"
-        unfinished = path.with_suffix(".tmp")
+        unfinished = path.with_suffix(UNFINISHED)
         pq.write_table(table, unfinished, compression="zstd")
-        os.replace(unfinished, path)
+        put_in_place(unfinished, path)
         return path
+
+
+def drop_records(folder: Path, first: int) -> None:
+    """Remove the records in a run's (or an evaluation set's) folder from rollout `first` on, and what a crash left half-written: they are
+    of rollouts that a resumed run plays again."""
+    for path in (Path(folder) / ROLLOUTS).glob("rollout_*"):
+        number = path.stem.removeprefix("rollout_")
+        if path.suffix == UNFINISHED or (path.suffix == ".parquet" and number.isdigit() and int(number) >= first):
+            path.unlink()
 
 
 def read_table(path: Path) -> pa.Table:

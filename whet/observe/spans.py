@@ -18,7 +18,7 @@ RESERVED = ("step", "other")
 
 
 class Phases:
-    """Wall-clock seconds by phase, for the current step and for the whole run.
+    """Wall-clock seconds and tokens by phase, step by step.
 
     Spans nest and nested names are paths (`rollout/engine`), a part of their parent's time. One Phases belongs to one
     line of control: spans of concurrent tasks would count the same second twice.
@@ -32,9 +32,7 @@ class Phases:
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
-        self._run_seconds: dict[str, float] = {}
-        self._run_tokens: dict[str, int] = {}
-        self._run_began = self._step_began = clock()
+        self._step_began = clock()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -52,13 +50,11 @@ class Phases:
             seconds = self._clock() - began
             closed = self._open.pop()
             assert closed == path, f"phase {path!r} ended while {closed!r} was open inside it"
-            for table in (self._seconds, self._run_seconds):
-                table[path] = table.get(path, 0.0) + seconds
+            self._seconds[path] = self._seconds.get(path, 0.0) + seconds
 
     def add_tokens(self, name: str, num_tokens: int) -> None:
         """Count tokens that phase `name` (its whole path) worked through, for its tokens per second."""
-        for table in (self._tokens, self._run_tokens):
-            table[name] = table.get(name, 0) + num_tokens
+        self._tokens[name] = self._tokens.get(name, 0) + num_tokens
 
     def take(self) -> Metrics:
         """The step that ends here, which began where the one before ended; the next begins.
@@ -79,20 +75,6 @@ class Phases:
             metrics[f"tokens_per_second/{name}"] = Mean(num_tokens, self._seconds[name])
         self._step_began, self._seconds, self._tokens = now, {}, {}
         return metrics
-
-    def seconds_by_phase(self) -> dict[str, float]:
-        """Seconds of the run so far in each phase that has ended, and in none (`other`).
-
-        The top-level phases and `other` add up to the run's time; nested ones are parts of their parents.
-        """
-        elapsed = self._clock() - self._run_began
-        return {**self._run_seconds, "other": _remainder(elapsed, self._run_seconds)}
-
-    def tokens_per_second(self) -> dict[str, float]:
-        """Tokens per second of the run so far, for the phases that counted tokens and took any time."""
-        _check_timed(self._run_tokens, self._run_seconds)
-        timed = {name: n for name, n in self._run_tokens.items() if self._run_seconds[name] > 0}
-        return {name: num_tokens / self._run_seconds[name] for name, num_tokens in timed.items()}
 
 
 def memory() -> Metrics:

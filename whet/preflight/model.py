@@ -44,7 +44,11 @@ def check_model(scene: Scene) -> Iterator[Note]:
 
 
 def _weights(folder: Path, model: CausalModel) -> Iterator[Note]:
-    headers = weight_headers(folder)
+    try:
+        headers = weight_headers(folder)
+    except NotCompared as reason:
+        yield skip(f"weights: not compared with config.json: {reason}")
+        return
     size = sum(path.stat().st_size for path in weight_files(folder))
     kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in headers.values()}))
     what = f"{len(headers)} tensors in {several(len(weight_files(folder)), 'file')}, {bytes_text(size)} of {kinds}"

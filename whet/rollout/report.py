@@ -13,13 +13,12 @@ class RolloutFailed(RuntimeError):
     """Every trajectory of a rollout failed: there is nothing to learn from, and nothing to report."""
 
 
-def require_valid(groups: Sequence[Group], what: str, *, tracebacks: bool = False) -> None:
+def require_valid(groups: Sequence[Group], what: str) -> None:
     """See that something succeeded.
 
     Args:
         groups: of a rollout or an evaluation.
         what: names it in the error.
-        tracebacks: tell those as well, where nobody has shown the failures (`new_failures`) before.
 
     Raises:
         RolloutFailed: if nothing did, with how many failed of each kind and place, and the first of them.
@@ -30,13 +29,9 @@ def require_valid(groups: Sequence[Group], what: str, *, tracebacks: bool = Fals
     kinds: dict[tuple[str, str], list[Failure]] = {}
     for error in (t.error for t in trajectories if t.error is not None):
         kinds.setdefault((error.kind, error.where), []).append(error)
-    told = [f"{len(errors)} in {where}: {kind}: {_text(errors[0], tracebacks)}" for (kind, where), errors in kinds.items()]
+    told = [f"{len(errors)} in {where}: {kind}: {errors[0].message}" for (kind, where), errors in kinds.items()]
     # A line of its own for each: the first holds nothing that a failure's message may quote.
     raise RolloutFailed("\n".join([f"{what}: all {len(trajectories)} trajectories failed", *told]))
-
-
-def _text(error: Failure, traceback: bool) -> str:
-    return f"{error.message}\n{error.traceback if traceback else ''}".rstrip()
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:

@@ -24,8 +24,6 @@ class Publication:
 class Publisher(Protocol):
     """Brings weights to engines."""
 
-    async def connect(self) -> None: ...
-
     async def publish(self, version: int) -> Publication:
         """Publish the trainer's present weights as `version`.
 
@@ -34,5 +32,3 @@ class Publisher(Protocol):
             NonFinite: if the trainer's own weights no longer give finite log-probs.
         """
         ...
-
-    async def close(self) -> None: ...

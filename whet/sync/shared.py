@@ -36,9 +36,6 @@ class SharedPublisher:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
 
-    async def connect(self) -> None:
-        """Nothing to connect."""
-
     async def publish(self, version: int) -> Publication:
         receipt = await self._take_over(version)
         loop = asyncio.get_running_loop()
@@ -53,9 +50,6 @@ class SharedPublisher:
         if receipt.num_stale_tokens:
             raise SyncError(f"version {version}: the engine still has {receipt.num_stale_tokens} tokens cached from older weights")
         return Publication(receipt, await self._compare_probe(version))
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
     async def _take_over(self, version: int) -> Receipt:
         try:

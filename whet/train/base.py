@@ -78,9 +78,3 @@ class Backend(Protocol):
             ValueError: if it is of another model.
         """
         ...
-
-    def sleep(self) -> None:
-        """Free device memory that only training needs."""
-        ...
-
-    def wake(self) -> None: ...

@@ -114,18 +114,10 @@ def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBat
                 yield batch.select([i for t in part for i in by_trajectory[t]])
 
 
-def periodic_due(done: int, interval: int | None, *, per_epoch: int | None = None, total: int | None = None) -> bool:
-    """Whether something that recurs is due after `done` rollouts: every `interval`, at the end of an epoch, at the end.
-
-    Args:
-        done: rollouts so far, counted from 1.
-        interval: None: never due.
-        per_epoch: rollouts of an epoch, where they are known.
-        total: rollouts of the run, where they are known.
-    """
-    if interval is None:
-        return False
-    return done % interval == 0 or done == total or (per_epoch is not None and done % per_epoch == 0)
+def due(done: int, total: int, interval: int | None) -> bool:
+    """Whether something that recurs is due after `done` of `total` rollouts: after every `interval` of them (None: not in between), and
+    after the last."""
+    return done > 0 and (done == total or (interval is not None and done % interval == 0))
 
 
 def _even(items: list[int], parts: int) -> Iterator[list[int]]:

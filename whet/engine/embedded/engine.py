@@ -84,7 +84,7 @@ class EmbeddedEngine:
         self._runner = Runner(self, thread)
         self._calls: dict[str, _Call] = {}
         self._open: set[str] = set()
-        self._paused = self._asleep = False
+        self._paused = False
         self._updated = False
         """Whether weights were ever published to it; until then it holds those that it was made with, as version 0."""
 
@@ -141,8 +141,6 @@ class EmbeddedEngine:
         self._runner.kick()
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
-        if self._asleep:
-            raise ValueError("the engine sleeps: wake it before it scores anything")
         if temperature <= 0:
             raise ValueError(f"scoring needs a temperature above 0, not {temperature}")
         self.core.check("score", tokens, 0)
@@ -151,16 +149,6 @@ class EmbeddedEngine:
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
 
-    async def sleep(self) -> None:
-        """Takes no step until `wake`, and keeps the requests: what they lost is computed again then."""
-        self._asleep = True
-        await self._runner.between_steps(self.core.forget)
-
-    async def wake(self) -> None:
-        """The cache's tensors come back with the next step."""
-        self._asleep = False
-        self._runner.kick()
-
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""
         await self._runner.close()
@@ -168,7 +156,7 @@ class EmbeddedEngine:
     # What the runner drives.
 
     def may_step(self) -> bool:
-        return self.core.has_work and not (self._paused or self._asleep or self._someone_is_away())
+        return self.core.has_work and not (self._paused or self._someone_is_away())
 
     def step(self) -> list[Progressed]:
         return self.core.step()

@@ -139,12 +139,6 @@ class TorchBackend:
             steps = json.loads((folder / "optimizer.json").read_text())["steps"]
             self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
 
-    def sleep(self) -> None:
-        """Nothing to free that the engine would not share."""
-
-    def wake(self) -> None:
-        """Nothing to bring back."""
-
     def _load_weights(self, path: Path) -> None:
         weights, own = load_file(path), dict(self.model.named_weights())
         if weights.keys() != own.keys():
