@@ -24,6 +24,10 @@ class TokenOutputs:
     """Natural-log probability of each token at its sample's temperature. [T] float32"""
     entropy: Tensor
     """Entropy in nats of the distribution that the token was drawn from. [T] float32"""
+    values: Tensor | None = None
+    """From a scalar head, of every token but a sample's first: the score of its predecessor, so what was expected before it. [T] float32"""
+    scores: Tensor | None = None
+    """From a scalar head: the score of each token itself, which has seen it; a reward model's is that of a sample's last. [T] float32"""
 
 
 @dataclass(frozen=True, slots=True)

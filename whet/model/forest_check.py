@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whet.model.attention import PackedRow
-from whet.model.causal import CausalModel
+from whet.model.decoder import DecoderModel
 from whet.model.forest import Segment, forest_row
 
 PROMPT, FIRST, SECOND = 150, 40, 70
@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Largest distance from chains, relative to their norm. float32 on CUDA may multiply with less precision."""
 
 
-def forest_fault(model: CausalModel) -> str | None:
+def forest_fault(model: DecoderModel) -> str | None:
     """What keeps a model's forests from being its chains on its device. None where nothing does.
 
     Random queries, keys and values of the model's shapes go through both, forward and backward. The weights do not matter.
@@ -31,7 +31,7 @@ def forest_fault(model: CausalModel) -> str | None:
     return None
 
 
-def _shapes(model: CausalModel) -> set[tuple[tuple[int, int], ...]]:
+def _shapes(model: DecoderModel) -> set[tuple[tuple[int, int], ...]]:
     """Heads and their sizes of the queries, keys and values, in every layer."""
     found: set[tuple[tuple[int, int], ...]] = set()
 

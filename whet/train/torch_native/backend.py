@@ -15,14 +15,15 @@ from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
 from whet.config import Config
-from whet.core.batch import TokenOutputs, TrainBatch
-from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
+from whet.core.batch import TrainBatch
 from whet.model.causal import CausalModel
 from whet.model.forest_check import forest_fault
+from whet.model.scalar import ScalarModel
 from whet.observe.metrics import Mean, Metrics, merge_metrics
-from whet.train.base import COMPUTED, Backward, NonFinite
+from whet.train.base import Backward, NonFinite
 from whet.train.tensor_files import system_errors, write_tensors
-from whet.train.torch_native.layout import Lines, MicroBatch, Rows, lines_of, micro_batches
+from whet.train.torch_native.heads import head_of
+from whet.train.torch_native.layout import MicroBatch, Rows, micro_batches
 from whet.train.torch_native.optim import OptimConfig, Optimizer
 
 LOGITS_BYTES = 256 * 2**20
@@ -52,7 +53,7 @@ class TorchBackend:
     """A `Backend` on one device.
 
     Args:
-        model: trained in place.
+        model: trained in place. What kind it is decides what the loss sees, and what can be annotated (`heads`).
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
 
@@ -60,7 +61,7 @@ class TorchBackend:
         ValueError: if forests are asked for and the model cannot run them on its device.
     """
 
-    def __init__(self, model: CausalModel, config: TrainConfig, total_steps: int | None) -> None:
+    def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None) -> None:
         self.model = model
         self.config = config
         self._rows: Rows = config.rows
@@ -74,16 +75,15 @@ class TorchBackend:
         self.optimizer: Optimizer | None = None
         if total_steps is not None:
             self.optimizer = Optimizer(model.hf.named_parameters(), config.optim, total_steps)
-        self._chunk_tokens = rows_per_chunk(config, model.vocab_size)
+        self._head = head_of(model, rows_per_chunk(config, model.vocab_size))
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        if need not in COMPUTED:
+        if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
         column = torch.zeros(batch.num_tokens, dtype=torch.float32)
         with torch.no_grad():
-            for micro in self._micro_batches(batch):
-                found = self._squared_probs(micro) if need is Need.SQUARED_PROBS else self._outputs(micro, entropy_grad=False).logprobs
-                _scatter(column, batch, micro.samples, found)
+            for micro in self._micro_batches(self._head.annotated(batch)):
+                _scatter(column, batch, micro.samples, self._head.column(micro, need))
         return batch.with_(**{need.value: column})
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
@@ -95,7 +95,7 @@ class TorchBackend:
         for micro in self._micro_batches(batch):
             samples, part, num_computed = micro.samples, micro.part, len(micro.row.tokens)
             assert part.weights is not None
-            found = loss(part, out := self._outputs(micro, entropy_grad=entropy_grad))
+            found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad))
             value = (part.weights * found.terms).sum()
             number = float(value.detach())
             if not math.isfinite(number):
@@ -154,25 +154,6 @@ class TorchBackend:
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         return micro_batches(batch, self._rows, self.config.max_tokens_per_device, self.model.device, self.model.dtype)
-
-    def _lines(self, micro: MicroBatch) -> tuple[Lines, Tensor]:
-        """Where the trained tokens are predicted, and the hidden states there. [L, H]"""
-        lines = lines_of(micro.part, micro.row.place)
-        hidden = self.model.hidden(micro.row.tokens, micro.row.positions, micro.row.attend)
-        return lines, hidden.index_select(0, lines.predictors)
-
-    def _squared_probs(self, micro: MicroBatch) -> Tensor:
-        """Sums of squared probabilities at the trained tokens; 0 elsewhere. [T]"""
-        lines, hidden = self._lines(micro)
-        return lines.spread(chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens))
-
-    def _outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
-        """Log-probs and entropies of the trained tokens; the vocabulary is only projected to where one follows."""
-        lines, hidden = self._lines(micro)
-        logprobs, entropy = chunked_logprobs(
-            self.model.logits, hidden, lines.targets, lines.temperature, self._chunk_tokens, entropy_grad=entropy_grad
-        )
-        return TokenOutputs(lines.spread(logprobs), lines.spread(entropy))
 
 
 def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:
