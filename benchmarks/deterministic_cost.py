@@ -16,9 +16,10 @@ from statistics import median
 from machine import RESULTS, machine
 from slow_tools import SLEEP_S
 
-from whet.commands import sft, train
+from whet.commands import train
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
 from whet.settings import RunConfig
+from whet.supervised import sft
 
 ROUNDS = 3
 NUM_ROLLOUTS = 6

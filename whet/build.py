@@ -50,12 +50,6 @@ RL_HEADLINES = (
     Headline("mismatch/logprob_max", "mismatch", ".1e"),
     Headline("tokens_per_second/rollout", "tok/s", ".0f"),
 )
-SFT_HEADLINES = (
-    Headline("sft/loss", "loss", ".4f"),
-    Headline("optim/grad_norm", "grad", ".3f"),
-    Headline("optim/lr", "lr", ".2g"),
-    Headline("tokens_per_second/update", "tok/s", ".0f"),
-)
 
 
 @dataclass(slots=True)

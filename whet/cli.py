@@ -33,6 +33,9 @@ Overrides = Annotated[
 Keys = Annotated[bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit.")]
 
 
+For = Annotated[
+    str | None, typer.Option("--for", help="The command that the file is for; default: the one that its keys fit best.", metavar="COMMAND")
+]
 Report = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
 
 
@@ -73,9 +76,18 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
 def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
     from whet.config import load_config
-    from whet.settings import SupervisedRunConfig
+    from whet.supervised_settings import SupervisedRunConfig
 
-    _guarded(lambda: _commands().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
+    _guarded(lambda: _supervised().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
+
+
+@app.command()
+def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+    """Learn from preference pairs without a reward model (DPO, IPO). `whet dpo --keys` lists all settings."""
+    from whet.config import load_config
+    from whet.supervised_settings import DpoRunConfig
+
+    _guarded(lambda: _supervised().dpo(load_config(DpoRunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -158,10 +170,10 @@ def score(
 
 
 @app.command()
-def check(config: ConfigFile, overrides: Overrides = None, report: Report = None) -> None:
+def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None) -> None:
     """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
 
-    For the files of `whet train` and of `whet sft`. Each line is an area, ok, warn, FAIL or skip (it could not be checked), and what was
+    For the files of every command that trains. Each line is an area, ok, warn, FAIL or skip (it could not be checked), and what was
     found. Ends with status 2 if anything failed.
 
     Example: whet check examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B --json check.json
@@ -174,7 +186,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
     display = build_display("plain", ())
 
     def work() -> int:
-        found = check(config, overrides or [], lambda finding: display.note(line(finding, AREAS)))
+        found = check(config, overrides or [], lambda finding: display.note(line(finding, AREAS)), command)
         if report is not None:
             write_summary(report, found.to_dict())
         display.note(summary(found.findings))
@@ -213,6 +225,12 @@ def _commands() -> ModuleType:
     import whet.commands
 
     return whet.commands
+
+
+def _supervised() -> ModuleType:
+    import whet.supervised
+
+    return whet.supervised
 
 
 def _command_line() -> str:
@@ -259,9 +277,10 @@ def _words(error: BaseException) -> str:
 def show_keys(command: str) -> None:
     """Print every setting of a command's file."""
     from whet.config import describe
-    from whet.settings import RunConfig, SupervisedRunConfig
+    from whet.settings import RunConfig
+    from whet.supervised_settings import RUN_CONFIGS
 
-    for key in describe(SupervisedRunConfig if command == "sft" else RunConfig):
+    for key in describe(RUN_CONFIGS.get(command, RunConfig)):
         default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
         typer.echo(f"{key.path}  ({key.type}, {default})")
         typer.echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
@@ -270,7 +289,7 @@ def show_keys(command: str) -> None:
 def main() -> None:
     """Entry point of the `whet` command."""
     arguments = sys.argv[1:]
-    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "evaluate", "generate"):
+    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "evaluate", "generate"):
         show_keys(arguments[0])
         return
     app()

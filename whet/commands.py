@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from whet.algo import StepPlan, build_algorithm
 from whet.build import (
     RL_HEADLINES,
-    SFT_HEADLINES,
     Parts,
     Texts,
     build_evaluations,
@@ -27,14 +26,10 @@ from whet.build import (
 from whet.build import length_of_run as length
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
-from whet.core.weights import REDUCERS
-from whet.data.hub import resolve_model_path
 from whet.data.source import TaskSource
-from whet.data.supervised import supervised_source
-from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine, EngineFailed
 from whet.evaluate.evaluation import EvaluationSet
-from whet.loop import Evaluated, Observer, Run, SupervisedRun, note_failures, train_rl, train_sft
+from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
 from whet.model.causal import load_causal
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
@@ -45,7 +40,7 @@ from whet.rollout.report import RolloutFailed, new_failures, require_valid, roll
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
 from whet.runfolder.journal import LoggedDisplay
-from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig, check_best, training_rows
+from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -116,28 +111,6 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 values = asyncio.run(with_engine(train_rl(run), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)
     return values
-
-
-def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
-    """`whet sft`: supervised fine-tuning to its end. Returns the folder of the exported model. Arguments as for `train`."""
-    with open_run(config, command) as opened:
-        folder = resolve_model_path(config.model.path)
-        renderer = Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
-        source = supervised_source(config.data, renderer, run_seed=config.seed)
-        num_steps = length(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
-        model = load_causal(folder, config.model, trainable=True)
-        backend = TorchBackend(model, config.train, num_steps)
-        facts = {"model": str(folder), "conversations": str(len(source)), "device": str(model.device)}
-        with closing(build_observer(config, opened, SFT_HEADLINES)) as observer:
-            state = build_run_state(config, opened, backend, observer, source, {})
-            reducer = REDUCERS[config.reducer]
-            run = SupervisedRun(num_steps, config.samples_per_step, source, backend, reducer, state, observer, opened.stop)
-            observer.display.start(f"whet sft: {opened.folder}", num_steps, facts)
-            warn_all(observer.display, [*opened.notes, *backend.notes])
-            with batches_kept(config, opened, backend):
-                train_sft(run)
-            finish(config, observer, backend, folder, opened.folder)
-    return opened.folder / "model"
 
 
 @contextmanager

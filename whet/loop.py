@@ -9,13 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from whet.algo.sft import sft_loss
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.core.batch import TrainBatch, batch_of
-from whet.core.weights import Reducer
 from whet.data.source import Source
-from whet.data.supervised import SupervisedSource
 from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.observe.records import drop_records
@@ -27,9 +24,8 @@ from whet.rollout.underway import Underway
 from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
-from whet.train.base import Backend
 from whet.train.batching import due
-from whet.train.learners import Learners, Update, optimizer_step
+from whet.train.learners import Learners, Update
 from whet.types import JSON, Group, Progress, Sample
 
 T = TypeVar("T")
@@ -286,41 +282,3 @@ async def evaluate_if_due(run: Run, progress: Progress) -> None:
         prefix = f"eval/{chosen.name}/"
         rows = [(key.removeprefix(prefix), value) for key, value in values.items() if key.startswith(prefix)]
         run.observer.display.table(f"evaluation {chosen.name} after {progress.rollout_id} rollouts", ("metric", "value"), rows)
-
-
-@dataclass(slots=True)
-class SupervisedRun:
-    """The live objects of a supervised run."""
-
-    num_steps: int
-    samples_per_step: int
-    source: SupervisedSource
-    backend: Backend
-    reducer: Reducer
-    checkpoint: RunState
-    observer: Observer
-    stop: Stop
-
-
-def train_sft(run: SupervisedRun) -> Progress:
-    """Supervised fine-tuning on the assistant's tokens.
-
-    Raises:
-        Stopped: if a signal asked for it, after the step was finished and saved.
-    """
-    progress = run.checkpoint.resume()
-    measured: dict[str, float] = {}
-    while progress.optimizer_step < run.num_steps:
-        with run.observer.phases.span("update"):
-            batch = batch_of(run.source.next(run.samples_per_step))
-            found, metrics = optimizer_step(run.backend, batch.with_(weights=run.reducer(batch)), sft_loss)
-        run.observer.phases.add_tokens("update", found.num_tokens)
-        progress.optimizer_step += 1
-        progress.rollout_id += 1
-        measured = run.observer.log(progress.optimizer_step, metrics)
-        run.observer.tell(progress.optimizer_step, measured)
-        if run.stop.asked or run.checkpoint.due(progress, run.num_steps, measured):
-            with run.observer.phases.span("save"):
-                run.checkpoint.save(progress, measured)
-        run.stop.check()
-    return progress

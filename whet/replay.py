@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from whet.algo import StepPlan, build_algorithm
 from whet.algo.base import LossFunction
+from whet.algo.dpo import dpo_loss
 from whet.algo.sft import sft_loss
 from whet.config import load_config
 from whet.model.causal import load_causal
 from whet.process import prepare_process
-from whet.settings import BaseRunConfig, RunConfig, SupervisedRunConfig
+from whet.settings import BaseRunConfig, RunConfig
+from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
@@ -68,13 +70,15 @@ def replay_batch(folder: Path) -> Replay:
 
 
 def _read_config(path: Path) -> BaseRunConfig:
-    kind = RunConfig if "reward" in tomllib.loads(path.read_text()) else SupervisedRunConfig
-    return load_config(kind, path)
+    return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
 
 
 def _loss_of(config: BaseRunConfig) -> tuple[LossFunction, bool]:
-    if not isinstance(config, RunConfig):
+    if isinstance(config, SupervisedRunConfig):
         return sft_loss, False
+    if isinstance(config, DpoRunConfig):
+        return dpo_loss(config.dpo), False
+    assert isinstance(config, RunConfig)
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     return algorithm.loss, algorithm.entropy_grad

@@ -1,4 +1,5 @@
-"""The whole tree of settings: what a run's TOML file may hold. Each part is defined beside the class that it configures.
+"""The tree of settings: what every run's TOML file may hold, and that of reinforcement learning. Each part is defined beside the class that
+it configures.
 
 At the end: what one part takes over from another.
 """
@@ -10,10 +11,8 @@ from pydantic import Field
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.store import CheckpointConfig
 from whet.config import Config
-from whet.core.weights import ReducerName
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
-from whet.data.supervised import SupervisedConfig
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.env.build import EnvConfig
 from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
@@ -89,21 +88,6 @@ class RunConfig(BaseRunConfig):
     """Sampling engine."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     """Evaluation sets."""
-
-
-class SupervisedRunConfig(BaseRunConfig):
-    """A supervised run (`whet sft`)."""
-
-    data: SupervisedConfig
-    """Conversations."""
-    num_steps: int | None = Field(default=None, gt=0)
-    """Optimizer steps; or give num_epochs."""
-    num_epochs: float | None = Field(default=None, gt=0)
-    """Passes over the conversations."""
-    samples_per_step: int = Field(default=32, gt=0)
-    """Conversations that one optimizer step learns from."""
-    reducer: ReducerName = "token_mean"
-    """token_mean: every trained token counts the same; sample_mean: every conversation does."""
 
 
 def training_rows(config: RunConfig) -> SourceConfig:

@@ -234,6 +234,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """Two replies to one prompt, the first preferred to the second. They are learned from together or not at all."""
+
+    chosen: Sample
+    rejected: Sample
+    margin: float = 0.0
+    """By how much the chosen one is to win, in the unit of the loss's logits; 0: no preference about it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. The seed is per request: noise depends on (seed, position) alone."""
 

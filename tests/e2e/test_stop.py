@@ -15,10 +15,11 @@ import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 import whet.opened
-from whet.commands import sft, train
+from whet.commands import train
 from whet.config import dump_toml
-from whet.settings import SupervisedRunConfig
 from whet.stop import Stop, Stopped, on_signals
+from whet.supervised import sft
+from whet.supervised_settings import SupervisedRunConfig
 
 HERE = Path(__file__).parent
 

@@ -66,7 +66,7 @@ def test_the_workload_follows_the_file(here):
     assert budget.workload(scene).sampling.rows == 15
     _, scene = look(*AREAS, file="sft.toml")
     work = budget.workload(scene)
-    assert work.sampling is None and work.lengths == (scene.longest,) * 3
+    assert work.sampling is None and work.lengths == scene.longest * 3
 
 
 def plan(size):

@@ -6,9 +6,10 @@ import pytest
 from small_run import RL, SFT, module, of, write_rows
 
 from whet.config import read_tree
-from whet.preflight.check import AREAS, CHECKS, Check, check, model_of, notes_of
+from whet.preflight.check import AREAS, CHECKS, Check, check, notes_of
 from whet.preflight.findings import Finding, Missing, Note, line, ok, several, summary
-from whet.settings import RunConfig, SupervisedRunConfig
+from whet.settings import RunConfig
+from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
 
 SUPERVISED = ("configuration", *(one.area for one in CHECKS if one.supervised))
 
@@ -78,13 +79,15 @@ def test_a_file_that_is_no_configuration_fails_with_every_problem(here):
         (SFT, SupervisedRunConfig),
         ('[data]\npath = "x"\nmessages_key = "m"\n', SupervisedRunConfig),
         ('[data]\ntrain = "x"\n', RunConfig),
+        ('pairs_per_step = 4\n[data]\npath = "x"\n', DpoRunConfig),
+        ('[data]\npath = "x"\nchosen_key = "c"\n', DpoRunConfig),
         ('[model]\npath = "x"\n', RunConfig),
         ('num_epochs = 1\nsamples_per_step = 4\n[data]\nprompt_key = "p"\nresponse_key = "r"\n', SupervisedRunConfig),
     ],
 )
 def test_the_keys_tell_which_command_a_file_is_for(tmp_path, text, model):
     (tmp_path / "x.toml").write_text(text)
-    assert model_of(read_tree(tmp_path / "x.toml")) is model
+    assert RUN_CONFIGS[command_of(read_tree(tmp_path / "x.toml"))] is model
 
 
 def test_overrides_count(here):

@@ -9,8 +9,8 @@ from small_run import look, module, of, write_rows
 from whet.data.source import TaskSource
 from whet.data.supervised import SupervisedConfig, supervised_source
 from whet.data.template import Renderer, load_tokenizer
-from whet.preflight import data
-from whet.preflight.data import visible
+from whet.preflight import data, faults
+from whet.preflight.faults import visible
 from whet.process import quiet_transformers
 from whet.settings import evaluation_rows, training_rows
 
@@ -54,7 +54,7 @@ def test_the_first_prompts_are_shown_as_the_model_sees_them(here):
 def test_every_bad_row_is_told_up_to_a_number(here):
     write_rows(here / "train.jsonl", [{"label": "1"}] * 3 + [{"prompt": ""}] * 4 + [{"prompt": "x", "label": "1"}])
     texts = of(look(*AREAS)[0], "data", "FAIL")
-    assert len(texts) == data.SHOWN_FAULTS + 1 and texts[-1] == "2 further rows are wrong"
+    assert len(texts) == faults.SHOWN_FAULTS + 1 and texts[-1] == "2 further rows are wrong"
     assert texts[0].startswith("train.jsonl:1: there is no column 'prompt'")
     assert texts[4].startswith("train.jsonl:5: column 'prompt' is empty")
 
@@ -157,7 +157,7 @@ def test_conversations_are_counted_and_shown_with_what_trains(here):
     assert [line[:8] for line in lines[1:]] == ["context ", "TRAINS  ", "context ", "TRAINS  "]
     assert [line[8:] for line in lines if line.startswith("TRAINS")] == ["a<|im_end|>", "b<|im_end|>"]
     assert "".join(line[8:] for line in lines[1:]) == renderer_of(here).decode(tokens).replace("\n", "\u21b5")
-    assert scene.longest == len(tokens)
+    assert scene.longest == (len(tokens),)
 
 
 def test_conversations_that_cannot_be_parsed_or_rendered_fail_with_their_places(here):
@@ -189,7 +189,7 @@ def test_of_many_rows_some_are_measured_and_that_is_said(here, monkeypatch):
 def test_long_texts_lose_their_middle():
     assert visible("a\nb") == "a\u21b5b"
     text = visible("x" * 500 + "END")
-    assert text.startswith("xxx") and text.endswith("END") and " [...] " in text and len(text) == data.SHOWN_CHARS + len(" [...] ")
+    assert text.startswith("xxx") and text.endswith("END") and " [...] " in text and len(text) == faults.SHOWN_CHARS + len(" [...] ")
 
 
 def test_parquet_and_folders_are_counted_like_lines(here):

@@ -180,15 +180,16 @@ def test_the_peak_is_the_fullest_phase_and_its_largest_parts_are_named():
 @given(longest=st.integers(1, 60), budget=st.integers(1, 100), lengths=st.data())
 def test_no_packed_row_is_longer_than_the_planned_one(longest, budget, lengths):
     samples = lengths.draw(st.lists(st.integers(1, longest), min_size=1, max_size=12))
-    planned = largest_row(longest, budget, len(samples))
+    planned = largest_row((longest,), budget, len(samples))
     assert max(planned) <= max(longest, budget) and len(planned) <= len(samples)
     for row in pack(samples, budget):
         assert sum(samples[i] for i in row) <= max(sum(planned), longest)
 
 
 def test_a_planned_row_is_one_that_can_be():
-    assert largest_row(10, 100, 4) == (10, 10, 10, 10)
-    assert largest_row(30, 100, 9) == (30, 30, 30, 10)
-    assert largest_row(30, 100, 3) == (30, 30, 30)
-    assert largest_row(200, 100, 9) == (200,)
-    assert largest_row(33, 100, 9) == (33, 33, 33, 1)
+    assert largest_row((10,), 100, 4) == (10, 10, 10, 10)
+    assert largest_row((30,), 100, 9) == (30, 30, 30, 10)
+    assert largest_row((30,), 100, 3) == (30, 30, 30)
+    assert largest_row((200,), 100, 9) == (200,)
+    assert largest_row((20, 10), 100, 9) == (20, 10, 20, 10, 20, 10, 10)
+    assert largest_row((33,), 100, 9) == (33, 33, 33, 1)

@@ -6,10 +6,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from small_run import look, of, write_rows
 
-from whet import commands
+from whet import supervised
 from whet.checkpoint.store import CheckpointConfig, CheckpointStore
 from whet.config import load_config
-from whet.settings import SupervisedRunConfig
+from whet.supervised_settings import SupervisedRunConfig
 from whet.types import Progress
 
 AREAS = ("batch", "model", "tokenizer", "data", "length", "resume")
@@ -25,7 +25,7 @@ def trained(whole, tmp_path_factory):
     before = os.getcwd()
     os.chdir(folder)
     try:
-        commands.sft(load_config(SupervisedRunConfig, folder / "sft.toml", ["num_steps=2", "observe.display=none"]))
+        supervised.sft(load_config(SupervisedRunConfig, folder / "sft.toml", ["num_steps=2", "observe.display=none"]))
     finally:
         os.chdir(before)
     return folder
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_gone_on_from_and_so_says_the_run(begun, capsys):
     found = resume()
     assert found["ok"] == ["goes on from sft/checkpoints/rollout_000002 at step 2 of 4 (optimizer step 2)"]
     assert found["warn"] == ["settings changed since the last start in sft: num_steps = 4 (was 2)"] and not found["FAIL"]
-    commands.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=plain"]))
+    supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=plain"]))
     assert "resumed from sft/checkpoints/rollout_000002" in capsys.readouterr().out
 
 
@@ -101,7 +101,7 @@ def test_other_data_fail_as_they_would_in_the_run(begun):
     write_rows(begun / "talk.jsonl", rows[1:])
     assert "the saved position of source 'train' was taken with length 12, not 11" in resume()["FAIL"][0]
     with pytest.raises(ValueError, match="was taken with length 12, not 11"):
-        commands.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
+        supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
 
 
 def test_a_shortened_log_fails_as_it_would_in_the_run(begun):
@@ -109,7 +109,7 @@ def test_a_shortened_log_fails_as_it_would_in_the_run(begun):
     log.write_bytes(log.read_bytes()[:-20])
     assert "cannot be cut at byte" in resume()["FAIL"][0]
     with pytest.raises(ValueError, match="cannot be cut at byte"):
-        commands.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
+        supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
 
 
 def test_without_a_model_or_rows_it_is_said_what_was_not_compared(begun):

@@ -82,6 +82,11 @@ class TrainBatch:
     """[T] float32"""
     returns: Tensor | None = None
     """What the critic learns. [T] float32"""
+    unit: Tensor | None = None
+    """Samples that a loss looks at together, a preference pair, share a number and are neighbours: no micro-batch, rank or step takes one
+    without the other. None: every sample stands for itself. [N] int64"""
+    margin: Tensor | None = None
+    """By how much the chosen reply of the sample's pair is to win. [N] float32"""
 
     def __post_init__(self) -> None:
         num_tokens, num_samples = int(self.tokens.shape[0]), int(self.lengths.shape[0])
@@ -148,7 +153,7 @@ class TrainBatch:
         return [as_list(piece) for piece in torch.split(column, as_list(self.lengths))]
 
 
-PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "baseline"})
+PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "baseline", "unit", "margin"})
 
 
 def as_list(column: Tensor) -> list[Any]:

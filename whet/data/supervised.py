@@ -75,13 +75,30 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class TokenRow:
     """A conversation's ids and which of them train, in five bytes a token: all of a data set is held in memory."""
 
     index: int
-    """Among all conversations, dropped ones included."""
+    """Among all rows, dropped ones included."""
     tokens: array[int]
     mask: bytes
+
+    def sample(self, group: str, trajectory: str) -> Sample:
+        """As a sample, none of whose tokens a policy sampled: all have the origin `PROMPT`, and the loss mask says which train."""
+        num_tokens = len(self.tokens)
+        return Sample(
+            tokens=tuple(self.tokens),
+            origin=(Origin.PROMPT,) * num_tokens,
+            loss_mask=tuple(map(bool, self.mask)),
+            logprobs=(0.0,) * num_tokens,
+            versions=(UNSAMPLED,) * num_tokens,
+            group=group,
+            trajectory=trajectory,
+        )
+
+    def identity(self) -> bytes:
+        """What a digest of a data set is made of."""
+        return f"{self.index} {len(self.tokens)} ".encode() + self.tokens.tobytes() + self.mask
 
 
 class SupervisedSource:
@@ -115,7 +132,7 @@ class SupervisedSource:
         name: str = "train",
     ) -> None:
         self.name = name
-        rows = [_tokenise(index, conversation, renderer, mask) for index, conversation in enumerate(conversations)]
+        rows = [tokenise(index, conversation, renderer, mask) for index, conversation in enumerate(conversations)]
         if not rows:
             raise ValueError(f"source {name!r} has no conversations to learn from")
         self._rows = [row for row in rows if max_tokens is None or len(row.tokens) <= max_tokens]
@@ -157,17 +174,8 @@ class SupervisedSource:
 
     def _sample(self, index: int, epoch: int) -> Sample:
         row = self._rows[index]
-        num_tokens = len(row.tokens)
         sample_id = f"{self.name}/{row.index}#{epoch}"
-        return Sample(
-            tokens=tuple(row.tokens),
-            origin=(Origin.PROMPT,) * num_tokens,
-            loss_mask=tuple(map(bool, row.mask)),
-            logprobs=(0.0,) * num_tokens,
-            versions=(UNSAMPLED,) * num_tokens,
-            group=sample_id,
-            trajectory=sample_id,
-        )
+        return row.sample(sample_id, sample_id)
 
 
 def supervised_source(
@@ -217,7 +225,7 @@ def conversation_from(row: Row, config: SupervisedConfig) -> Conversation:
         ValueError: a column is missing or holds what it should not; the text starts with `file:line`.
     """
     if config.messages_key is not None:
-        value, where = _required(row, "messages_key", config.messages_key)
+        value, where = required(row, "messages_key", config.messages_key)
         value, silent = split_step_masks(value, where)
         messages, first_trained = messages_from(value, where), 0
     else:
@@ -247,24 +255,34 @@ def split_step_masks(value: JSON, where: str) -> tuple[JSON, frozenset[int]]:
 
 
 def _prompt(row: Row, key: str) -> tuple[Message, ...]:
-    value, where = _required(row, "prompt_key", key)
+    value, where = required(row, "prompt_key", key)
     return (Message("user", value),) if isinstance(value, str) else messages_from(value, where)
 
 
 def _response(row: Row, key: str) -> Message:
-    value, where = _required(row, "response_key", key)
+    value, where = required(row, "response_key", key)
     if not isinstance(value, str):
         raise ValueError(f"{where} holds {describe_value(value)}, expected text")
     return Message("assistant", value)
 
 
-def _required(row: Row, setting: str, name: str) -> tuple[JSON, str]:
+def required(row: Row, setting: str, name: str) -> tuple[JSON, str]:
+    """What a row's column holds, and where that is, for errors.
+
+    Raises:
+        ValueError: the row has no such column.
+    """
     if name not in row.values:
         fail_missing(row.origin, setting, name, row.values)
     return row.values[name], f"{row.origin}: column {name!r}"
 
 
-def _tokenise(index: int, conversation: Conversation, renderer: Renderer, name: MaskName) -> _Tokens:
+def tokenise(index: int, conversation: Conversation, renderer: Renderer, name: MaskName) -> TokenRow:
+    """A conversation as ids.
+
+    Raises:
+        ValueError: it cannot be rendered, or nothing in it trains; the text starts with its `file:line`.
+    """
     try:
         tokens, mask = mask_conversation(
             name, renderer, conversation.messages, conversation.tools, conversation.first_trained, conversation.silent
@@ -273,12 +291,12 @@ def _tokenise(index: int, conversation: Conversation, renderer: Renderer, name: 
             raise ValueError("no token of the conversation trains: step_loss_mask is 0 for all that an assistant says; leave the row out")
     except ValueError as error:
         raise ValueError(f"{conversation.origin or f'conversation {index}'}: {error}") from error
-    return _Tokens(index, array("i", tokens), bytes(mask))
+    return TokenRow(index, array("i", tokens), bytes(mask))
 
 
-def _digest(rows: Sequence[_Tokens]) -> str:
+def _digest(rows: Sequence[TokenRow]) -> str:
     """The sha256 of what trains, in order."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(f"{row.index} {len(row.tokens)} ".encode() + row.tokens.tobytes() + row.mask)
+        digest.update(row.identity())
     return digest.hexdigest()

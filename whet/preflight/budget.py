@@ -13,7 +13,7 @@ from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.machine import memory_limit
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
 from whet.preflight.scene import TRAINING, Scene
-from whet.settings import RunConfig
+from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
 PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step"}
@@ -77,9 +77,14 @@ def workload(scene: Scene) -> Workload:
     """What the memory plan has to know of the run."""
     config = scene.config
     budget = config.train.max_tokens_per_device
-    if not isinstance(config, RunConfig):
-        longest = scene.longest or config.data.max_tokens or budget
+    if isinstance(config, SupervisedRunConfig):
+        longest = scene.longest or (config.data.max_tokens or budget,)
         return Workload(config.train, largest_row(longest, budget, config.samples_per_step))
+    if isinstance(config, PairRunConfig):
+        longest = scene.longest or (config.data.max_tokens or budget // 2,) * 2
+        row = largest_row(longest, budget, config.pairs_per_step)
+        return Workload(config.train, row, reference=True, reference_advice="choose a smaller model")
+    config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
     rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
     sizes = config.engine.embedded
@@ -88,7 +93,7 @@ def workload(scene: Scene) -> Workload:
         together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)
     return Workload(
         config.train,
-        largest_row(config.rollout.max_tokens, budget, plan.samples_per_step),
+        largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
         entropy_grad=algorithm.entropy_grad,
         reference="ref_logprobs" in algorithm.needs,
         sampling=Sampling(

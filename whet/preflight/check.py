@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from whet.config import Config, ConfigError, load_config, read_tree
-from whet.data.supervised import SupervisedConfig
+from whet.config import ConfigError, load_config, read_tree
 from whet.preflight.budget import check_limits, check_memory
 from whet.preflight.data import check_data, check_evaluation
 from whet.preflight.disk import check_disk
@@ -20,11 +18,11 @@ from whet.preflight.rewards import check_rewards
 from whet.preflight.scene import Scene
 from whet.preflight.settings import check_algorithm, check_batch, check_length, check_packages, check_ports
 from whet.process import quiet_transformers
-from whet.settings import DataConfig, RunConfig, SupervisedRunConfig
+from whet.settings import BaseRunConfig, RunConfig
+from whet.supervised_settings import RUN_CONFIGS, command_of
 from whet.types import JSON
 
 CONFIGURATION = "configuration"
-COMMANDS: dict[type[Config], str] = {RunConfig: "train", SupervisedRunConfig: "sft"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Report:
     """Everything that was found."""
 
     command: str
-    """The command that the file is for: train or sft."""
+    """The command that the file is for: train, sft ..."""
     findings: tuple[Finding, ...]
     memory: Mapping[str, int]
     """The memory plan in bytes, by part; empty where there is none."""
@@ -79,14 +77,20 @@ class Report:
         return {"command": self.command, "failed": self.failed, "findings": findings, "memory_bytes": dict(self.memory)}
 
 
-def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None]) -> Report:
+def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None], command: str | None = None) -> Report:
     """Check a configuration.
 
     Args:
         path: its TOML file.
         overrides: `key=value` settings on top.
         show: told of each finding as it is made.
+        command: that the file is for; None: the one that its keys fit best.
+
+    Raises:
+        ValueError: if there is no such command.
     """
+    if command is not None and command not in RUN_CONFIGS:
+        raise ValueError(f"--for={command} names no command that trains; choose {', '.join(RUN_CONFIGS)}")
     quiet_transformers()
     findings: list[Finding] = []
 
@@ -95,24 +99,24 @@ def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None])
         show(finding)
 
     try:
-        model = model_of(read_tree(path, overrides))
-        config = load_config(model, path, overrides)
+        command = command or command_of(read_tree(path, overrides))
+        config = load_config(RUN_CONFIGS[command], path, overrides)
     except ConfigError as error:
         for problem in error.problems:
             add(fail(f"{error.source}: {problem}" if error.source else problem).of(CONFIGURATION))
         for area in AREAS[1:]:
             add(skip("not checked: needs the configuration").of(area))
         return Report("", tuple(findings), {})
-    add(ok(f"{path} is a file for `whet {COMMANDS[model]}`").of(CONFIGURATION))
+    add(ok(f"{path} is a file for `whet {command}`").of(CONFIGURATION))
     scene = Scene(config)
     for one in checks_of(config):
         for note in notes_of(one, scene):
             add(note.of(one.area))
     memory = {} if scene.memory is None else {part.name: part.size_bytes for part in scene.memory.parts}
-    return Report(COMMANDS[model], tuple(findings), memory)
+    return Report(command, tuple(findings), memory)
 
 
-def checks_of(config: RunConfig | SupervisedRunConfig) -> list[Check]:
+def checks_of(config: BaseRunConfig) -> list[Check]:
     """The checks that a kind of run has, in their order."""
     return [one for one in CHECKS if one.supervised or isinstance(config, RunConfig)]
 
@@ -127,16 +131,3 @@ def notes_of(one: Check, scene: Scene) -> Iterator[Note]:
         yield from map(fail, error.problems)
     except (ValueError, OSError) as error:
         yield fail(str(error))
-
-
-def model_of(tree: Mapping[str, Any]) -> type[RunConfig] | type[SupervisedRunConfig]:
-    """Which command a file is for: the one that more of its keys belong to alone. Reinforcement learning, where none does."""
-
-    def own(mine: type[Config], other: type[Config], table: Mapping[str, Any]) -> int:
-        return len((mine.model_fields.keys() - other.model_fields.keys()) & table.keys())
-
-    rl, sft = own(RunConfig, SupervisedRunConfig, tree), own(SupervisedRunConfig, RunConfig, tree)
-    data = tree.get("data")
-    if isinstance(data, Mapping):
-        rl, sft = rl + own(DataConfig, SupervisedConfig, data), sft + own(SupervisedConfig, DataConfig, data)
-    return SupervisedRunConfig if sft > rl else RunConfig

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import islice
 
-from whet.data.files import Row, read_rows
 from whet.data.rows import task_from
 from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import Conversation, conversation_from, read_conversations, supervised_source
 from whet.data.template import Renderer
 from whet.evaluate.evaluation import EvaluationSetConfig
+from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, path_text, row_faults, told, visible
 from whet.preflight.findings import Note, fail, need, ok, several, warn
+from whet.preflight.pairs import check_pairs
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.collect import RolloutConfig
-from whet.settings import SupervisedRunConfig, check_best, evaluation_rows, training_rows
+from whet.settings import check_best, evaluation_rows, training_rows
+from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 from whet.types import JSON, Task
 
-SHOWN_ROWS = 2
-SHOWN_FAULTS = 5
-SHOWN_CHARS = 240
-"""Of one stretch of a rendered row."""
 MEASURED_ROWS = 20_000
 """Prompts that are rendered to know their lengths; of more, so many are taken at even distances."""
 Tools = Sequence[Mapping[str, JSON]]
@@ -31,13 +29,16 @@ def check_data(scene: Scene) -> Iterator[Note]:
     if isinstance(scene.config, SupervisedRunConfig):
         yield from _conversations(scene, scene.config)
         return
+    if isinstance(scene.config, PairRunConfig):
+        yield from check_pairs(scene, scene.config)
+        return
     rows = training_rows(scene.rl)
     renderer, tools = scene.renderer, scene.tools.get(TRAINING)
     length = None if renderer is None or tools is None else _length(renderer, tools)
     try:
         source = TaskSource(rows if length else rows.model_copy(update={"max_prompt_tokens": None}), length=length)
     except ValueError as error:
-        yield from _told(_row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
         return
     yield ok(_counted(source, rows))
     scene.rows[TRAINING] = source.tasks
@@ -76,7 +77,7 @@ def _evaluation_set(scene: Scene, name: str, chosen: EvaluationSetConfig) -> Ite
     try:
         source = TaskSource(rows, name=name)
     except ValueError as error:
-        yield from _told(_row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
         return
     tasks = scene.rows[name] = source.tasks[: chosen.limit]
     yield ok(f"{_counted(source, rows)}; {len(tasks)} of them are played, {several(chosen.samples_per_prompt, 'time')} each")
@@ -86,39 +87,10 @@ def _evaluation_set(scene: Scene, name: str, chosen: EvaluationSetConfig) -> Ite
     yield from _prompts(tasks, scene.renderer, scene.tools[name], chosen.rollout.over(scene.rl.rollout), scene.vocab_size)
 
 
-def _row_faults(path: str | list[str], parse: Callable[[Row], object]) -> list[str]:
-    """What is wrong with the rows that cannot be parsed, one text for each; where a file cannot be read on, that is the last one."""
-    faults: list[str] = []
-    try:
-        for row in read_rows(path):
-            try:
-                parse(row)
-            except ValueError as fault:
-                faults.append(str(fault))
-    except ValueError as fault:
-        faults.append(str(fault))
-    return faults
-
-
-def _told(faults: Sequence[str]) -> Iterator[Note]:
-    for text in faults[:SHOWN_FAULTS]:
-        yield fail(text)
-    if len(faults) > SHOWN_FAULTS:
-        yield fail(f"{len(faults) - SHOWN_FAULTS} further rows are wrong")
-
-
 def _counted(source: TaskSource, rows: SourceConfig) -> str:
     limit = rows.max_prompt_tokens
     dropped = "" if limit is None else f", {source.num_dropped} dropped as longer than max_prompt_tokens = {limit}"
-    return f"{len(source)} rows of {_path(rows.path)}, columns {_columns(rows.path)}{dropped}"
-
-
-def _path(path: str | list[str]) -> str:
-    return path if isinstance(path, str) else ", ".join(path)
-
-
-def _columns(path: str | list[str]) -> str:
-    return ", ".join(next(read_rows(path)).values)
+    return f"{len(source)} rows of {path_text(rows.path)}, columns {columns_text(rows.path)}{dropped}"
 
 
 def _prompts(
@@ -138,7 +110,7 @@ def _prompts(
         lengths.append(len(tokens))
         highest = max(highest, *tokens)
     if faults:
-        yield from _told(faults)
+        yield from told(faults)
         return
     if vocab_size is not None and highest >= vocab_size:
         yield fail(f"prompts have token ids up to {highest}, but the model knows 0 to {vocab_size - 1}: its tokenizer is another")
@@ -167,14 +139,14 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
     try:
         conversations = read_conversations(rows)
     except ValueError as error:
-        yield from _told(_row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
+        yield from told(row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
         return
-    yield ok(f"{len(conversations)} rows of {_path(rows.path)}, columns {_columns(rows.path)}")
+    yield ok(f"{len(conversations)} rows of {path_text(rows.path)}, columns {columns_text(rows.path)}")
     renderer = need(scene.renderer, "the tokenizer")
     try:
         source = scene.source = supervised_source(rows, renderer, run_seed=config.seed)
     except ValueError as error:
-        yield from _told(_rendering_faults(conversations, renderer) or [str(error)])
+        yield from told(_rendering_faults(conversations, renderer) or [str(error)])
         return
     lengths: list[int] = []
     trained, highest = 0, -1
@@ -182,14 +154,14 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
         lengths.append(len(tokens))
         trained += sum(mask)
         highest = max(highest, *tokens)
-    scene.longest = max(lengths)
+    scene.longest = (max(lengths),)
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
     yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
     if scene.vocab_size is not None and highest >= scene.vocab_size:
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")
     for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):
-        yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", _masked(tokens, mask, renderer))
+        yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", masked_lines(tokens, mask, renderer))
 
 
 def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer) -> list[str]:
@@ -200,21 +172,3 @@ def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer)
         except ValueError as fault:
             faults.append(f"{conversation.origin}: {fault}")
     return faults
-
-
-def _masked(tokens: Sequence[int], mask: Sequence[bool], renderer: Renderer) -> list[str]:
-    """A conversation in stretches, each with whether it trains."""
-    lines: list[str] = []
-    for trains, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1]):
-        text = visible(renderer.decode([token for token, _ in run]))
-        lines.append(f"{'TRAINS' if trains else 'context':<8}{text}")
-    return lines
-
-
-def visible(text: str) -> str:
-    """Line ends as signs, and the middle of a long text left out."""
-    text = text.replace("\n", "\u21b5")
-    if len(text) <= SHOWN_CHARS:
-        return text
-    half = SHOWN_CHARS // 2
-    return f"{text[:half]} [...] {text[-half:]}"

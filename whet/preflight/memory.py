@@ -98,6 +98,8 @@ class Workload:
     entropy_grad: bool = False
     reference: bool = False
     """Whether a frozen copy of the first policy is kept."""
+    reference_advice: str = "set algo.grpo.kl_coef=0, without algo.grpo.reference"
+    """How to do without it."""
     sampling: Sampling | None = None
     """None: a supervised run."""
 
@@ -107,11 +109,18 @@ class Workload:
         return sum(self.lengths) - len(self.lengths)
 
 
-def largest_row(longest: int, budget: int, num_samples: int) -> tuple[int, ...]:
-    """Lengths of the samples in a row that is packed as full as it can be: a sample over the budget sits alone."""
-    whole = min(max(budget // longest, 1), num_samples)
-    rest = budget - whole * longest
-    return (longest,) * whole + ((rest,) if rest > 0 and whole < num_samples else ())
+def largest_row(longest: tuple[int, ...], budget: int, num_units: int) -> tuple[int, ...]:
+    """Lengths of the samples in a row that is packed as full as it can be: a unit over the budget sits alone.
+
+    Args:
+        longest: lengths of the largest unit's samples: one sample, or the two of a preference pair.
+        budget: tokens of a row.
+        num_units: units of a step.
+    """
+    size = sum(longest)
+    whole = min(max(budget // size, 1), num_units)
+    rest = budget - whole * size
+    return longest * whole + ((rest,) if rest > 0 and whole < num_units else ())
 
 
 def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
@@ -128,7 +137,7 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
     smaller = "choose a smaller model, or model.dtype=bfloat16"
     parts = [Part("parameters", weights, ALWAYS, smaller), *_optimizer_parts(model, work.train)]
     if work.reference:
-        parts.append(Part("reference model", weights, ALWAYS, "set algo.grpo.kl_coef=0, without algo.grpo.reference"))
+        parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
         own = weights if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
         parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false"))

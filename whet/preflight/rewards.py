@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from whet.env.build import ENVS, EnvConfig
 from whet.preflight.boundary import run_user_code, run_user_coroutine
-from whet.preflight.data import MEASURED_ROWS, SHOWN_FAULTS
+from whet.preflight.data import MEASURED_ROWS
+from whet.preflight.faults import SHOWN_FAULTS
 from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S

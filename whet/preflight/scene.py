@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whet.algo import Algorithm
+from whet.data.preference import PreferenceSource
 from whet.data.source import TaskSource
 from whet.data.supervised import SupervisedSource
 from whet.data.template import Renderer
 from whet.model.causal import CausalModel
 from whet.preflight.memory import MemoryPlan
-from whet.settings import RunConfig, SupervisedRunConfig
+from whet.settings import BaseRunConfig, RunConfig
 from whet.train.batching import BatchPlan
 from whet.types import JSON, Task
 
@@ -24,7 +25,7 @@ TRAINING = ""
 class Scene:
     """A field is None until the check that finds it has."""
 
-    config: RunConfig | SupervisedRunConfig
+    config: BaseRunConfig
     batch: BatchPlan | None = None
     algorithm: Algorithm | None = None
     folder: Path | None = None
@@ -38,9 +39,9 @@ class Scene:
     """The tasks that are played, by the same names."""
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
     """The task that an environment made of a first row, by the same names."""
-    source: TaskSource | SupervisedSource | None = None
-    longest: int | None = None
-    """Tokens of the longest conversation of supervised training."""
+    source: TaskSource | SupervisedSource | PreferenceSource | None = None
+    longest: tuple[int, ...] | None = None
+    """Tokens of the longest conversation of supervised training, or of the two of the longest pair."""
     total: int | None = None
     """Rollouts of the run, or steps of supervised training."""
     memory: MemoryPlan | None = None

@@ -13,7 +13,8 @@ from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.machine import usable_cores
 from whet.preflight.scene import Scene
 from whet.rollout.collect import check_trainable
-from whet.settings import RunConfig
+from whet.settings import BaseRunConfig, RunConfig
+from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 from whet.train.batching import BatchPlan, plan_batch
 from whet.train.learners import check_needs
 
@@ -25,10 +26,19 @@ def check_batch(scene: Scene) -> Iterator[Note]:
     """The batch equation."""
     config = scene.config
     if not isinstance(config, RunConfig):
-        yield ok(f"{config.samples_per_step} conversations a step")
+        per_step, what = per_step_of(config)
+        yield ok(f"{per_step} {what} a step")
         return
     plan = scene.batch = plan_batch(config.batch)
     yield ok(equation(plan))
+
+
+def per_step_of(config: BaseRunConfig) -> tuple[int, str]:
+    """What a step of a run that learns from data as they are takes, and what that is called."""
+    if isinstance(config, PairRunConfig):
+        return config.pairs_per_step, "pairs"
+    assert isinstance(config, SupervisedRunConfig)
+    return config.samples_per_step, "conversations"
 
 
 def equation(plan: BatchPlan) -> str:
@@ -64,7 +74,8 @@ def check_length(scene: Scene) -> Iterator[Note]:
         per_unit, steps, unit, what = plan.prompts_per_rollout, plan.optimizer_steps, "rollouts", "prompts"
         scene.total = length_of_run(num_rows, per_unit, config.num_rollouts, config.num_epochs, "num_rollouts")
     else:
-        per_unit, steps, unit, what = config.samples_per_step, 1, "steps", "conversations"
+        assert isinstance(config, SupervisedRunConfig | PairRunConfig)
+        (per_unit, what), steps, unit = per_step_of(config), 1, "steps"
         scene.total = length_of_run(num_rows, per_unit, config.num_steps, config.num_epochs, "num_steps")
     passes = scene.total * per_unit / num_rows
     yield ok(f"{scene.total} {unit} of {per_unit} {what}, {passes:.2f} passes over {num_rows}; {scene.total * steps} optimizer steps")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.build import write_summary
-from whet.commands import evaluate, sft, train
+from whet.commands import evaluate, train
 from whet.config import Config, dump_toml
 from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
@@ -26,8 +26,10 @@ from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
 from whet.runfolder.lock import claim
-from whet.settings import RunConfig, SupervisedRunConfig
+from whet.settings import RunConfig
 from whet.stop import Stop, on_signals
+from whet.supervised import sft
+from whet.supervised_settings import SupervisedRunConfig
 from whet.types import JSON, Message, Origin
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from whet.core.batch import TrainBatch, as_list
 from whet.model.attention import Attend, PackedRow
 from whet.model.forest import forest_row
-from whet.train.torch_native.forest import forest_of, pack_forests
-from whet.train.torch_native.packing import pack
+from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
+from whet.train.torch_native.packing import pack, pack_units
 
 Rows = Literal["auto", "forest", "chains"]
 
@@ -94,7 +94,9 @@ def micro_batches(batch: TrainBatch, rows: Rows, max_tokens: int, device: torch.
 
 
 def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
-    """Rows under a budget of tokens that go through the model. A sample over it sits alone."""
+    """Rows under a budget of tokens that go through the model. A sample over it sits alone, or with its unit."""
+    if batch.unit is not None:
+        return _plan_units(batch, rows, max_tokens)
     chosen = batch.sample_of_token[batch.loss_mask].unique()
     lengths: list[int] = as_list(batch.lengths)
     wanted: list[int] = as_list(chosen)
@@ -105,6 +107,34 @@ def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
         if rows == "forest" or num_tokens <= (1 - WORTH_SHARING) * total:
             return Plan([[wanted[i] for i in row] for row in packed], "forest")
     return Plan([[wanted[i] for i in row] for row in pack([lengths[i] for i in wanted], max_tokens)], "chains")
+
+
+def _plan_units(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
+    """`plan_rows` where some samples must not be parted: what a unit's samples share counts once, what units share is a gift."""
+    sequences = batch.tokens.split(as_list(batch.lengths))
+    units = units_that_train(batch)
+    whole = [sum(len(sequences[i]) for i in unit) for unit in units]
+    if rows != "chains" and units:
+        sizes = [_num_distinct([sequences[i] for i in unit]) for unit in units]
+        if rows == "forest" or sum(sizes) <= (1 - WORTH_SHARING) * sum(whole):
+            return Plan(pack_units(units, sizes, max_tokens), "forest")
+    return Plan(pack_units(units, whole, max_tokens), "chains")
+
+
+def units_that_train(batch: TrainBatch) -> list[list[int]]:
+    """The samples of each unit in which a token trains, in the batch's order."""
+    assert batch.unit is not None, "samples without units are packed one by one"
+    trains = torch.zeros(batch.num_samples, dtype=torch.bool).index_fill_(0, batch.sample_of_token[batch.loss_mask], True)
+    members: dict[int, list[int]] = {}
+    for i, unit in enumerate(as_list(batch.unit)):
+        members.setdefault(unit, []).append(i)
+    return [samples for samples in members.values() if bool(trains[samples].any())]
+
+
+def _num_distinct(sequences: Sequence[Tensor]) -> int:
+    """Distinct prefixes of some sequences."""
+    lengths = [len(sequence) for sequence in sequences]
+    return sort_sequences(sequences).num_tokens(0, len(sequences), lengths)
 
 
 def lay_out(part: TrainBatch, kind: Literal["forest", "chains"], device: torch.device, dtype: torch.dtype) -> Row:

@@ -28,6 +28,17 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return rows
 
 
+def pack_units(units: Sequence[Sequence[int]], sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """`pack` for samples that must not be parted: each unit is in one row, its samples in their order.
+
+    Args:
+        units: sample indices of each unit.
+        sizes: tokens of each unit.
+        max_tokens: tokens of a row; a unit over it sits alone.
+    """
+    return [[i for unit in row for i in units[unit]] for row in pack(sizes, max_tokens)]
+
+
 def split_rows(rows: Sequence[Sequence[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
     """As many rows as asked for, by cutting the longest row of several samples in two until there are enough.
 

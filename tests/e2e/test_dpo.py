@@ -1,0 +1,92 @@
+"""`whet dpo` from settings to an exported model: it learns what is preferred, resumes exactly, and can be checked and replayed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pairs import make_pairs, pair_settings, write
+from tiny_run import metrics_of, weights_of
+
+from whet.preflight.check import check
+from whet.replay import replay_batch
+from whet.supervised import dpo
+from whet.supervised_settings import DpoRunConfig
+from whet.train.base import NonFinite
+from whet.train.torch_native.backend import TorchBackend
+
+
+def run(folder, name, **changes):
+    return dpo(DpoRunConfig.model_validate(pair_settings(folder, name, **changes)))
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_the_preferred_reply_wins_on_a_question_never_trained_and_loses_when_flipped(tmp_path, loss, flipped):
+    make_pairs(tmp_path, flipped=flipped)
+    values = run(tmp_path, "run", dpo={"loss": loss})
+    rows = metrics_of(tmp_path / "run")
+    assert (rows[0]["step"], rows[0]["eval/dpo/margin"]) == (0, 0.0), "policy and reference begin alike"
+    assert [row["step"] for row in rows if "eval/dpo/margin" in row] == [0, 4, 8]
+    assert values["eval/dpo/accuracy"] == (0.0 if flipped else 1.0)
+    assert (values["eval/dpo/margin"] < 0) == flipped
+    assert rows[-1]["dpo/loss"] < rows[1]["dpo/loss"] and rows[-1]["dpo/accuracy"] == 1.0
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+def test_a_second_start_gives_the_bits_of_one_long_run(tmp_path):
+    make_pairs(tmp_path)
+    run(tmp_path, "whole")
+    run(tmp_path, "parts", num_steps=5)
+    run(tmp_path, "parts")
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "parts")
+    trained = [[row for row in metrics_of(tmp_path / name) if row["step"] > 5] for name in ("whole", "parts")]
+    assert trained[0] == trained[1]
+
+
+def test_the_best_checkpoint_is_kept_by_what_held_out_pairs_say(tmp_path):
+    make_pairs(tmp_path)
+    run(tmp_path, "run", checkpoint={"interval": None, "best": "eval/dpo/margin", "keep": 1})
+    manifests = [json.loads(path.read_text()) for path in tmp_path.glob("run/checkpoints/*/manifest.json")]
+    assert max(m["metrics"]["eval/dpo/margin"] for m in manifests) > 0
+
+
+def test_check_knows_the_file_and_shows_both_replies(tmp_path):
+    from whet.config import dump_toml
+
+    make_pairs(tmp_path)
+    write(tmp_path / "broken.jsonl", [{"prompt": "q", "chosen": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"}])
+    path = tmp_path / "dpo.toml"
+    path.write_text(dump_toml(DpoRunConfig.model_validate(pair_settings(tmp_path, "run"))))
+    found = check(path, [], lambda finding: None)
+    assert (found.command, found.failed) == ("dpo", 0)
+    assert found.memory["reference model"] == found.memory["parameters"] > 0
+    texts = "\n".join("\n".join((f.text, *f.lines)) for f in found.findings)
+    assert "pair 1, chosen: " in texts and "TRAINS  Yes, thank you.<|im_end|>" in texts and "held out: 1 pairs" in texts
+    assert "8 steps of 3 pairs" in texts
+    broken = check(path, [f"data.path={tmp_path / 'broken.jsonl'}"], lambda finding: None)
+    (fault,) = [f.text for f in broken.findings if f.status == "FAIL"]
+    assert "broken.jsonl:1: there is no column 'rejected'" in fault
+    with pytest.raises(ValueError, match="--for=sfft names no command"):
+        check(path, [], lambda finding: None, "sfft")
+
+
+def test_a_step_that_gave_nan_is_done_again(tmp_path, monkeypatch):
+    make_pairs(tmp_path)
+    step = TorchBackend.optim_step
+
+    def spoil(backend):
+        for parameter in backend.model.hf.parameters():
+            parameter.grad.fill_(torch.nan)
+        return step(backend)
+
+    monkeypatch.setattr(TorchBackend, "optim_step", spoil)
+    with pytest.raises(NonFinite, match="whet replay-batch"):
+        run(tmp_path, "run")
+    kept = Path(tmp_path / "run/nonfinite/batch_1")
+    columns = load_file(kept / "batch.safetensors")
+    assert columns["unit"].tolist() == [0, 0, 1, 1, 2, 2] and "ref_logprobs" in columns
+    monkeypatch.undo()
+    found = replay_batch(kept)
+    assert found.message is None and found.loss == pytest.approx(0.6931, abs=1e-3), "log 2: the policy is still the reference"

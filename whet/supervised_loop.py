@@ -1,0 +1,92 @@
+"""The loop of the runs that learn from data as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from whet.algo.base import LossFunction
+from whet.checkpoint.run_state import RunState
+from whet.core.batch import TrainBatch
+from whet.loop import Observer
+from whet.observe import Metrics, flatten, merge_metrics
+from whet.stop import Stop
+from whet.train.base import Backend
+from whet.train.batching import due
+from whet.train.learners import optimizer_step
+from whet.types import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What is measured on data that do not train."""
+
+    measure: Callable[[], Metrics]
+    interval: int | None
+    first: bool
+    """Whether to measure before the first step."""
+
+    def due(self, step: int, total: int) -> bool:
+        return self.first if step == 0 else due(step, total, self.interval)
+
+
+@dataclass(slots=True)
+class SupervisedRun:
+    """The live objects of a run."""
+
+    num_steps: int
+    take: Callable[[], TrainBatch]
+    """What the next step learns from, weighed and annotated."""
+    loss: LossFunction
+    backend: Backend
+    held_out: HeldOut | None
+    checkpoint: RunState
+    observer: Observer
+    stop: Stop
+
+
+def train_supervised(run: SupervisedRun) -> dict[str, float]:
+    """Optimizer steps on a source's batches, with what is held out measured at its interval.
+
+    Returns:
+        The last values of `eval/...`; nothing where nothing is held out.
+
+    Raises:
+        Stopped: if a signal asked for it, after the step was finished and saved.
+    """
+    progress = run.checkpoint.resume()
+    if progress.optimizer_step == 0:
+        log(run, 0, {})
+    values: dict[str, float] = {}
+    while progress.optimizer_step < run.num_steps:
+        with run.observer.phases.span("update"):
+            found, metrics = optimizer_step(run.backend, run.take(), run.loss)
+        run.observer.phases.add_tokens("update", found.num_tokens)
+        progress.optimizer_step += 1
+        progress.rollout_id += 1
+        values = log(run, progress.optimizer_step, metrics)
+        save_if_due(run, progress, values)
+        run.stop.check()
+    return {name: value for name, value in values.items() if name.startswith("eval/")}
+
+
+def log(run: SupervisedRun, step: int, metrics: Metrics) -> dict[str, float]:
+    """Measure what is held out, if that is due, and write the step's line, if there is anything to write."""
+    if run.held_out is not None and run.held_out.due(step, run.num_steps):
+        with run.observer.phases.span("evaluate"):
+            found = run.held_out.measure()
+        metrics = merge_metrics(metrics, found)
+        rows = [(name.removeprefix("eval/"), value) for name, value in flatten(found).items()]
+        run.observer.display.table(f"held out, after {step} steps", ("metric", "value"), rows)
+    if not metrics:
+        return {}
+    values = run.observer.log(step, metrics)
+    run.observer.tell(step, values)
+    return values
+
+
+def save_if_due(run: SupervisedRun, progress: Progress, values: dict[str, float]) -> None:
+    """Save at the configured interval, at a new best, at the end, and when the run is asked to stop."""
+    if run.stop.asked or run.checkpoint.due(progress, run.num_steps, values):
+        with run.observer.phases.span("save"):
+            run.checkpoint.save(progress, values)

@@ -1,0 +1,86 @@
+"""Settings of the runs that learn from data as they are, `whet sft` and `whet dpo`; at the end, which settings each command reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from whet.algo.dpo import DpoConfig
+from whet.config import Config
+from whet.core.weights import ReducerName
+from whet.data.preference import PreferenceConfig
+from whet.data.supervised import SupervisedConfig
+from whet.settings import BaseRunConfig, DataConfig, RunConfig
+
+
+class SupervisedRunConfig(BaseRunConfig):
+    """A supervised run (`whet sft`)."""
+
+    data: SupervisedConfig
+    """Conversations."""
+    num_steps: int | None = Field(default=None, gt=0)
+    """Optimizer steps; or give num_epochs."""
+    num_epochs: float | None = Field(default=None, gt=0)
+    """Passes over the conversations."""
+    samples_per_step: int = Field(default=32, gt=0)
+    """Conversations that one optimizer step learns from."""
+    reducer: ReducerName = "token_mean"
+    """token_mean: every trained token counts the same; sample_mean: every conversation does."""
+
+
+class HeldOutConfig(Config):
+    """Pairs that do not train, and when they are looked at."""
+
+    path: str | list[str] | None = None
+    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
+    interval: int | None = Field(default=50, gt=0)
+    """After every so many steps, and at the end; none: only at the end."""
+    before_training: bool = True
+    """Also before the first step."""
+
+
+class PairRunConfig(BaseRunConfig):
+    """What every run on preference pairs has."""
+
+    data: PreferenceConfig
+    """Preference pairs."""
+    num_steps: int | None = Field(default=None, gt=0)
+    """Optimizer steps; or give num_epochs."""
+    num_epochs: float | None = Field(default=None, gt=0)
+    """Passes over the pairs."""
+    pairs_per_step: int = Field(default=32, gt=0)
+    """Pairs that one optimizer step learns from."""
+    evaluate: HeldOutConfig = Field(default_factory=HeldOutConfig)
+    """Held-out pairs."""
+
+
+class DpoRunConfig(PairRunConfig):
+    """Direct preference optimization (`whet dpo`)."""
+
+    dpo: DpoConfig = Field(default_factory=DpoConfig)
+    """The loss."""
+
+
+def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
+    """The held-out pairs' files, with the columns of training, in their order; none of them is left out for its length."""
+    if config.evaluate.path is None:
+        return None
+    return config.data.model_copy(update={"path": config.evaluate.path, "shuffle": False, "max_tokens": None})
+
+
+RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {"train": RunConfig, "sft": SupervisedRunConfig, "dpo": DpoRunConfig}
+"""By the command that trains with them."""
+_DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig}
+
+
+def command_of(tree: Mapping[str, Any]) -> str:
+    """Which command a file's settings are for: the one that knows most of its keys, and of several the first of `RUN_CONFIGS`."""
+    data = tree.get("data")
+    data_keys = data.keys() if isinstance(data, Mapping) else frozenset[str]()
+
+    def known(command: str) -> int:
+        return len(RUN_CONFIGS[command].model_fields.keys() & tree.keys()) + len(_DATA[command].model_fields.keys() & data_keys)
+
+    return max(RUN_CONFIGS, key=known)
