@@ -216,7 +216,7 @@ def test_a_conversation_that_times_out_and_is_released_leaves_nothing():
     serve(engine, play)
 
 
-def test_release_under_a_running_request_lets_it_end_and_keeps_nothing():
+def test_release_under_a_running_request_lets_it_end():
     engine = engine_of(tiny())
 
     async def play() -> Reply:
@@ -225,9 +225,7 @@ def test_release_under_a_running_request_lets_it_end_and_keeps_nothing():
         while not engine.core.scheduler.running:
             await asyncio.sleep(0)
         engine.release("c")
-        reply = await call
-        assert not engine.core.scheduler._conversations
-        return reply
+        return await call
 
     assert serve(engine, play).tokens == alone(ask("a")).tokens
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from whet.engine.embedded.cache import BlockPool, OutOfBlocks
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -35,6 +37,7 @@ class Machine:
 
     def step(self) -> dict[Sequence, int]:
         planned = self.scheduler.plan()
+        self.pool.check_fresh(block for sequence, _ in planned for block in sequence.blocks)
         for sequence, new in planned:
             for position in range(sequence.cached, sequence.cached + new):
                 block = sequence.blocks[position // self.pool.block_size]
@@ -51,7 +54,7 @@ class Machine:
 
     def end(self, *sequences: Sequence) -> None:
         for sequence in sequences:
-            self.scheduler.finish(sequence, keep=False)
+            self.scheduler.finish(sequence)
         self.scheduler.drop_caches()
         assert self.pool.num_free == self.pool.num_blocks
 
@@ -101,8 +104,8 @@ def test_admission_follows_rank_then_arrival_and_nobody_overtakes():
     sequences = [machine.add([10 * i] * 7, max_tokens=1, rank=(r,)) for i, r in enumerate((2, 0, 1, 0))]
     assert list(machine.step()) == [sequences[1], sequences[3], sequences[2]]  # 2 blocks each
     tiny = machine.add([7], max_tokens=1, rank=(9,))
-    machine.scheduler.finish(sequences[1], keep=False)
-    machine.scheduler.finish(sequences[3], keep=False)
+    machine.scheduler.finish(sequences[1])
+    machine.scheduler.finish(sequences[3])
     assert set(machine.step()) == {sequences[2], sequences[0], tiny}
     machine.end(sequences[0], sequences[2], tiny)
 
@@ -111,7 +114,7 @@ def test_max_running_is_a_limit():
     machine = Machine(32, max_running=2)
     sequences = [machine.add([i]) for i in range(3)]
     assert list(machine.step()) == sequences[:2]
-    machine.scheduler.finish(sequences[0], keep=False)
+    machine.scheduler.finish(sequences[0])
     assert list(machine.step()) == sequences[1:]
     machine.end(*sequences[1:])
 
@@ -127,7 +130,7 @@ def test_the_last_in_line_is_preempted_and_comes_back_with_all_its_tokens():
     while machine.scheduler.waiting:
         machine.step()
         if first.num_sampled == 9 and first in machine.scheduler.running:
-            machine.scheduler.finish(first, keep=False)
+            machine.scheduler.finish(first)
     assert last.tokens[8 : 8 + len(sampled)] == sampled and last.pending in (0, 1)
     machine.end(last)
 
@@ -153,45 +156,92 @@ def test_forks_share_whole_blocks_and_copy_the_one_they_write():
     machine.end(*siblings)
 
 
-def test_the_last_copy_needs_no_room_when_nobody_shares_any_more():
-    """The pool is full of one prompt: evicting it from the shared ones is what makes its block writable."""
+def test_a_copy_that_there_is_no_room_for_is_computed_again():
+    """The pool is full of one prompt: the block to copy is the one that is wanted."""
     machine = Machine(2)
     first = machine.add(range(7), max_tokens=1)
     machine.step()
-    machine.scheduler.finish(first, keep=False)
-    assert machine.pool.num_free == 0
+    machine.scheduler.finish(first)
     second = machine.add(range(7), max_tokens=1)
-    assert machine.step() == {second: 1}
+    assert machine.step() == {second: 3}
     machine.end(second)
 
 
-def test_idle_caches_go_oldest_first_and_prompts_before_conversations():
-    machine = Machine(12)
-    for i, name in enumerate(("old", "new")):
-        sequence = machine.add([100 * i + t for t in range(8)], max_tokens=1, name=name)
-        machine.step()
-        machine.scheduler.finish(sequence, keep=True)
-    assert machine.pool.num_free == 8
-    big = machine.add(range(500, 538), max_tokens=2)  # 10 blocks
-    machine.step()
-    assert list(machine.scheduler._conversations) == ["new"]
-    machine.scheduler.finish(big, keep=False)
-    again = machine.add([*range(100, 108), 9], name="new")
-    assert machine.step() == {again: 1}
-    machine.end(again)
+def play_one(machine: Machine, tokens: range | list[int]) -> int:
+    """One request, to its end after a token; how much was computed."""
+    sequence = machine.add(tokens, max_tokens=1)
+    (computed,) = machine.step().values()
+    machine.scheduler.finish(sequence)
+    return computed
 
 
-def test_nothing_is_evicted_in_vain():
+def test_the_block_unused_longest_goes_first_and_a_beginning_outlives_what_follows():
+    machine = Machine(6)
+    old, new = [*range(100, 108), 1], [*range(200, 208), 1]  # 3 blocks each
+    assert [play_one(machine, old), play_one(machine, new)] == [9, 9]
+    assert machine.scheduler.num_cached_tokens == 18 and machine.pool.num_free == 6
+    assert play_one(machine, old) == 1, "used again, so it is the younger now; its last token took the place of the old last block"
+    assert play_one(machine, range(300, 307)) == 7  # takes the last two blocks of `new`
+    assert play_one(machine, new) == 5, "its first block was still there"
+    machine.end()
+
+
+def test_a_common_beginning_is_shared_whatever_follows():
+    machine = Machine(32)
+    assert play_one(machine, [*range(10), 50, 51]) == 12
+    assert play_one(machine, [*range(10), 60]) == 1  # two blocks shared, two tokens copied
+    assert play_one(machine, [*range(6), 70, 71]) == 2
+    assert play_one(machine, [9, *range(10)]) == 11
+    machine.end()
+
+
+def test_a_preempted_sequence_finds_what_is_left_of_its_cache():
     machine = Machine(8)
-    kept = machine.add(range(8), max_tokens=1, name="kept")
+    first, last = machine.add(range(8), 9), machine.add(range(20, 28), 9)  # 2 blocks each, a third with the next token
     machine.step()
-    machine.scheduler.finish(kept, keep=True)
+    blocks = machine.scheduler.lend(20)
+    assert machine.scheduler.running == [first] and machine.scheduler.waiting == [last] and last.pending == 9
+    machine.scheduler.give_back(blocks)
+    assert machine.step() == {first: 1, last: 5}, "one of its two blocks was lent"
+    machine.end(first, last)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_crowd_finds_its_own_tokens_and_leaves_nothing(data):
+    """Prompts over two ids, so that beginnings are shared in every way; `Machine.step` checks what each sequence finds."""
+    block_size = data.draw(st.sampled_from([1, 2, 4]))
+    machine = Machine(data.draw(st.integers(16 // block_size, 40 // block_size)), block_size, 4, data.draw(st.integers(1, 20)))
+    live: list[Sequence] = []
+    for _ in range(data.draw(st.integers(1, 40))):
+        what = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "finish", "update"]))
+        if what == "add":
+            prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10))
+            live.append(machine.add(prompt, 6, rank=(data.draw(st.integers(0, 2)),)))
+        elif what == "finish" and live:
+            machine.scheduler.finish(live.pop(data.draw(st.integers(0, len(live) - 1))))
+        elif what == "update":
+            machine.scheduler.drop_caches()
+            assert machine.scheduler.num_cached_tokens == 0
+            machine.pool.begin_epoch()
+        elif live:
+            machine.step()
+        for sequence in [sequence for sequence in live if sequence.num_sampled == 6]:
+            live.remove(sequence)
+            machine.scheduler.finish(sequence)
+        held = {block for sequence in live for block in sequence.blocks}
+        assert machine.pool.num_free == machine.pool.num_blocks - len(held)
+    machine.end(*live)
+
+
+def test_idle_caches_do_not_hold_up_admission():
+    machine = Machine(8)
+    play_one(machine, range(8))
     busy = machine.add(range(200, 216), max_tokens=1)
     machine.step()
     waiting = machine.add(range(300, 322), max_tokens=1)
     assert machine.step() == {busy: 1}
-    assert "kept" in machine.scheduler._conversations
-    machine.scheduler.finish(busy, keep=False)
+    machine.scheduler.finish(busy)
     assert machine.step() == {waiting: 22}
     machine.end(waiting)
 

@@ -10,7 +10,6 @@ from transformers import Qwen3Config
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
-from whet.engine.embedded.scheduler import Prefix
 from whet.model.causal import ModelConfig, random_causal
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
@@ -234,18 +233,27 @@ async def ask(engine, name, prompt=PROMPT):
     return [token async for chunk in engine.generate(request) for token in chunk.tokens]
 
 
-def keep_a_prefix(engine):
+def keep_the_cache(engine):
     """Make the engine's cache survive the next update."""
-    scheduler = engine.core.scheduler
-    drop = scheduler.drop_caches
+    engine.core.scheduler.pool.forget = lambda: None
 
-    def drop_all_but_one():
-        kept = dict(scheduler._prompts)
-        scheduler._prompts.clear()
-        drop()
-        scheduler._prompts.update(kept)
 
-    scheduler.drop_caches = drop_all_but_one
+def remember(engine):
+    """Keep what is cached now from being handed out; returns what brings it back, findable as if it were of the present weights."""
+    pool = engine.core.scheduler.pool
+    index, blocks = pool.index, list(pool._idle)
+    for block in blocks:
+        pool.hold(block)
+    kept = index.root, dict(index._full), dict(index._contents), {before: dict(nexts) for before, nexts in index._next.items()}
+
+    def bring_back(as_present):
+        root, index._full, index._contents, index._next = kept
+        if as_present:
+            index.root = root
+        for block in blocks:
+            pool.drop(block)
+
+    return bring_back
 
 
 def with_engine(play):
@@ -269,9 +277,9 @@ def test_a_block_that_outlives_an_update_stops_the_run():
     async def play(engine, publisher):
         await publisher.publish(1)
         assert len(await ask(engine, "a")) == 1
-        assert engine.core.scheduler.num_cached_tokens == len(PROMPT) - 1
-        keep_a_prefix(engine)
-        with pytest.raises(SyncError, match="19 tokens cached from older weights"):
+        assert engine.core.scheduler.num_cached_tokens == len(PROMPT)
+        keep_the_cache(engine)
+        with pytest.raises(SyncError, match="20 tokens cached from older weights"):
             await publisher.publish(2)
 
     with_engine(play)
@@ -286,17 +294,28 @@ def test_a_block_that_comes_back_after_an_update_is_never_sampled_from(num_promp
     async def play(engine, publisher):
         await publisher.publish(1)
         await ask(engine, "a", prompt)
-        scheduler = engine.core.scheduler
-        kept = dict(scheduler._prompts)
-        for prefix in kept.values():
-            for block in prefix.blocks:
-                scheduler.pool.hold(block)
-        blocks = {key: list(prefix.blocks) for key, prefix in kept.items()}
+        bring_back = remember(engine)
         await publisher.publish(2)
-        scheduler._prompts.update({key: Prefix(key, blocks[key]) for key in kept})
+        bring_back(as_present=True)
         with pytest.raises(EngineFailed, match="holds keys and values of the weights of 1 update"):
             await ask(engine, "b", prompt)
         assert len(await ask(engine, "c", prompt)) == 1, "the stale cache is forgotten with the failure"
+
+    with_engine(play)
+
+
+def test_what_older_weights_cached_is_not_found():
+    """The chain of hashes begins with the weights' epoch: even a cache that was kept by mistake is of no use to a newer version."""
+
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        await ask(engine, "a")
+        bring_back = remember(engine)
+        await publisher.publish(2)
+        bring_back(as_present=False)
+        computed = engine.core.num_computed
+        await ask(engine, "b")
+        assert engine.core.num_computed == computed + len(PROMPT)
 
     with_engine(play)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from whet.engine.base import StaleCache
+from whet.engine.embedded.prefix import PrefixIndex
 
 
 class OutOfBlocks(Exception):
@@ -17,6 +19,8 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Hands out blocks of cache slots, counts who holds them, and knows under which weights each was filled.
 
+    A block that nobody holds any more stays findable through `index` until its place is wanted: the one unused longest goes first.
+
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
@@ -25,7 +29,10 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.index = PrefixIndex(block_size)
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Known to the index and held by nobody, the one unused longest first."""
         self._holders = [0] * num_blocks
         self._epoch = 0
         self._filled_in = [0] * num_blocks
@@ -33,17 +40,27 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be handed out."""
+        return len(self._empty) + len(self._idle)
+
+    @property
+    def num_idle_tokens(self) -> int:
+        """Cached tokens that nobody holds."""
+        return sum(map(self.index.num_tokens, self._idle))
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks that many tokens take."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self) -> int:
-        """A block with one holder."""
-        if not self._free:
+        """A block with one holder; what it held is forgotten."""
+        if self._empty:
+            block = self._empty.pop()
+        elif self._idle:
+            block = self._idle.popitem(last=False)[0]
+            self.index.forget(block)
+        else:
             raise OutOfBlocks
-        block = self._free.pop()
         self._holders[block] = 1
         self._filled_in[block] = self._epoch
         return block
@@ -51,6 +68,7 @@ class BlockPool:
     def begin_epoch(self) -> None:
         """The weights have changed: blocks that are handed out from now on belong to the new ones, and only they may be read."""
         self._epoch += 1
+        self.index.begin(self._epoch)
 
     def check_fresh(self, blocks: Iterable[int]) -> None:
         """See that blocks were filled under the present weights.
@@ -64,16 +82,27 @@ class BlockPool:
                 raise StaleCache(f"cache block {block} holds keys and values of the weights of {age} update(s) ago: it was not dropped")
 
     def hold(self, block: int) -> None:
-        """One more holder."""
-        assert self._holders[block] > 0, f"block {block} is free"
+        """One more holder, of a block that is held or idle."""
+        if self._holders[block] == 0:
+            assert block in self._idle, f"block {block} is empty"
+            del self._idle[block]
         self._holders[block] += 1
 
     def drop(self, block: int) -> None:
-        """One holder fewer; the last one frees the block."""
+        """One holder fewer; after the last one the block can be handed out again."""
         assert self._holders[block] > 0, f"block {block} is free"
         self._holders[block] -= 1
         if self._holders[block] == 0:
-            self._free.append(block)
+            if self.index.knows(block):
+                self._idle[block] = None
+            else:
+                self._empty.append(block)
+
+    def forget(self) -> None:
+        """Nothing that is cached can be found any more."""
+        self._empty.extend(self._idle)
+        self._idle.clear()
+        self.index.clear()
 
     def shared(self, block: int) -> bool:
         return self._holders[block] > 1

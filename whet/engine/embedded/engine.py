@@ -101,7 +101,7 @@ class EmbeddedEngine:
 
     def release(self, conversation: str) -> None:
         self._open.discard(conversation)
-        self._runner.post(lambda: self.core.scheduler.release(conversation))
+        self._runner.kick()  # whoever waited for it to come back may go on
         if self._capabilities.deterministic and not self._open:  # what an evaluation cached must not change the next rollout's steps
             self._runner.post(self.core.scheduler.drop_caches)
 
@@ -193,7 +193,7 @@ class EmbeddedEngine:
     def _retire(self, call: _Call) -> None:
         """Take a call's sequence out of the core."""
         if call.sequence is not None:
-            self.core.scheduler.finish(call.sequence, keep=call.request.conversation in self._open)
+            self.core.scheduler.finish(call.sequence)
             call.sequence = None
 
     def _deliver(self, call: _Call, finish: Finish | None) -> None:

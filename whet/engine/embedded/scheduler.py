@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: admission, chunked prefill, shared prompts, continued conversations, eviction, preemption.
+"""Which tokens the next step computes: admission, chunked prefill, cached beginnings, preemption.
 
 Nothing here touches a tensor. A sequence's tokens up to `cached` have their keys and values in its blocks; the rest are pending. One
 pending token is a decode step, several are a chunk of prefill.
@@ -7,7 +7,6 @@ pending token is a decode step, several are a chunk of prefill.
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +24,8 @@ class Sequence:
     """Context and what was sampled so far."""
     cached: int = 0
     blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    """Of its blocks that are full, each with everything before it."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
@@ -32,8 +33,6 @@ class Sequence:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     delivered: int = 0
     """Sampled tokens already handed out."""
-    fresh: bool = True
-    """It continues nothing cached, and its prompt is not in the cache of shared prompts yet."""
 
     @property
     def num_prompt(self) -> int:
@@ -59,20 +58,12 @@ class Sequence:
     @property
     def leads(self) -> bool:
         """Whether it is computing a prompt that siblings can fork from as soon as it is complete."""
-        return self.fresh and self.cached < self.num_shareable
+        return self.cached < self.num_shareable
 
 
 def _place(sequence: Sequence) -> tuple[tuple[int, ...], int]:
     """Its place in the queue."""
     return sequence.request.rank, sequence.arrival
-
-
-@dataclass(slots=True)
-class Prefix:
-    """Cached tokens that no running sequence owns: a finished turn, or a prompt that siblings share."""
-
-    tokens: tuple[int, ...]
-    blocks: list[int]
 
 
 class Scheduler:
@@ -97,8 +88,6 @@ class Scheduler:
         self._copy_block = copy_block
         self._max_running = max_running
         self._max_batch_tokens = max_batch_tokens
-        self._conversations: OrderedDict[str, Prefix] = OrderedDict()
-        self._prompts: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; the pool must be able to hold it, with all that it may sample."""
@@ -120,57 +109,44 @@ class Scheduler:
         return planned
 
     def advance(self, sequence: Sequence, new: int) -> None:
-        """Note that `new` pending tokens are cached now; a fresh prompt becomes shareable as soon as it is complete."""
+        """Note that `new` pending tokens are cached now. Full blocks can be shared from then on, a prompt as soon as it is complete."""
+        led = sequence.leads
         sequence.cached += new
-        head = sequence.num_shareable
-        if not sequence.fresh or sequence.cached < head or head == 0:
-            return
-        sequence.fresh = False
-        key = sequence.request.tokens[:head]
-        if key not in self._prompts:
-            self._prompts[key] = Prefix(key, self._hold(sequence.blocks[: self.pool.blocks_for(head)]))
+        size = self.pool.block_size
+        while (len(sequence.digests) + 1) * size <= sequence.cached:
+            digest = self._note_next(sequence, size)
+            assert digest is not None
+            sequence.digests.append(digest)
+        if led and not sequence.leads:
+            self._note_tail(sequence)
 
-    def finish(self, sequence: Sequence, *, keep: bool) -> None:
-        """Take a sequence out; with `keep`, its conversation's next request continues on its cache."""
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out; what it cached can be found until its blocks are wanted."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
-        if keep and sequence.cached:
-            name = sequence.request.conversation
-            self.release(name)
-            blocks = self._hold(sequence.blocks[: self.pool.blocks_for(sequence.cached)])
-            self._conversations[name] = Prefix(tuple(sequence.tokens[: sequence.cached]), blocks)
-        self.give_back(sequence.blocks)
-
-    def release(self, conversation: str) -> None:
-        """Forget what is cached of a conversation."""
-        prefix = self._conversations.pop(conversation, None)
-        if prefix is not None:
-            self.give_back(prefix.blocks)
+        self._leave(sequence)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens in the cache, of running sequences and of idle prefixes."""
-        prefixes = [*self._conversations.values(), *self._prompts.values()]
-        return sum(len(prefix.tokens) for prefix in prefixes) + sum(sequence.cached for sequence in self.running)
+        """Tokens in the cache, of running sequences and of idle blocks."""
+        return self.pool.num_idle_tokens + sum(sequence.cached for sequence in self.running)
 
     def drop_caches(self) -> None:
         """Forget every cached token, of running sequences too: they are computed again from their tokens."""
-        while self._evict():
-            pass
         while self.running:
             self._requeue(self.running[-1])
+        self.pool.forget()
 
     def lend(self, num_tokens: int) -> list[int]:
-        """Blocks for that many tokens, evicting and preempting as needed; they come back through `give_back`."""
+        """Blocks for that many tokens, preempting as needed; they come back through `give_back`."""
         wanted = self.pool.blocks_for(num_tokens)
-        while self.pool.num_free < wanted and (self._evict() or self._preempt_last()):
+        while self.pool.num_free < wanted and self._preempt_last():
             pass
         return [self.pool.allocate() for _ in range(wanted)]
 
     def give_back(self, blocks: list[int]) -> None:
-        """Hold these blocks no longer; empties the list."""
-        for block in blocks:
-            self.pool.drop(block)
-        blocks.clear()
+        """Hold these blocks no longer; empties the list. A beginning outlives what follows it: it is of more use."""
+        while blocks:
+            self.pool.drop(blocks.pop())
 
     def _admit_waiting(self, planned: list[tuple[Sequence, int]], budget: int) -> None:
         """Start waiting sequences, in their order, while there is room: nobody overtakes one that has to wait for blocks."""
@@ -178,7 +154,7 @@ class Scheduler:
         index = 0
         while index < len(self.waiting) and budget > 0 and len(self.running) < self._max_running:
             sequence = self.waiting[index]
-            if self._waits_to_fork(sequence, leading):
+            if sequence.request.tokens in leading:  # its sibling is just computing the same prompt: it pays to wait and fork
                 index += 1
                 continue
             if not self._admit(sequence):
@@ -189,49 +165,39 @@ class Scheduler:
             if sequence.leads:
                 leading.add(sequence.request.tokens)
 
-    def _waits_to_fork(self, sequence: Sequence, leading: set[tuple[int, ...]]) -> bool:
-        """Whether a running sequence is just computing the same prompt: then it pays to wait and fork."""
-        return bool(leading) and sequence.request.conversation not in self._conversations and sequence.request.tokens in leading
-
     def _admit(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence if there is room for all of its pending tokens without preempting anyone."""
-        self._adopt(sequence)
-        if not self._can_fit(sequence) or not self._make_room(sequence, sequence.pending):
-            self.give_back(sequence.blocks)
-            sequence.cached, sequence.fresh = 0, True
+        """Start a waiting sequence, from what is cached of it, if there is room for all of its tokens without preempting anyone."""
+        match = self.pool.index.match(sequence.tokens, len(sequence.tokens) - 1)
+        for block in match.blocks:
+            self.pool.hold(block)
+        wanted = self.pool.blocks_for(len(sequence.tokens)) - len(match.blocks)
+        if self.pool.num_free < wanted:
+            self.give_back(match.blocks)
             return False
-        self.release(sequence.request.conversation)
+        sequence.blocks, sequence.digests = match.blocks, match.digests
+        sequence.cached = len(match.blocks) * self.pool.block_size
+        if match.tail is not None:
+            self._fork_tail(sequence, match.tail, match.num_tail, wanted)
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_place)
         self._take_blocks(sequence, sequence.pending)
         return True
 
-    def _adopt(self, sequence: Sequence) -> None:
-        """Give a sequence whatever is cached of its beginning: its conversation's history, or a sibling's prompt."""
-        own = self._conversations.get(sequence.request.conversation)
-        head = sequence.request.tokens[:-1]
-        shared = self._prompts.get(head)
-        if own is not None and (length := _common(own.tokens, sequence.tokens)):
-            prefix, cached = own, min(length, len(sequence.tokens) - 1)
-        elif shared is not None:
-            self._prompts.move_to_end(head)
-            prefix, cached = shared, len(head)
-        else:
-            return
-        sequence.blocks = self._hold(prefix.blocks[: self.pool.blocks_for(cached)])
-        sequence.cached, sequence.fresh = cached, False
-
-    def _can_fit(self, sequence: Sequence) -> bool:
-        """Whether evicting everything idle would make room: if not, nothing is evicted in vain."""
-        wanted = self.pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-        if wanted <= self.pool.num_free:
-            return True
-        busy = set(sequence.blocks).union(*(other.blocks for other in self.running))
-        return wanted <= self.pool.num_blocks - len(busy)
+    def _fork_tail(self, sequence: Sequence, tail: int, num_tail: int, wanted: int) -> None:
+        """Copy a block whose first `num_tail` tokens come next, unless it is itself among the last blocks that the sequence wants."""
+        self.pool.check_fresh([tail])  # a copy would pass for new
+        self.pool.hold(tail)
+        if self.pool.num_free >= wanted:
+            mine = self.pool.allocate()
+            self._copy_block(tail, mine)
+            sequence.blocks.append(mine)
+            sequence.cached += num_tail
+        self.pool.drop(tail)
 
     def _reserve(self, sequence: Sequence, new: int) -> bool:
         """Make `new` more tokens of a running sequence writable, preempting others (the last first), itself at worst."""
-        while not self._make_room(sequence, new):
+        wanted = self.pool.blocks_for(sequence.cached + new) - len(sequence.blocks)
+        while self.pool.num_free < wanted:
             itself = self.running[-1] is sequence
             self._preempt_last()
             if itself:
@@ -239,43 +205,21 @@ class Scheduler:
         self._take_blocks(sequence, new)
         return True
 
-    def _make_room(self, sequence: Sequence, new: int) -> bool:
-        """Evict until a sequence can have the blocks that its next `new` tokens want."""
-        while self.pool.num_free < self._blocks_wanted(sequence, new):  # asked anew: an eviction may end the need to copy
-            if not self._evict():
-                return False
-        return True
-
-    def _blocks_wanted(self, sequence: Sequence, new: int) -> int:
-        more = self.pool.blocks_for(sequence.cached + new) - len(sequence.blocks)
-        return max(0, more) + self._must_copy(sequence)
-
-    def _must_copy(self, sequence: Sequence) -> bool:
-        """Whether the block that is written next is partly filled and shared."""
-        index, used = divmod(sequence.cached, self.pool.block_size)
-        return used > 0 and self.pool.shared(sequence.blocks[index])
-
     def _take_blocks(self, sequence: Sequence, new: int) -> None:
-        if self._must_copy(sequence):
-            last = sequence.cached // self.pool.block_size
-            self.pool.check_fresh([sequence.blocks[last]])  # a copy would pass for new
-            mine = self.pool.allocate()
-            self._copy_block(sequence.blocks[last], mine)
-            self.pool.drop(sequence.blocks[last])
-            sequence.blocks[last] = mine
         while len(sequence.blocks) < self.pool.blocks_for(sequence.cached + new):
             sequence.blocks.append(self.pool.allocate())
 
-    def _evict(self) -> bool:
-        """Forget the oldest shared prompt, or else the conversation that has been idle longest. False: nothing is idle."""
-        if self._prompts:
-            prefix = self._prompts.popitem(last=False)[1]
-        elif self._conversations:
-            prefix = self._conversations.popitem(last=False)[1]
-        else:
-            return False
-        self.give_back(prefix.blocks)
-        return True
+    def _note_next(self, sequence: Sequence, count: int) -> bytes | None:
+        """Have the first `count` tokens of the block after the full ones found by others; its digest if that fills it."""
+        done = len(sequence.digests)
+        first = done * self.pool.block_size
+        before = sequence.digests[-1] if done else self.pool.index.root
+        return self.pool.index.note(sequence.blocks[done], before, tuple(sequence.tokens[first : first + count]))
+
+    def _note_tail(self, sequence: Sequence) -> None:
+        count = sequence.cached - len(sequence.digests) * self.pool.block_size
+        if count:
+            self._note_next(sequence, count)
 
     def _preempt_last(self) -> bool:
         if not self.running:
@@ -285,20 +229,14 @@ class Scheduler:
         return True
 
     def _requeue(self, sequence: Sequence) -> None:
-        """Back to the queue: its tokens are kept, its cache is computed again."""
+        """Back to the queue: its tokens are kept, and so is its cache until its blocks are wanted."""
         self.running.remove(sequence)
-        self.give_back(sequence.blocks)
-        sequence.cached, sequence.fresh = 0, True
+        self._leave(sequence)
         insort(self.waiting, sequence, key=_place)
 
-    def _hold(self, blocks: list[int]) -> list[int]:
-        for block in blocks:
-            self.pool.hold(block)
-        return blocks
-
-
-def _common(a: tuple[int, ...], b: list[int]) -> int:
-    """Length of the common prefix."""
-    if a == tuple(b[: len(a)]):
-        return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    def _leave(self, sequence: Sequence) -> None:
+        """Let go of a sequence's blocks."""
+        self._note_tail(sequence)
+        self.give_back(sequence.blocks)
+        sequence.digests.clear()
+        sequence.cached = 0
