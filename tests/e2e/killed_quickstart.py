@@ -21,7 +21,7 @@ from whet.checkpoint.run_state import RunState
 from whet.engine.embedded.core import EngineCore
 from whet.observe.trackers import JsonlTracker
 from whet.reward import RewardConfig
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.heads import LanguageHead
 
 PLACES = ("rollout", "backward", "step", "log", "save", "export", "evaluation")
 
@@ -81,7 +81,7 @@ def plant(moment: Moment) -> None:
     whet.opened._settle = settled
     around(RunState, "resume", None, after=resumed)
     around(JsonlTracker, "log", None, after=logged)
-    around(TorchBackend, "_outputs", None, after=hooked)
+    around(LanguageHead, "outputs", None, after=hooked)
     around(EngineCore, "step", "evaluation" if moment.run.startswith("evaluation") else "rollout")
     around(torch.optim.AdamW, "step", None, after=lambda *_: moment.passed("step"))
     around(whet.commands, "export_model", "export", after=lambda *_: moment.passed("export"))
