@@ -41,6 +41,7 @@ ONLY_IN = {
     "typer": {"cli"},
     "pyarrow": {"observe", "data"},
     "filelock": {"runfolder"},
+    "peft": {"model"},
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from whet.checkpoint.random_state import RandomState
@@ -25,6 +26,7 @@ from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
 from whet.model.causal import CausalModel, ModelConfig, load_causal
+from whet.model.lora import FILE as ADAPTER_FILE
 from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
 from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
@@ -33,7 +35,7 @@ from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
 from whet.runfolder.journal import LoggedDisplay
 from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
-from whet.train.base import Backend
+from whet.train.base import Annotator, Backend
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
@@ -224,17 +226,37 @@ def build_run_state(
     )
 
 
+def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -> Annotator:
+    """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy."""
+    if policy.adapter is not None:
+        return policy.base()
+    return TorchBackend(load_causal(folder, config.model, trainable=False), config.train, None)
+
+
 def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path) -> None:
     """Write the policy in Hugging Face format, with the tokenizer of the model that it came from.
 
     Raises:
         ValueError: if what was written does not read back as what was trained.
     """
-    backend.export(target)
-    load_tokenizer(source, trust_remote_code=config.trust_remote_code).save_pretrained(target)
+    tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
+    tokenizer.save_pretrained(target)
+    if backend.adapter is not None:
+        backend.export(target, str(source))
+        _read_back(target, load_file(target / ADAPTER_FILE).items(), dict(backend.named_weights("adapter")))
+        if not backend.adapter.config.export_merged:
+            return
+        target = target.with_name("merged")
+        backend.export_merged(target)
+        tokenizer.save_pretrained(target)
+    else:
+        backend.export(target)
     on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
-    own = dict(backend.named_weights())
-    for name, tensor in load_causal(target, on_cpu, trainable=False).named_weights():
+    _read_back(target, load_causal(target, on_cpu, trainable=False).named_weights(), dict(backend.named_weights()))
+
+
+def _read_back(target: Path, found: Iterable[tuple[str, torch.Tensor]], own: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in found:
         if not torch.equal(tensor, own[name].detach().cpu()):
             raise ValueError(f"{target}: {name} does not read back as it was trained; is the disk full?")
 

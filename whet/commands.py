@@ -16,6 +16,7 @@ from whet.build import (
     build_evaluations,
     build_observer,
     build_parts,
+    build_reference,
     build_run_state,
     evaluation_tasks,
     export_model,
@@ -30,7 +31,6 @@ from whet.data.source import TaskSource
 from whet.engine.base import Engine, EngineFailed
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
-from whet.model.causal import load_causal
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process
@@ -79,7 +79,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             backend = TorchBackend(parts.model, config.train, num_rollouts * plan.optimizer_steps)
             reference = None
             if "ref_logprobs" in algorithm.needs:
-                reference = TorchBackend(load_causal(parts.folder, config.model, trainable=False), config.train, None)
+                reference = build_reference(config, parts.folder, backend)
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
             underway = Underway(kept=not config.deterministic)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}

@@ -17,7 +17,9 @@ from whet.algo.base import LossFunction
 from whet.algo.dpo import dpo_loss
 from whet.algo.sft import sft_loss
 from whet.config import load_config
+from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal
+from whet.model.lora import FILE as ADAPTER_FILE
 from whet.process import prepare_process
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
@@ -57,8 +59,12 @@ def replay_batch(folder: Path) -> Replay:
     kept = read_kept(folder)
     config = _read_config(folder / CONFIG)
     prepare_process(config)
-    model = load_causal(folder / MODEL, config.model, trainable=True, check=False)
+    lora = config.train.lora is not None  # then only the adapter was kept
+    source = resolve_model_path(config.model.path) if lora else folder / MODEL
+    model = load_causal(source, config.model, trainable=True, check=False)
     backend = TorchBackend(model, config.train, total_steps=1)
+    if backend.adapter is not None:
+        backend.adapter.read(folder / MODEL / ADAPTER_FILE)
     found = Replay(kept, odd_columns=odd_columns(kept.batch))
     loss, entropy_grad = _loss_of(config)
     with _watching(model.hf, found):

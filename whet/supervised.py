@@ -12,7 +12,7 @@ import torch
 from whet.algo.base import LossFunction, Need
 from whet.algo.dpo import dpo_loss
 from whet.algo.sft import sft_loss
-from whet.build import build_observer, build_run_state, length_of_run
+from whet.build import build_observer, build_reference, build_run_state, length_of_run
 from whet.checkpoint.run_state import Stateful
 from whet.commands import batches_kept, finish, warn_all
 from whet.core.batch import TokenOutputs, TrainBatch, batch_of
@@ -95,7 +95,7 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
         source, held = pair_sources(config, renderer)
         num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
         backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
-        reference = TorchBackend(load_causal(folder, config.model, trainable=False), config.train, None)
+        reference = build_reference(config, folder, backend)
         loss = dpo_loss(config.dpo)
 
         def take() -> TrainBatch:

@@ -148,3 +148,8 @@ def test_parameters_and_values_that_are_no_numbers_have_digests():
     parameter = torch.nn.Parameter(torch.tensor([float("nan"), float("inf")]))
     assert tensor_digest(parameter) == reference(as_bytes(parameter.detach()))
     assert tensor_digest(torch.tensor(7.0)) == reference(as_bytes(torch.tensor([7.0])))
+
+
+def test_a_stream_of_tensors_that_live_for_a_moment_has_the_digests_of_tensors_that_stay():
+    kept = {f"w{i}": torch.full((64, 64), float(i)) for i in range(20)}
+    assert digests_of((name, tensor.clone()) for name, tensor in kept.items()) == digests_of(kept.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,18 @@ PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1
 """Largest distance from the model's own outputs, relative to their norm."""
 
 
+class Merging(Protocol):
+    """An adapter, as far as a model knows it."""
+
+    def merged(self, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors with the adapter added, under the names that they have without one."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What trains, by its name in the adapter's files."""
+        ...
+
+
 class DecoderModel(ABC):
     """A transformers model behind whet's attention; what it makes of the hidden states is a subclass's business.
 
@@ -27,6 +39,8 @@ class DecoderModel(ABC):
 
     def __init__(self, hf: PreTrainedModel) -> None:
         self.hf = hf
+        self.adapter: Merging | None = None
+        """What was put on its layers to be trained in their place."""
         self.config = cast(PreTrainedConfig, hf.config)
         self.decoder = cast(nn.Module, hf.base_model)
         text = self.config.get_text_config()
@@ -63,6 +77,14 @@ class DecoderModel(ABC):
         """Everything that its outputs depend on: parameters, tied ones under each of their names, and buffers."""
         yield from self.hf.named_parameters(remove_duplicate=False)
         yield from self.hf.named_buffers()
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`named_weights` of the same model without an adapter: one that it has is added to the weights, in new tensors."""
+        return self.named_weights() if self.adapter is None else self.adapter.merged(self.named_weights())
+
+    def merged_state(self) -> Iterator[tuple[str, Tensor]]:
+        """`named_state` of the same model without an adapter."""
+        return self.named_state() if self.adapter is None else self.adapter.merged(self.named_state())
 
     @abstractmethod
     def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -38,13 +39,14 @@ def tensor_digest(tensor: Tensor) -> bytes:
 def digests_of(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """A hex digest of each named tensor: its dtype, shape and contents."""
     out: dict[str, str] = {}
-    seen: dict[tuple[object, ...], str] = {}  # tied tensors are read once
+    seen: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # tied tensors are read once
     for name, tensor in weights:
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if place not in seen:
+        holder, digest = seen.get(id(tensor), (None, ""))
+        if holder is None or holder() is not tensor:  # a stream's tensor may be gone by now, and another be in its place
             facts = f"{tensor.dtype}:{tuple(tensor.shape)}:".encode()
-            seen[place] = hashlib.blake2b(facts + tensor_digest(tensor), digest_size=8).hexdigest()
-        out[name] = seen[place]
+            digest = hashlib.blake2b(facts + tensor_digest(tensor), digest_size=8).hexdigest()
+            seen[id(tensor)] = weakref.ref(tensor), digest
+        out[name] = digest
     return out
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from whet.observe.records import SCHEMA
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, warn
-from whet.preflight.memory import checkpoint_bytes
+from whet.preflight.memory import checkpoint_bytes, trained_weights
 from whet.preflight.scene import Scene
 from whet.runfolder.lock import FolderInUse, owner_of
 from whet.settings import RunConfig
@@ -38,7 +38,10 @@ def check_disk(scene: Scene) -> Iterator[Note]:
 def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     model = need(scene.model, "the model's config.json")
     one = checkpoint_bytes(model, scene.config.train)
-    export = sum(p.nbytes for _, p in model.named_weights())
+    export = sum(p.nbytes for p in trained_weights(model).values())
+    lora = scene.config.train.lora
+    if lora is not None and lora.export_merged:
+        export += sum(p.nbytes for _, p in model.named_weights())
     keeps = scene.config.checkpoint
     count = keeps.keep + 1 + (keeps.best is not None)
     present = sum(path.stat().st_size for path in (run_dir / "checkpoints").rglob("*") if path.is_file())

@@ -136,10 +136,11 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
     weights = sum(p.nbytes for _, p in model.named_weights())
     smaller = "choose a smaller model, or model.dtype=bfloat16"
     parts = [Part("parameters", weights, ALWAYS, smaller), *_optimizer_parts(model, work.train)]
-    if work.reference:
+    if work.reference and model.adapter is None:
         parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
-        own = weights if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
+        adapter = 0 if model.adapter is None else sum(p.nbytes for p in trained_weights(model).values())
+        own = weights - adapter if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
         parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false"))
         parts += _engine_parts(model, work.sampling)
     return MemoryPlan((*parts, *_update_parts(model, work)))
@@ -148,7 +149,12 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
 def checkpoint_bytes(model: CausalModel, train: TrainConfig) -> int:
     """Bytes of one checkpoint's tensors: weights, masters, moments."""
     kept = _stepped(model, train)[0].tensors().values()
-    return sum(t.nbytes for t in kept) + sum(p.nbytes for _, p in model.named_weights())
+    return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained_weights(model).values())
+
+
+def trained_weights(model: CausalModel) -> dict[str, Tensor]:
+    """The weights that train: all, or an adapter's."""
+    return {name: p for name, p in model.named_weights() if p.requires_grad}
 
 
 def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
@@ -167,7 +173,7 @@ def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
 
 def _stepped(model: CausalModel, train: TrainConfig) -> tuple[Optimizer, int, int]:
     """The run's optimizer over parameters like the model's, after two steps; the bytes of the gradients, and of what a step takes."""
-    named = {name: nn.Parameter(torch.empty_like(p)) for name, p in model.named_weights()}
+    named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained_weights(model).items()}
     optimizer = Optimizer(named.items(), train.optim, total_steps=2)
     holders = [p for group in optimizer.adamw.param_groups for p in group["params"]]
     gradients = scratch = 0
@@ -228,7 +234,7 @@ def _layers_bytes(model: CausalModel, work: Workload) -> tuple[int, int]:
 
     tokens = torch.zeros(sum(work.lengths), dtype=torch.int64, device=META)
     predicting = torch.zeros(work.num_predicting, dtype=torch.int64, device=META)
-    hooks = [p.register_post_accumulate_grad_hook(_drop_gradient) for p in model.hf.parameters()]
+    hooks = [p.register_post_accumulate_grad_hook(_drop_gradient) for p in trained_weights(model).values()]
     try:
         with LiveBytes(lambda _: "kept") as live:
             picked = model.hidden(tokens, row.positions, attend).index_select(0, predicting)
@@ -248,14 +254,15 @@ def _logits_peak(model: CausalModel, work: Workload) -> int:
     num = min(work.num_predicting, 3 * chunk)  # a fourth chunk holds nothing that three do not
     hidden = torch.empty(num, weight.shape[1], dtype=model.dtype, device=META, requires_grad=True)
     targets = torch.zeros(num, dtype=torch.int64, device=META)
-    hook = weight.register_post_accumulate_grad_hook(_drop_gradient)
+    hooks = [weight.register_post_accumulate_grad_hook(_drop_gradient)] if weight.requires_grad else []
     try:
         with LiveBytes(lambda t: "logits" if t.shape[-1:] == (model.vocab_size,) else None) as live:
             heat = torch.ones(num, device=META)
             logprobs, entropy = chunked_logprobs(model.logits, hidden, targets, heat, chunk, entropy_grad=work.entropy_grad)
             (logprobs + entropy if work.entropy_grad else logprobs).sum().backward()
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return live.peak("logits")
 
 
@@ -263,6 +270,8 @@ def _head_gradient(model: CausalModel, work: Workload) -> int:
     """The output layer's gradient while the chunks' are added up: the sum so far, and the next chunk's."""
     weight = model.lm_head.weight
     assert isinstance(weight, Tensor)
+    if not weight.requires_grad:
+        return 0
     return weight.nbytes * (1 if work.num_predicting <= rows_per_chunk(work.train, model.vocab_size) else 2)
 
 

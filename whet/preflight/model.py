@@ -10,10 +10,12 @@ from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser, parse_hermes
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.causal import CausalModel, pick_device
+from whet.model.lora import add_adapter
 from whet.model.meta import NotCompared, read_meta, take_weights, weight_files, weight_headers
 from whet.model.twin import NoTwin, small_twin
 from whet.preflight.boundary import run_user_code
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, several, skip, warn
+from whet.preflight.memory import trained_weights
 from whet.preflight.scene import Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.settings import RunConfig
@@ -41,6 +43,11 @@ def check_model(scene: Scene) -> Iterator[Note]:
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
     yield from _weights(folder, model)
+    if (lora := scene.config.train.lora) is not None:
+        add_adapter(model, lora)
+        trained = sum(p.numel() for p in trained_weights(model).values())
+        share = f"{trained / 1e6:.2f}M parameters train ({trained / count:.1%} of the model's)"
+        yield ok(f"train.lora: an adapter of rank {lora.rank}, {share}")
 
 
 def _weights(folder: Path, model: CausalModel) -> Iterator[Note]:

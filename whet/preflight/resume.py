@@ -76,7 +76,9 @@ def _odd_weights(scene: Scene, path: Path) -> str:
     """The first difference between a checkpoint's weights and the model's; empty if there is none."""
     assert scene.model is not None
     theirs = {name: (tuple(t.shape), t.dtype) for name, t in read_header(path).items()}
-    mine = {name: (tuple(t.shape), t.dtype) for name, t in scene.model.named_weights()}
+    adapter = scene.model.adapter
+    own = dict(scene.model.named_weights()) if adapter is None else adapter.tensors()
+    mine = {name: (tuple(t.shape), t.dtype) for name, t in own.items()}
     for name in sorted(theirs.keys() | mine.keys()):
         if theirs.get(name) != mine.get(name):
             return f"{name} is {theirs.get(name, 'not in it')}, the model wants {mine.get(name, 'none of that name')}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from concurrent.futures import Executor
 
 import torch
+from torch import Tensor
 
 from whet.engine.base import Engine, StaleCache
 from whet.model.attention import PackedRow
@@ -41,8 +43,8 @@ class SharedPublisher:
         loop = asyncio.get_running_loop()
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
-        sent = await loop.run_in_executor(self._thread, lambda: digests_of(self._backend.named_weights()))
-        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._model.named_state()))
+        sent = await loop.run_in_executor(self._thread, lambda: digests_of(self._stream()))
+        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
         for what, mine, digests in (("received", sent, receipt.wire), ("holds", held, receipt.resident)):
             if digests is not None and (wrong := differences(mine, digests)):
                 more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -53,9 +55,19 @@ class SharedPublisher:
 
     async def _take_over(self, version: int) -> Receipt:
         try:
-            return await self._engine.update(self._backend.named_weights(), version)
+            return await self._engine.update(self._stream(), version)
         except ValueError as refused:
             raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
+
+    def _stream(self) -> Iterable[tuple[str, Tensor]]:
+        """What is published: an engine that reads the trainer's own tensors reads an adapter's, too; another one gets merged weights."""
+        if self._engine.capabilities.shares_weights and self._model.adapter is not None:
+            return self._model.named_weights()
+        return self._backend.named_weights()
+
+    def _expected(self) -> Iterable[tuple[str, Tensor]]:
+        """What the engine must hold then."""
+        return self._model.named_state() if self._engine.capabilities.shares_weights else self._model.merged_state()
 
     async def _compare_probe(self, version: int) -> float:
         """The largest difference in nats between the engine's cached decode path and the trainer's packed row."""

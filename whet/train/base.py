@@ -36,12 +36,16 @@ class Backward:
     """Tokens that went through the model: those of the samples with a trained token, shared ones as often as they were computed."""
 
 
-class Backend(Protocol):
-    """A model that trains. Every method is collective: all ranks call it, in the same order."""
+class Annotator(Protocol):
+    """A model that says something about the tokens of a batch."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column of `COMPUTED`, under this backend's present weights, without gradient."""
+        """Fill one column of `COMPUTED`, under the present weights, without gradient."""
         ...
+
+
+class Backend(Annotator, Protocol):
+    """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
@@ -60,7 +64,7 @@ class Backend(Protocol):
         ...
 
     def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
-        """The weights as a stream, named as in Hugging Face files."""
+        """The weights as a stream, named as in Hugging Face files; of an adapter (LoRA), added to the base, or alone as in peft's files."""
         ...
 
     def export(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import COMPUTED, Backend, Backward, NonFinite
+from whet.train.base import COMPUTED, Annotator, Backend, Backward, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.types import Progress
 
@@ -45,14 +45,14 @@ class Learners:
 
     Args:
         policy: the backend that trains.
-        reference: a frozen backend for `Need.REF_LOGPROBS`.
+        reference: a frozen model for `Need.REF_LOGPROBS`.
         algorithm: credit and loss.
         plan: batch arithmetic.
         seed: of the shuffles into optimizer steps.
     """
 
     def __init__(
-        self, policy: Backend, reference: Backend | None, algorithm: Algorithm, plan: BatchPlan, seed: int
+        self, policy: Backend, reference: Annotator | None, algorithm: Algorithm, plan: BatchPlan, seed: int
     ) -> None:
         self.policy = policy
         self.reference = reference

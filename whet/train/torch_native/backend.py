@@ -18,9 +18,11 @@ from whet.config import Config
 from whet.core.batch import TrainBatch
 from whet.model.causal import CausalModel
 from whet.model.forest_check import forest_fault
+from whet.model.lora import FILE as ADAPTER_FILE
+from whet.model.lora import Adapter, LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.observe.metrics import Mean, Metrics, merge_metrics
-from whet.train.base import Backward, NonFinite
+from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.tensor_files import system_errors, write_tensors
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Rows, micro_batches
@@ -40,6 +42,8 @@ class TrainConfig(Config):
     rows: Rows = "auto"
     """forest: what samples begin with alike is computed once, forward and backward; chains: every sample whole; auto: forests where they
     save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -73,8 +77,13 @@ class TorchBackend:
             self._rows = "chains"
             self.notes.append(f"train.rows: chains, since {fault}")
         self.optimizer: Optimizer | None = None
+        self.adapter: Adapter | None = None
+        """What trains, where not the whole model does."""
         if total_steps is not None:
-            self.optimizer = Optimizer(model.hf.named_parameters(), config.optim, total_steps)
+            if config.lora is not None:
+                self.adapter = add_adapter(model, config.lora)
+            trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
+            self.optimizer = Optimizer(trained, config.optim, total_steps)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size))
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
@@ -114,19 +123,40 @@ class TorchBackend:
         return self.optimizer.step()
 
     def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
-        if kind == "adapter":
+        if kind == "merged":
+            return self.model.merged_weights()
+        if self.adapter is None:
             raise ValueError("this policy is trained whole: it has no adapter to publish")
-        return self.model.named_weights()
+        return self.adapter.tensors().items()
 
-    def export(self, folder: Path) -> None:
+    def base(self) -> Annotator:
+        """The model without its adapter, as a reference."""
+        assert self.adapter is not None, "a model that is trained whole keeps no base"
+        return _Base(self, self.adapter)
+
+    def export(self, folder: Path, base: str = "") -> None:
+        """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
+        if self.adapter is None:
+            with system_errors(folder):
+                self.model.hf.save_pretrained(folder)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors({name: t.detach().contiguous() for name, t in self.adapter.tensors().items()}, folder / ADAPTER_FILE)
+        self.adapter.describe(folder, base)
+
+    def export_merged(self, folder: Path) -> None:
+        """Write the whole model with the adapter added to its weights."""
+        weights = {name: tensor.detach().contiguous() for name, tensor in self.model.merged_weights()}
         with system_errors(folder):
-            self.model.hf.save_pretrained(folder)
+            self.model.hf.save_pretrained(folder, state_dict=weights)
 
     def save(self, folder: Path) -> None:
         assert self.optimizer is not None, "a frozen model is not saved"
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: w.detach().contiguous() for name, w in self.model.named_weights()}
+        weights = {name: w.detach().contiguous() for name, w in self._trained().items()}
         write_tensors(weights, folder / "weights.safetensors")
+        if self.adapter is not None:
+            (folder / "base.json").write_text(json.dumps({"digest": self.adapter.base_digest()}))
         write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
         (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
 
@@ -139,8 +169,14 @@ class TorchBackend:
             steps = json.loads((folder / "optimizer.json").read_text())["steps"]
             self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
 
+    def _trained(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: every weight, or the adapter."""
+        return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
+
     def _load_weights(self, path: Path) -> None:
-        weights, own = load_file(path), dict(self.model.named_weights())
+        if self.adapter is not None:
+            _check_base(path.with_name("base.json"), self.adapter.base_digest())
+        weights, own = load_file(path), self._trained()
         if weights.keys() != own.keys():
             odd = sorted(weights.keys() ^ own.keys())
             raise ValueError(f"{path} is of another model: {len(odd)} names differ, among them {', '.join(odd[:3])}")
@@ -154,6 +190,24 @@ class TorchBackend:
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         return micro_batches(batch, self._rows, self.config.max_tokens_per_device, self.model.device, self.model.dtype)
+
+
+class _Base:
+    """A model whose adapter is off while it annotates."""
+
+    def __init__(self, backend: TorchBackend, adapter: Adapter) -> None:
+        self._backend, self._adapter = backend, adapter
+
+    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        with self._adapter.off():
+            return self._backend.annotate(batch, need)
+
+
+def _check_base(path: Path, digest: str) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
+    if json.loads(path.read_text())["digest"] != digest:
+        raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
 
 
 def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:

@@ -1,0 +1,174 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a model's linear layers, by peft: what trains beside a base that stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from pydantic import Field
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from whet.config import Config
+from whet.model.causal import CausalModel
+from whet.model.decoder import DecoderModel
+from whet.model.digest import digests_of
+from whet.model.scalar import ScalarModel
+
+ADAPTER = "default"
+"""peft's name of the only adapter."""
+PREFIX = "base_model.model."
+"""Of every name in peft's files."""
+FILE = "adapter_model.safetensors"
+BASE = "base_layer."
+
+
+class LoraConfig(Config):
+    """An adapter of `alpha / rank` times B A on each of some linear layers. Only A and B train, and a new score head."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rows of A, columns of B."""
+    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """What B A is multiplied by, times the rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """all-linear: every linear layer but the output; or the ends of layers' names, for example ["q_proj", "v_proj"]."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """How A begins; B begins as 0, so that the first policy is the base, bit for bit."""
+    export_merged: bool = False
+    """Beside the adapter in `<run_dir>/model`, write the whole model with the adapter added to its weights, to `<run_dir>/merged`."""
+
+
+class Adapter:
+    """The adapter of a model.
+
+    Args:
+        model: that it was put on.
+        config: how.
+        layers: peft's layers, by the names of the modules whose places they took.
+        peft_config: peft's own description, for files.
+    """
+
+    def __init__(self, model: DecoderModel, config: LoraConfig, layers: Mapping[str, Any], peft_config: Any) -> None:
+        self.config = config
+        self._model, self._layers, self._peft_config = model, layers, peft_config
+        self._base: str | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What trains, by its name in peft's files."""
+        named = self._model.hf.named_parameters()
+        return {PREFIX + name.replace(f".{ADAPTER}.", "."): p for name, p in named if p.requires_grad}
+
+    def merged(self, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors with the adapter added, under the names that they have without one."""
+        for name, tensor in named:
+            owner, _, kind = name.rpartition("." + BASE)
+            if kind == "weight":
+                yield f"{owner}.weight", (tensor + self._layers[owner].get_delta_weight(ADAPTER)).to(tensor.dtype)
+            elif owner:
+                yield f"{owner}.{kind}", tensor
+            elif not name.rpartition(".lora_")[1]:
+                yield name, tensor
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The base alone, inside."""
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)
+
+    def base_digest(self) -> str:
+        """Of the weights that stay as they are."""
+        if self._base is None:
+            frozen = [(name, p) for name, p in self._model.hf.named_parameters() if not p.requires_grad]
+            self._base = hashlib.sha256(repr(sorted(digests_of(frozen).items())).encode()).hexdigest()
+        return self._base
+
+    def describe(self, folder: Path, base: str) -> None:
+        """Write peft's adapter_config.json; `base` is the path of the base model."""
+        self._peft_config.base_model_name_or_path = base
+        self._peft_config.inference_mode = True
+        self._peft_config.save_pretrained(folder)
+
+    def read(self, path: Path) -> None:
+        """Take over an adapter's file.
+
+        Raises:
+            ValueError: if it is of another adapter.
+        """
+        found, own = load_file(path), self.tensors()
+        shapes, wanted = ({name: tensor.shape for name, tensor in each.items()} for each in (found, own))
+        wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+        if wrong:
+            raise ValueError(f"{path} is of another adapter: {len(wrong)} tensors differ, among them {', '.join(wrong[:3])}")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(found[name])
+
+
+def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:
+    """Put a new adapter on a model in place, freeze the rest (but a score head), and note it in `model.adapter`.
+
+    What is random is drawn from torch's generator.
+
+    Raises:
+        ValueError: peft is not installed, or there is no such layer.
+    """
+    require_peft()
+    import peft
+    from peft.tuners.lora import LoraLayer
+
+    assert model.adapter is None, "a model has one adapter"
+    scalar = isinstance(model, ScalarModel)
+    head = _head_name(model)
+    peft_config = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=cast(int, config.alpha),
+        target_modules=config.target_modules,
+        exclude_modules=[head],
+        use_rslora=config.rslora,
+        init_lora_weights=True if config.init == "kaiming" else "gaussian",
+        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
+    )
+    device = "meta" if model.device.type == "meta" else None
+    model.hf.requires_grad_(False)
+    try:
+        peft.inject_adapter_in_model(peft_config, model.hf, ADAPTER, low_cpu_mem_usage=device is not None)
+    except ValueError as error:
+        name = type(model.hf).__name__
+        raise ValueError(f"train.lora.target_modules = {config.target_modules!r} does not fit {name}: {error}") from error
+    layers = {name: module for name, module in model.hf.named_modules() if isinstance(module, LoraLayer)}
+    odd = [name for name, module in layers.items() if not isinstance(module.get_base_layer(), nn.Linear)]
+    if odd:
+        raise ValueError(f"train.lora.target_modules names {odd[0]}, which is no linear layer; name linear layers, or use all-linear")
+    if scalar:
+        model.head.requires_grad_(True)
+        peft_config.modules_to_save = [head]
+    peft_config.target_modules = sorted(layers)
+    adapter = model.adapter = Adapter(model, config, layers, peft_config)
+    return adapter
+
+
+def require_peft() -> None:
+    """Raises:
+    ValueError: if peft is not installed.
+    """
+    if find_spec("peft") is None:
+        raise ValueError("train.lora needs the peft package: pip install 'whet[lora]', or leave train.lora out")
+
+
+def _head_name(model: DecoderModel) -> str:
+    """The name of the layer behind the hidden states: it is projected to in pieces, so it has no adapter."""
+    assert isinstance(model, CausalModel | ScalarModel)
+    head = model.head if isinstance(model, ScalarModel) else model.lm_head
+    return next(name for name, module in model.hf.named_modules() if module is head)
