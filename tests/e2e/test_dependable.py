@@ -171,7 +171,7 @@ def test_an_evaluation_that_fails_whole_is_among_the_failures(folder):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": {"prompt": "question"}}, "question"),
+        ({"data": {"prompt_key": "question"}}, "question"),
         ({"evaluate": {"sets": {"x": {"path": "nowhere.jsonl"}}}}, "nowhere.jsonl"),
         ({"observe": {"trackers": ["nowhere:Tracker"]}}, "nowhere"),
         ({"reward": {"name": "nowhere:score"}}, "nowhere"),

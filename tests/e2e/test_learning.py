@@ -1,0 +1,118 @@
+"""Every algorithm learns, seen on one task: conversations of two turns, where the second answer is to be one of two words.
+
+Each run is measured by the same check, twice: as it is, and with its advantages (or preferences, or lessons) turned round. The check
+has to pass the first time and to fail the second.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from learning import chance_of_wanted, dpo_config, make_start, pairs, rl_config, sft_config, talks, write_rows
+
+from whet.algo.policy import PolicyGradient
+from whet.commands import train
+from whet.observe import read_records
+from whet.supervised import dpo, sft
+from whet.types import Origin
+
+MARGIN = 0.3
+"""By how much the chance of the wanted answer has to rise, from about a half."""
+RL = {
+    name: {}
+    for name in (
+        "grpo",
+        "dr_grpo",
+        "gspo",
+        "cispo",
+        "sapo",
+        "gmpo",
+        "rloo",
+        "opo",
+        "gpg",
+        "maxrl",
+        "otb",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+    )
+}
+"""What differs in an algorithm's run."""
+RL["grpo_passk"] = {"batch": {"prompts_per_rollout": 16, "samples_per_prompt": 2, "steps_per_rollout": 2}}  # only a single best teaches
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learning")
+    make_start(folder)
+    return folder
+
+
+def check_learned(folder, name: str, **measure: bool) -> None:
+    """The chance of the wanted answer rose by the margin from the start to the model of run `name`."""
+    before, after = (chance_of_wanted(folder / run / "model", **measure) for run in ("start", name))
+    assert 0.4 < before < 0.6, "there is something to learn, and to unlearn"
+    assert after >= before + MARGIN, f"the chance of the wanted answer went from {before:.3f} to {after:.3f}"
+
+
+def check_not_learned(folder, name: str, **measure: bool) -> None:
+    """The same check fails, by as much: what was learned is the opposite."""
+    with pytest.raises(AssertionError, match="the chance of the wanted answer went"):
+        check_learned(folder, name, **measure)
+    assert chance_of_wanted(folder / name / "model", **measure) < 0.2
+
+
+def turn_round(monkeypatch) -> None:
+    """Change the sign of every advantage."""
+    assign = PolicyGradient.assign_credit
+
+    def turned(self, batch):
+        batch, metrics = assign(self, batch)
+        return batch.with_(advantages=-batch.advantages), metrics
+
+    monkeypatch.setattr(PolicyGradient, "assign_credit", turned)
+
+
+@pytest.mark.parametrize("name", RL)
+def test_an_rl_algorithm_learns(folder, name):
+    train(rl_config(folder, name, folder / "start/model", algo={"name": name}, **RL[name]))
+    check_learned(folder, name)
+    check_tokens(folder / name)
+
+
+@pytest.mark.parametrize("name", RL)
+def test_with_its_advantages_turned_round_it_does_not(folder, name, monkeypatch):
+    turn_round(monkeypatch)
+    train(rl_config(folder, f"{name}-turned", folder / "start/model", algo={"name": name}, **RL[name]))
+    check_not_learned(folder, f"{name}-turned")
+
+
+def check_tokens(run_dir) -> None:
+    """What the environment wrote between the two turns never trained; what the model wrote did, in both."""
+    rows = read_records(run_dir / "rollouts")
+    assert all(len(row["turns"]) == 2 for row in rows)
+    for row in rows:
+        by_model = [origin == Origin.MODEL for origin in row["origin"]]
+        assert Origin.ENVIRONMENT in row["origin"]
+        assert row["loss_mask"] == by_model or not row["valid"]
+        assert all(a == 0 for a, mine in zip(row["advantages"], by_model, strict=True) if not mine)
+    assert any(a != 0 for row in rows for a in row["advantages"])
+    steps = [json.loads(line)["run/optimizer_step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [2.0 * (i + 1) for i in range(len(steps))], "every rollout fed two steps"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_sft_learns_what_its_conversations_say(folder, turned):
+    name = f"sft-{turned}"
+    data = write_rows(folder / f"{name}.jsonl", talks(32, 0.0 if turned else 1.0, seed=2))
+    sft(sft_config(folder, name, data, folder / "start/model", num_steps=10))
+    (check_not_learned if turned else check_learned)(folder, name)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_dpo_learns_what_its_pairs_prefer(folder, turned):
+    """Which of the two is likelier: how likely both are together is not in the loss."""
+    name = f"dpo-{turned}"
+    data = write_rows(folder / f"{name}.jsonl", pairs(flipped=turned))
+    dpo(dpo_config(folder, name, data, folder / "start/model", num_steps=15))
+    (check_not_learned if turned else check_learned)(folder, name, of_both=True)
