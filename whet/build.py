@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -114,6 +114,8 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
             decode=texts.renderer.decode,
         )
         player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
+        if trainable:  # the trainer computes log-probs over what each token was drawn from
+            player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
         yield Parts(folder, model, engine, player, rewards, thread)
     finally:
         for reward in rewards:

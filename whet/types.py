@@ -147,6 +147,9 @@ class Turn:
     reward: float | None = None
     token_rewards: tuple[float, ...] | None = None
     """Optional reward for each sampled token. [T]"""
+    nucleus: tuple[bytes, ...] | None = None
+    """The token ids that each sampled token was drawn from, as int32 one after another; none: the whole vocabulary. None where nothing
+    was left out, or nobody asked. [T]"""
     restart: bool = False
     """The history was rewritten: this turn's context is the whole prompt anew, and a new sample starts here."""
 
@@ -154,8 +157,8 @@ class Turn:
         if len(self.context) != len(self.context_origin):
             raise ValueError(f"a turn's context has {len(self.context)} tokens but {len(self.context_origin)} origins")
         lengths = {"tokens": len(self.tokens), "logprobs": len(self.logprobs), "versions": len(self.versions)}
-        if self.token_rewards is not None:
-            lengths["token_rewards"] = len(self.token_rewards)
+        optional = {"token_rewards": self.token_rewards, "nucleus": self.nucleus}
+        lengths |= {name: len(items) for name, items in optional.items() if items is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"a turn's per-token fields differ in length: {lengths}")
 
@@ -221,12 +224,14 @@ class Sample:
     temperature: float = 1.0
     token_rewards: tuple[float, ...] | None = None
     """Rewards of single tokens, beside the trajectory's; None: there are none."""
+    nucleus: tuple[bytes, ...] | None = None
+    """As in `Turn`; empty where no policy sampled the token."""
 
     def __post_init__(self) -> None:
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")
         lengths = {name: len(getattr(self, name)) for name in fields}
-        if self.token_rewards is not None:
-            lengths["token_rewards"] = len(self.token_rewards)
+        optional = {"token_rewards": self.token_rewards, "nucleus": self.nucleus}
+        lengths |= {name: len(items) for name, items in optional.items() if items is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"a sample's per-token fields differ in length: {lengths}")
         if self.loss_mask and self.loss_mask[0]:
@@ -273,6 +278,8 @@ class SamplingParams:
     """Also tell each token's log-prob under the model's own distribution: temperature 1, nothing added and nothing left out."""
     top_logprobs: int = 0
     """Also tell so many most likely tokens of that distribution."""
+    nucleus: bool = False
+    """Also tell the token ids that each token was drawn from, where top_k, top_p or min_p leave any out."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -302,6 +309,11 @@ class SamplingParams:
                 raise ValueError(f"logit_bias must be in [-100, 100], not {bias} (token {token})")
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise ValueError("logit_bias names a token twice")
+
+    @property
+    def narrows(self) -> bool:
+        """Whether some tokens are left out of what is drawn from."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def has_penalties(self) -> bool:
@@ -342,6 +354,8 @@ class Chunk:
     """Each token's under the model's own distribution, where the request asked for them."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
+    nucleus: tuple[bytes, ...] = ()
+    """As in `Turn`, where the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

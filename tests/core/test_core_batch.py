@@ -68,12 +68,33 @@ def test_with_leaves_the_original_alone():
 def test_select_takes_samples_in_the_order_asked_for(lengths, data):
     b = batch(*(sample("." + "#" * (n - 1), trajectory=str(i), first=10 * i) for i, n in enumerate(lengths)))
     b = b.with_(advantages=torch.arange(b.num_tokens, dtype=torch.float32))
+    sizes = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=b.num_tokens, max_size=b.num_tokens)))
+    ids = torch.arange(int(sizes.sum()), dtype=torch.int32)
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
-    part = b.select(chosen)
+    part = b.with_(nucleus_sizes=sizes, nucleus_ids=ids).select(chosen)
+    nuclei = [[ids.tolist() for ids in sample] for sample in _split(ids.split(sizes.tolist()), lengths)]
+    expected = [ids for i in chosen for ids in nuclei[i]]
+    assert [ids.tolist() for ids in part.nucleus_ids.split(part.nucleus_sizes.tolist())] == expected
     for name, column in b.columns().items():
         pieces = column.tolist() if name in PER_SAMPLE else b.ragged(column)
         found = part.columns()[name]
         assert (found.tolist() if name in PER_SAMPLE else part.ragged(found)) == [pieces[i] for i in chosen], name
+
+
+def _split(items, lengths):
+    out, place = [], 0
+    for length in lengths:
+        out.append(items[place : place + length])
+        place += length
+    return out
+
+
+def test_nuclei_that_do_not_fit_are_refused():
+    b = batch(sample(".##"))
+    with pytest.raises(ValueError, match="come together"):
+        b.with_(nucleus_sizes=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"column nucleus_ids has shape \(2,\), expected \(3,\)"):
+        b.with_(nucleus_sizes=torch.tensor([0, 1, 2]), nucleus_ids=torch.zeros(2, dtype=torch.int32))
 
 
 def test_select_of_nothing_is_empty():

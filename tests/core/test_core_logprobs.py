@@ -163,6 +163,16 @@ def test_a_nucleus_in_chunks_has_the_plain_gradient(chunk_tokens):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 4, N])
+def test_squared_probs_over_a_nucleus(chunk_tokens):
+    hidden, _, temperature = inputs()
+    head, rows = Head(), [[*range(i % 5)] for i in range(N)]
+    found = chunked_squared_probs(head, hidden, temperature, chunk_tokens, nucleus=nucleus_of(rows))
+    for square, row, heat, ids in zip(found, hidden, temperature.double(), rows, strict=True):
+        probs = ((head.weight @ row) / heat)[ids or [*range(V)]].softmax(-1)
+        torch.testing.assert_close(square, probs.square().sum().detach(), rtol=1e-12, atol=1e-12)
+
+
 def test_a_nucleus_whose_offsets_do_not_fit_is_refused():
     with pytest.raises(ValueError, match="has 2 ids, but its offsets end at 3"):
         Nucleus(torch.tensor([1, 2]), torch.tensor([0, 3]))

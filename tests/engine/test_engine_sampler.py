@@ -40,7 +40,7 @@ def expected_distribution(logits: list[float], params: SamplingParams) -> list[f
 )
 def test_logprob_is_of_the_distribution_sampled_from(logits, temperature, top_k, top_p, min_p, seed):
     params = SamplingParams(1, temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
-    tokens, logprobs = sample(torch.tensor([logits], dtype=torch.float64), [params], [5])
+    tokens, logprobs, _ = sample(torch.tensor([logits], dtype=torch.float64), [params], [5])
     expected = expected_distribution(logits, params)
     assert expected[tokens[0]] > 0
     assert logprobs[0] == pytest.approx(math.log(expected[tokens[0]]), abs=1e-9)
@@ -54,7 +54,7 @@ def test_frequencies_follow_the_distribution(params):
     logits = [0.3, -1.2, 2.0, 0.9, -0.4, 1.1, -2.5, 0.0]
     draws = 20_000
     rows = torch.tensor([logits], dtype=torch.float64).expand(draws, -1)
-    tokens, _ = sample(rows, [replace(params, seed=s) for s in range(draws)], [17] * draws)
+    tokens, *_ = sample(rows, [replace(params, seed=s) for s in range(draws)], [17] * draws)
     counts = np.bincount(tokens, minlength=len(logits))
     expected = np.array(expected_distribution(logits, params)) * draws
     assert not counts[expected == 0].any()
@@ -95,9 +95,9 @@ def test_a_row_is_drawn_alike_in_any_batch():
         BASE,
     ]
     params = [replace(p, seed=i) for i, p in enumerate(params)]
-    tokens, logprobs = sample(logits, params, [9] * 7)
+    tokens, logprobs, _ = sample(logits, params, [9] * 7)
     for i in range(7):
-        assert sample(logits[i : i + 1], [params[i]], [9]) == ([tokens[i]], [logprobs[i]])  # to the bit
+        assert sample(logits[i : i + 1], [params[i]], [9]) == ([tokens[i]], [logprobs[i]], [b""])  # to the bit
 
 
 @pytest.mark.parametrize(("top_p", "size"), [(0.1, 1), (0.5, 1), (0.501, 2), (0.75, 2), (0.76, 3), (1.0, 4)])
@@ -116,7 +116,7 @@ def test_ties_at_the_limit_leave_exactly_top_k_tokens():
 
 
 def test_greedy_takes_the_lowest_id_of_equals_and_is_certain():
-    assert sample(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), [replace(BASE, temperature=0.0)], [0]) == ([1], [0.0])
+    assert sample(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), [replace(BASE, temperature=0.0)], [0]) == ([1], [0.0], [b""])
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2**-53])
@@ -126,13 +126,13 @@ def test_no_token_without_probability_is_drawn(monkeypatch, draw):
     rows[0, 3], rows[0, 5] = 0.0, 1.0
     rows[1] = -3000.0  # so far below the others that its probability is 0 in float64
     rows[1, 3], rows[1, 5] = 0.0, 1.0
-    tokens, logprobs = sample(rows, [BASE, BASE], [0, 0])
+    tokens, logprobs, _ = sample(rows, [BASE, BASE], [0, 0])
     assert set(tokens) <= {3, 5}
     assert all(math.isfinite(x) for x in logprobs)
 
 
 def test_a_tiny_temperature_is_nearly_greedy_and_does_not_overflow():
-    tokens, logprobs = sample(torch.tensor([[80.0, 90.0, -90.0]]), [replace(BASE, temperature=1e-37)], [0])
+    tokens, logprobs, _ = sample(torch.tensor([[80.0, 90.0, -90.0]]), [replace(BASE, temperature=1e-37)], [0])
     assert (tokens, logprobs) == ([1], [0.0])
 
 
@@ -145,5 +145,5 @@ def test_logits_that_are_not_finite_are_an_error(bad, temperature):
 
 def test_bfloat16_logits_are_sampled_in_float32():
     logits = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.bfloat16)
-    tokens, logprobs = sample(logits, [BASE], [4])
+    tokens, logprobs, _ = sample(logits, [BASE], [4])
     assert logprobs[0] == pytest.approx(torch.log_softmax(logits.float(), -1)[0, tokens[0]].item(), abs=1e-7)

@@ -114,7 +114,7 @@ def expected_tokens(log: list[Heard]) -> list[tuple[list[int], list[float]]]:
         rows = [tables[version % 2][i, first - 1 + t] for t, version in enumerate(versions)]
         if rows:
             params = [heard.request.sampling] * len(rows)
-            out.append(sample(torch.stack(rows), params, range(first, first + len(rows))))
+            out.append(sample(torch.stack(rows), params, range(first, first + len(rows)))[:2])
         else:
             out.append(([], []))
     return out

@@ -42,7 +42,7 @@ def no_critic(bench: Bench) -> Told:
 
 
 def sampling(bench: Bench) -> Told:
-    return together(bench.refused("rollout.top_p=0.9"), bench.refused("rollout.temperature=0"))
+    return together(bench.refused("rollout.min_p=0.1"), bench.refused("rollout.temperature=0"))
 
 
 def longer_than_the_model(bench: Bench) -> Told:
@@ -130,8 +130,8 @@ CONFIGURATION = (
         id="sampling",
         title="Sampling that training could not replay",
         cause="Training needs each token's log-prob under the distribution that it was sampled from.",
-        remedy="Sample from the policy itself in training. Other settings are for evaluation: `evaluate.sets.NAME.rollout`.",
-        words=("rollout.top_p=0.9 cannot be trained on", "rollout.temperature=0 cannot be trained on"),
+        remedy="Sample from the policy itself in training, or from its nucleus (`rollout.top_p`, `rollout.top_k`). Other settings are for evaluation: `evaluate.sets.NAME.rollout`.",
+        words=("rollout.min_p=0.1 cannot be trained on", "rollout.temperature=0 cannot be trained on"),
         provoke=sampling,
         seen_by_check=True,
     ),

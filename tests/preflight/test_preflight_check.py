@@ -47,7 +47,7 @@ def test_one_report_names_every_fault_and_what_could_not_be_looked_at(here):
     (here / "test.jsonl").unlink()
     rewards = module(here, "rewards.py", "def score(trajectory):\n    return trajectory.task.metadata['no_such_key']\n")
     found = report(
-        here / "run.toml", "model.path=nowhere", "batch.samples_per_step=3", "rollout.top_p=0.5", f"reward.name={rewards}:score",
+        here / "run.toml", "model.path=nowhere", "batch.samples_per_step=3", "rollout.min_p=0.5", f"reward.name={rewards}:score",
         "env.tools=['calculator','calculator']", "observe.trackers=['no_such_module:Tracker']", "model.device=cuda:9", "run_dir=run.toml/x",
     )  # fmt: skip
     assert areas(found) == list(AREAS)

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from real_memory import Alive, as_wide_as_the_vocabulary, batch, deepseek, pair, qwen3, qwen3_moe
@@ -111,11 +112,11 @@ def test_the_logits_of_sampling_are_those_of_a_rollout(params, dtype):
     assert plan.bytes_of("sampling logits") == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize(("entropy_grad", "nucleus"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("chunk", [20, 1000])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", ["tied", "untied"])
-def test_the_logits_of_training_are_those_of_a_step(shape, dtype, chunk, entropy_grad):
+def test_the_logits_of_training_are_those_of_a_step(shape, dtype, chunk, entropy_grad, nucleus):
     meta, model = pair(SHAPES[shape](), dtype=dtype)
     train = TrainConfig(max_tokens_per_device=180, logprob_chunk_tokens=chunk)
     backend = TorchBackend(model, train, total_steps=1)
@@ -124,9 +125,12 @@ def test_the_logits_of_training_are_those_of_a_step(shape, dtype, chunk, entropy
         terms = sft_loss(part, out)
         return terms if not entropy_grad else type(terms)(terms.terms + out.entropy, terms.metrics)
 
+    step = batch(LENGTHS)
+    if nucleus:
+        step = step.with_(nucleus_sizes=torch.ones_like(step.tokens), nucleus_ids=step.tokens.int())
     with Alive(as_wide_as_the_vocabulary).ignore(p for _, p in model.named_weights()) as alive:
-        backend.forward_backward(batch(LENGTHS), loss, entropy_grad=entropy_grad)
-    plan = plan_memory(meta, Workload(train, (60, 60, 60), entropy_grad=entropy_grad))
+        backend.forward_backward(step, loss, entropy_grad=entropy_grad)
+    plan = plan_memory(meta, Workload(train, (60, 60, 60), entropy_grad=entropy_grad, nucleus=nucleus))
     assert plan.bytes_of("logits") == pytest.approx(alive.peak, rel=0.1)
 
 

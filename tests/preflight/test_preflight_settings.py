@@ -49,7 +49,7 @@ def test_an_algorithm_that_cannot_be_made_fails(here, override, words):
     assert scene.algorithm is None
 
 
-@pytest.mark.parametrize("override", ["rollout.temperature=0", "rollout.top_p=0.9", "rollout.top_k=5"])
+@pytest.mark.parametrize("override", ["rollout.temperature=0", "rollout.min_p=0.1"])
 def test_what_cannot_be_trained_on_fails_beside_a_sound_algorithm(here, override):
     findings, _ = look("batch", "algorithm", overrides=[override])
     assert [finding.status for finding in findings if finding.area == "algorithm"] == ["FAIL", "ok"]

@@ -53,14 +53,17 @@ def wait_until(condition, timeout_s=20.0):
 
 def test_a_trajectory_survives_the_wire():
     trajectory = make_trajectory("x", metadata={"level": [1, {"a": None}]}, tools=({"type": "function"},))
+    (first, second), nucleus = trajectory.turns, (b"", b"\x01\0\0\0\xff\0\0\0")
     trajectory = replace(
         trajectory,
         rewards=Rewards(1.0, {"a": 0.5}, "why"),
         error=Failure("E", "m", "w", "t"),
         timings={"env": 0.5},
-        turns=(replace(trajectory.turns[0], token_rewards=(0.0, 1.0), reward=2.0, restart=True), trajectory.turns[1]),
+        turns=(replace(first, token_rewards=(0.0, 1.0), nucleus=nucleus, reward=2.0, restart=True), second),
     )
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(trajectory)))) == trajectory
+    light = trajectory_from_json(trajectory_to_json(trajectory, nuclei=False))
+    assert light.turns[0] == replace(trajectory.turns[0], nucleus=None)
 
 
 def test_a_function_and_its_options():

@@ -72,6 +72,10 @@ class TrainBatch:
     """The critic's estimate of the return before each token. [T] float32"""
     token_rewards: Tensor | None = None
     """Rewards of single tokens, beside the trajectory's. [T] float32"""
+    nucleus_sizes: Tensor | None = None
+    """How many token ids each token was drawn from; 0: the whole vocabulary. [T] int64"""
+    nucleus_ids: Tensor | None = None
+    """Those ids, token after token: every log-prob of a token is renormalised over them. [sum(nucleus_sizes)] int32"""
     baseline: Tensor | None = None
     """A reward to compare the trajectory's with: the greedy reply's, for ReMax. [N] float64"""
     correction: Tensor | None = None
@@ -92,8 +96,11 @@ class TrainBatch:
         num_tokens, num_samples = int(self.tokens.shape[0]), int(self.lengths.shape[0])
         if int(self.lengths.sum()) != num_tokens:
             raise ValueError(f"lengths sum to {int(self.lengths.sum())}, but there are {num_tokens} tokens")
+        if (self.nucleus_sizes is None) != (self.nucleus_ids is None):
+            raise ValueError("nucleus_sizes and nucleus_ids come together")
+        num_ids = 0 if self.nucleus_sizes is None else int(self.nucleus_sizes.sum())
         for name, column in self.columns().items():
-            expected = num_samples if name in PER_SAMPLE else num_tokens
+            expected = num_samples if name in PER_SAMPLE else num_ids if name == "nucleus_ids" else num_tokens
             if tuple(column.shape) != (expected,):
                 raise ValueError(f"column {name} has shape {tuple(column.shape)}, expected ({expected},)")
         if bool(self.loss_mask[self.starts[self.lengths > 0]].any()):
@@ -133,12 +140,12 @@ class TrainBatch:
     def select(self, samples: Sequence[int]) -> TrainBatch:
         """The given samples, in the given order."""
         index = torch.tensor(list(samples), dtype=torch.int64, device=self.lengths.device)
-        starts, lengths = self.starts[index], self.lengths[index]
-        places = torch.arange(int(lengths.sum()), device=index.device)
-        token_index = places + torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
-        chosen: dict[str, Any] = {
-            name: column[index if name in PER_SAMPLE else token_index] for name, column in self.columns().items()
-        }
+        token_index = stretches(self.lengths, index)
+        columns = self.columns()
+        ids = columns.pop("nucleus_ids", None)
+        chosen: dict[str, Any] = {name: column[index if name in PER_SAMPLE else token_index] for name, column in columns.items()}
+        if ids is not None:
+            chosen["nucleus_ids"] = ids[stretches(columns["nucleus_sizes"], token_index)]
         return TrainBatch(**chosen)
 
     def to(self, device: torch.device) -> TrainBatch:
@@ -154,6 +161,13 @@ class TrainBatch:
 
 
 PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "baseline", "unit", "margin"})
+
+
+def stretches(lengths: Tensor, chosen: Tensor) -> Tensor:
+    """Of items that lie one after another, the places of everything that the chosen ones hold. [sum(lengths[chosen])] int64"""
+    starts, sizes = (lengths.cumsum(0) - lengths)[chosen], lengths[chosen]
+    places = torch.arange(int(sizes.sum()), device=chosen.device)
+    return places + torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)
 
 
 def as_list(column: Tensor) -> list[Any]:
@@ -204,6 +218,7 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
         token_rewards=_token_rewards(samples),
+        **_nucleus(samples),
     )
 
 
@@ -213,3 +228,13 @@ def _token_rewards(samples: Sequence[Sample]) -> Tensor | None:
         return None
     rows = [s.token_rewards if s.token_rewards is not None and s.valid else (0.0,) * len(s.tokens) for s in samples]
     return torch.tensor([r for row in rows for r in row], dtype=torch.float32)
+
+
+def _nucleus(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Two columns if any sample has a nucleus."""
+    if all(s.nucleus is None for s in samples):
+        return {}
+    kept = [ids for s in samples for ids in (s.nucleus if s.nucleus is not None else (b"",) * len(s.tokens))]
+    joined = bytearray(b"".join(kept))
+    ids = torch.frombuffer(joined, dtype=torch.int32) if joined else torch.empty(0, dtype=torch.int32)
+    return {"nucleus_sizes": torch.tensor([len(ids) // 4 for ids in kept], dtype=torch.int64), "nucleus_ids": ids}

@@ -24,7 +24,7 @@ class Nucleus:
     ids: Tensor
     """[K] int64"""
     offsets: Tensor
-    """Token t has ids[offsets[t] : offsets[t + 1]]. [C + 1] int64"""
+    """Token t has ids[offsets[t] : offsets[t + 1]]. [C + 1] int64, on the CPU"""
 
     def __post_init__(self) -> None:
         if int(self.offsets[-1]) != len(self.ids):
@@ -40,13 +40,13 @@ class Nucleus:
         offsets = self.offsets[start : stop + 1]
         return Nucleus(self.ids[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
-    def excluded(self, targets: Tensor, vocab_size: int) -> Tensor:
-        """True where a token could not be drawn; a target always can. [C, V] bool"""
-        count = self.offsets.diff()
-        out = (count > 0)[:, None].expand(-1, vocab_size).clone()
-        rows = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    def excluded(self, vocab_size: int) -> Tensor:
+        """True where a token could not be drawn. [C, V] bool"""
+        count, device = self.offsets.diff(), self.ids.device
+        out = (count > 0).to(device)[:, None].expand(-1, vocab_size).clone()
+        rows = torch.repeat_interleave(torch.arange(len(count)), count).to(device)
         out[rows, self.ids] = False
-        return out.scatter_(1, targets[:, None], False)
+        return out
 
 
 def logprobs_and_entropy(
@@ -75,7 +75,8 @@ def logprobs_and_entropy(
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     if nucleus is not None:
-        logprobs = torch.log_softmax(logits.masked_fill(nucleus.excluded(targets, logits.shape[-1]), -torch.inf), dim=-1)
+        excluded = nucleus.excluded(logits.shape[-1]).scatter_(1, targets[:, None], False)
+        logprobs = torch.log_softmax(logits.masked_fill(excluded, -torch.inf), dim=-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
@@ -120,7 +121,9 @@ def chunked_logprobs(
     return torch.cat([logprobs for logprobs, _ in outs]), torch.cat([entropy for _, entropy in outs])
 
 
-def chunked_squared_probs(head: Head, hidden: Tensor, temperature: Tensor, chunk_tokens: int) -> Tensor:
+def chunked_squared_probs(
+    head: Head, hidden: Tensor, temperature: Tensor, chunk_tokens: int, *, nucleus: Nucleus | None = None
+) -> Tensor:
     """Sum over the vocabulary of softmax(logits / temperature)^2 of each token, without gradient. [N]
 
     Args:
@@ -128,11 +131,16 @@ def chunked_squared_probs(head: Head, hidden: Tensor, temperature: Tensor, chunk
         hidden: [N, H], at the positions that predict the tokens.
         temperature: [N].
         chunk_tokens: rows of logits held at a time.
+        nucleus: what each token was sampled from: the probabilities are renormalised over it.
     """
     sums: list[Tensor] = []
+    columns = [torch.split(column, chunk_tokens) for column in (hidden, temperature)]
+    pieces = [None] * len(columns[1]) if nucleus is None else nucleus.split(chunk_tokens)
     with torch.no_grad():
-        for rows, heat in zip(torch.split(hidden, chunk_tokens), torch.split(temperature, chunk_tokens), strict=True):
+        for rows, heat, kept in zip(*columns, pieces, strict=True):
             logits = head(rows)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None]
+            if kept is not None:
+                logits = logits.masked_fill(kept.excluded(logits.shape[-1]), -torch.inf)
             sums.append((2 * torch.log_softmax(logits, dim=-1)).exp().sum(-1))
     return torch.cat(sums)

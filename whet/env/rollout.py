@@ -242,6 +242,7 @@ class _Run:
             tokens=tuple(reply.tokens),
             logprobs=tuple(reply.logprobs),
             versions=tuple(reply.versions),
+            nucleus=tuple(reply.nucleus) if self.sampling.nucleus else None,
             message=Message("assistant", self.renderer.decode(reply.tokens)),
             finish=reply.finish or Finish.ABORT,
         )

@@ -21,6 +21,8 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    nucleus: list[bytes] = field(default_factory=list)
+    """Where the request asked for it."""
     finish: Finish | None = None
 
 
@@ -59,6 +61,7 @@ async def _read(engine: Engine, request: Request, reply: Reply) -> None:
         async for chunk in stream:
             reply.tokens.extend(chunk.tokens)
             reply.logprobs.extend(chunk.logprobs)
+            reply.nucleus.extend(chunk.nucleus)
             reply.versions.extend([chunk.version] * len(chunk.tokens))
             if chunk.finish is not None:
                 reply.finish = chunk.finish

@@ -95,6 +95,7 @@ def workload(scene: Scene) -> Workload:
         config.train,
         largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
         entropy_grad=algorithm.entropy_grad,
+        nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs,
         sampling=Sampling(
             sizes, tuple(rollout.sampling(()) for rollout in rollouts), min(sizes.max_running, sizes.max_batch_tokens, together)

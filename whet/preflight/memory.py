@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whet.core.logprobs import chunked_logprobs
+from whet.core.logprobs import Nucleus, chunked_logprobs
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.sampler import sample
@@ -96,6 +96,8 @@ class Workload:
     lengths: tuple[int, ...]
     """Tokens of the samples in the largest row."""
     entropy_grad: bool = False
+    nucleus: bool = False
+    """Whether log-probs are over the tokens that each one was drawn from."""
     reference: bool = False
     """Whether a frozen copy of the first policy is kept."""
     reference_advice: str = "set algo.grpo.kl_coef=0, without algo.grpo.reference"
@@ -258,7 +260,10 @@ def _logits_peak(model: CausalModel, work: Workload) -> int:
     try:
         with LiveBytes(lambda t: "logits" if t.shape[-1:] == (model.vocab_size,) else None) as live:
             heat = torch.ones(num, device=META)
-            logprobs, entropy = chunked_logprobs(model.logits, hidden, targets, heat, chunk, entropy_grad=work.entropy_grad)
+            kept = Nucleus(targets, torch.arange(num + 1)) if work.nucleus else None
+            logprobs, entropy = chunked_logprobs(
+                model.logits, hidden, targets, heat, chunk, entropy_grad=work.entropy_grad, nucleus=kept
+            )
             (logprobs + entropy if work.entropy_grad else logprobs).sum().backward()
     finally:
         for hook in hooks:

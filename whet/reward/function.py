@@ -39,7 +39,7 @@ class SyncFunction:
         arguments = {
             "reference": self._reference,
             "options": self._options,
-            "trajectory": trajectory_to_json(trajectory),
+            "trajectory": trajectory_to_json(trajectory, nuclei=False),
         }
         result = await self._pool.call(SCORE, arguments, what)
         if "invalid" in result:

@@ -5,6 +5,9 @@ Plain data both ways: what comes back from a worker that ran a user's code is pa
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
+from dataclasses import replace
+
 from whet.types import (
     JSON,
     Failure,
@@ -28,13 +31,16 @@ def rewards_from_json(data: JSON) -> Rewards:
     return Rewards(data["total"], data["components"], data["detail"])
 
 
-def trajectory_to_json(trajectory: Trajectory) -> JSON:
-    """Everything the record holds. Task metadata must be JSON already, as the record promises."""
+def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:
+    """Everything the record holds. Task metadata must be JSON already, as the record promises.
+
+    `nuclei`: whether the turns' nuclei are among it, which may take more room than all the rest.
+    """
     error = trajectory.error
     return {
         "id": trajectory.id,
         "task": _task_to_json(trajectory.task),
-        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "turns": [_turn_to_json(turn if nuclei else replace(turn, nucleus=None)) for turn in trajectory.turns],
         "outcome": trajectory.outcome.value,
         "rewards": None if trajectory.rewards is None else rewards_to_json(trajectory.rewards),
         "error": None if error is None else [error.kind, error.message, error.where, error.traceback],
@@ -103,6 +109,7 @@ def _turn_to_json(turn: Turn) -> JSON:
         "finish": turn.finish.value,
         "reward": turn.reward,
         "token_rewards": turn.token_rewards,
+        "nucleus": None if turn.nucleus is None else [b64encode(kept).decode() for kept in turn.nucleus],
         "restart": turn.restart,
     }
 
@@ -120,4 +127,5 @@ def _turn_from_json(data: JSON) -> Turn:
         reward=data["reward"],
         token_rewards=None if token_rewards is None else tuple(token_rewards),
         restart=data["restart"],
+        nucleus=None if data["nucleus"] is None else tuple(b64decode(kept) for kept in data["nucleus"]),
     )

@@ -27,9 +27,10 @@ class RolloutConfig(Config):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Of every turn; 0 is greedy (evaluation only)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the most likely tokens that have this probability together; below 1 in evaluation only."""
+    """Sample from the most likely tokens that have this probability together. In training the ids of those tokens are recorded with every
+    sampled one, and all log-probs are renormalised over them; with `top_k` there are never more than that."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from so many most likely tokens, 0: from all; other than 0 in evaluation only."""
+    """Sample from so many most likely tokens, 0: from all. Recorded in training as for `top_p`."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Leave out tokens less likely than this fraction of the most likely one; other than 0 in evaluation only."""
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
@@ -91,14 +92,6 @@ def check_trainable(config: RolloutConfig) -> None:
             "rollout.temperature=0 cannot be trained on: greedy samples of a task are all the same, and their log-probs "
             "are 0; set it above 0 (1.0 samples from the policy itself), and temperature=0 for evaluation alone"
         )
-    cut = {"top_p": (config.top_p, 1.0), "top_k": (config.top_k, 0)}
-    for key, (value, whole) in cut.items():
-        if value != whole:
-            raise ValueError(
-                f"rollout.{key}={value} cannot be trained on yet: the trainer computes log-probs over the whole vocabulary, "
-                f"and the tokens that {key} cuts off are not recorded; set rollout.{key}={whole}, and {key}={value} for "
-                "evaluation alone"
-            )
     for key in UNREPLAYED:
         value, whole = getattr(config, key), RolloutConfig.model_fields[key].default
         if value != whole:

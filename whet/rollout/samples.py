@@ -31,12 +31,14 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sam
     logprobs: list[float] = []
     versions: list[int] = []
     rewards: list[float] = []
+    nucleus: list[bytes] = []
     for turn in chain:
         tokens.extend((*turn.context, *turn.tokens))
         origin.extend((*turn.context_origin, *(Origin.MODEL for _ in turn.tokens)))
         logprobs.extend((*(0.0 for _ in turn.context), *turn.logprobs))
         versions.extend((*(UNSAMPLED for _ in turn.context), *turn.versions))
         rewards.extend((*(0.0 for _ in turn.context), *(turn.token_rewards or (0.0 for _ in turn.tokens))))
+        nucleus.extend((*(b"" for _ in turn.context), *(turn.nucleus or (b"" for _ in turn.tokens))))
     return Sample(
         tokens=tuple(tokens),
         origin=tuple(origin),
@@ -50,4 +52,5 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sam
         valid=trajectory.outcome.valid and trajectory.rewards is not None,
         temperature=trajectory.temperature,
         token_rewards=tuple(rewards) if any(turn.token_rewards for turn in chain) else None,
+        nucleus=tuple(nucleus) if any(turn.nucleus for turn in chain) else None,
     )

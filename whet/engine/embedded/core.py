@@ -134,10 +134,10 @@ class EngineCore:
         ends = np.cumsum([new for _, new in plan]) - 1
         logits = self.model.logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
         sequences = [plan[i][0] for i in ready]
-        tokens, logprobs = sample(
+        tokens, logprobs, kept = sample(
             adjusted(logits, sequences), [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
         )
-        drawn = zip(sequences, tokens, logprobs, raw_of(logits, sequences, tokens), strict=True)
+        drawn = zip(sequences, tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
         return [self._append(*item) for item in drawn]
 
     def begin_version(self, version: int) -> None:
@@ -171,10 +171,12 @@ class EngineCore:
             self.scheduler.give_back(probe.blocks)
         return out
 
-    def _append(self, sequence: Sequence, token: int, logprob: float, raw: Raw | None) -> Progressed:
+    def _append(self, sequence: Sequence, token: int, logprob: float, kept: bytes, raw: Raw | None) -> Progressed:
         sequence.tokens.append(token)
         sequence.logprobs.append(logprob)
         sequence.versions.append(self.version)
+        if sequence.request.sampling.nucleus:
+            sequence.nucleus.append(kept)
         if raw is not None:
             sequence.raw_logprobs.append(raw.logprob)
             sequence.top_logprobs.append(raw.top)

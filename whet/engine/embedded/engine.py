@@ -207,7 +207,8 @@ class EmbeddedEngine:
                 places = list(run)
                 span = slice(places[0], places[-1] + 1)
                 raw, top = tuple(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
-                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top))
+                kept = tuple(sequence.nucleus[span])
+                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top, kept))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
             last = chunks.pop() if chunks else Chunk((), (), self.version)

@@ -52,8 +52,9 @@ def nucleus(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def sample(
     logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> tuple[list[int], list[float]]:
-    """One token per row and its natural-log probability under the distribution that it was drawn from.
+) -> tuple[list[int], list[float], list[bytes]]:
+    """One token per row, its natural-log probability under the distribution that it was drawn from, and the token ids of that distribution
+    (`Turn.nucleus`) where the row asks for them.
 
     Args:
         logits: [B, V].
@@ -70,21 +71,24 @@ def sample(
     if not bool(top.isfinite().all()):
         raise ValueError("the model's logits are not finite: its weights are broken or training has diverged")
     warm = [i for i, p in enumerate(params) if p.temperature > 0]
-    tokens, logprobs = best.tolist(), [0.0] * len(params)
+    tokens, logprobs, kept = best.tolist(), [0.0] * len(params), [b""] * len(params)
     if warm:
         rows = [params[i] for i in warm]
         temperature = torch.tensor([p.temperature for p in rows], device=logits.device, dtype=logits.dtype)
         # Less the maximum first: a division by a small temperature would overflow otherwise.
         heated = torch.log_softmax((logits[warm] - top[warm, None]) / temperature[:, None], dim=-1)
-        drawn, chances = _draw(_filter(heated, rows), uniforms([p.seed for p in rows], [positions[i] for i in warm]))
-        for i, token, logprob in zip(warm, drawn, chances, strict=True):
+        filtered = _filter(heated, rows)
+        drawn, chances = _draw(filtered, uniforms([p.seed for p in rows], [positions[i] for i in warm]))
+        for i, token, logprob, row in zip(warm, drawn, chances, filtered, strict=True):
             tokens[i], logprobs[i] = token, logprob
-    return tokens, logprobs
+            if params[i].nucleus and params[i].narrows:
+                kept[i] = row.isfinite().nonzero().squeeze(-1).to("cpu", torch.int32).numpy().tobytes()
+    return tokens, logprobs, kept
 
 
 def _filter(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Restrict the rows that ask for it; the others stay as they are, bit for bit."""
-    narrow = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
+    narrow = [i for i, p in enumerate(params) if p.narrows]
     if narrow:
         logprobs[narrow] = nucleus(logprobs[narrow], [params[i] for i in narrow])
     return logprobs

@@ -29,8 +29,9 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
-    """Filled where the request asks for them, like the next one."""
+    """Filled where the request asks for them, like the next two."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    nucleus: list[bytes] = field(default_factory=list)
     delivered: int = 0
     """Sampled tokens already handed out."""
 

@@ -62,12 +62,19 @@ class LanguageHead:
         if need is not Need.SQUARED_PROBS:
             return self.outputs(micro, entropy_grad=False).logprobs
         lines, hidden = self._lines(micro)
-        return lines.spread(chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens))
+        found = chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens, nucleus=lines.nucleus)
+        return lines.spread(found)
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         lines, hidden = self._lines(micro)
         logprobs, entropy = chunked_logprobs(
-            self.model.logits, hidden, lines.targets, lines.temperature, self._chunk_tokens, entropy_grad=entropy_grad
+            self.model.logits,
+            hidden,
+            lines.targets,
+            lines.temperature,
+            self._chunk_tokens,
+            entropy_grad=entropy_grad,
+            nucleus=lines.nucleus,
         )
         return TokenOutputs(lines.spread(logprobs), lines.spread(entropy))
 

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whet.core.batch import TrainBatch, as_list
+from whet.core.batch import TrainBatch, as_list, stretches
+from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
 from whet.model.forest import forest_row
 from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
@@ -57,7 +58,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What the vocabulary is projected to, once for the trained tokens that samples share at one temperature."""
+    """What the vocabulary is projected to, once for the trained tokens that samples share at one temperature.
+
+    Where nuclei were recorded, each trained token has a line: samples that share it may have drawn it from other tokens.
+    """
 
     predictors: Tensor
     """The token of the row that each line comes from. [L] int64"""
@@ -70,6 +74,8 @@ class Lines:
     line: Tensor
     """The line of each of them. [K] int64"""
     num_tokens: int
+    nucleus: Nucleus | None = None
+    """What each target was drawn from."""
 
     def spread(self, values: Tensor) -> Tensor:
         """Values of the lines, [L], at every trained token of the micro-batch; 0 elsewhere. [T]"""
@@ -151,6 +157,11 @@ def lay_out(part: TrainBatch, kind: Literal["forest", "chains"], device: torch.d
 def lines_of(part: TrainBatch, place: Tensor) -> Lines:
     """The lines of a micro-batch whose tokens are at `place` in their row."""
     trained = part.loss_mask.nonzero().squeeze(-1)
+    if part.nucleus_sizes is not None and part.nucleus_ids is not None:
+        ids = part.nucleus_ids[stretches(part.nucleus_sizes, trained)].long()
+        offsets = torch.cat([trained.new_zeros(1), part.nucleus_sizes[trained].cumsum(0)]).cpu()
+        heat, line = part.temperature[part.sample_of_token[trained]], torch.arange(len(trained), device=trained.device)
+        return Lines(place[trained - 1], part.tokens[trained], heat, trained, line, part.num_tokens, Nucleus(ids, offsets))
     heats, heat = part.temperature[part.sample_of_token[trained]].unique(return_inverse=True)
     lines, line = (place[trained] * len(heats) + heat).unique(return_inverse=True)
     one = torch.zeros_like(lines).scatter_(0, line, torch.arange(len(line), device=line.device))  # any of a line's: they are alike
