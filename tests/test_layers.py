@@ -42,6 +42,8 @@ ONLY_IN = {
     "pyarrow": {"observe", "data"},
     "filelock": {"runfolder"},
     "peft": {"model"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
 }
 
 

@@ -34,6 +34,8 @@ from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
 from whet.rollout.collect import Player, RolloutConfig
 from whet.runfolder.journal import LoggedDisplay
+from whet.serve.service import Service
+from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Annotator, Backend
 from whet.train.torch_native.backend import TorchBackend
@@ -121,6 +123,28 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
         for reward in rewards:
             reward.close()
         thread.shutdown()
+
+
+@contextmanager
+def build_service(config: ServeConfig) -> Iterator[Service]:
+    """A model behind an engine of its own, to be served; its threads end with it. Whoever runs the engine closes it."""
+    folder = resolve_model_path(config.model.path)
+    tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
+    parser = build_parser(config.parser)
+    renderer = Renderer(tokenizer, parser, config.template_options)
+    model = load_causal(folder, config.model, trainable=False)
+    beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
+    with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "texts") as texts:
+        yield Service(
+            engine=EmbeddedEngine(
+                model, config.engine.embedded, thread, shares_weights=False, deterministic=False, decode=renderer.decode
+            ),
+            renderer=renderer,
+            parse=parser,
+            config=config,
+            texts=texts,
+            load=lambda source: load_causal(source, beside, trainable=False).named_weights(),
+        )
 
 
 def check_fits(rollout: RolloutConfig, longest: int) -> None:

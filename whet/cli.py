@@ -115,6 +115,23 @@ def generate(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a hub name.", metavar="MODEL")],
+    overrides: Overrides = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the server's settings.", metavar="FILE")] = None,
+    keys: Keys = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's routes and SGLang's, for this machine alone unless WHET_API_KEY is set.
+
+    Example: whet serve Qwen/Qwen3-0.6B port=8000 limits.max_running=64
+    """
+    from whet.config import load_config
+    from whet.serve.settings import ServeConfig
+
+    _guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*(overrides or []), f"model.path={json.dumps(model)}"])))
+
+
+@app.command()
 def replay_batch(
     folder: Annotated[Path, typer.Argument(help="What the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
 ) -> None:
@@ -277,10 +294,11 @@ def _words(error: BaseException) -> str:
 def show_keys(command: str) -> None:
     """Print every setting of a command's file."""
     from whet.config import describe
+    from whet.serve.settings import ServeConfig
     from whet.settings import RunConfig
     from whet.supervised_settings import RUN_CONFIGS
 
-    for key in describe(RUN_CONFIGS.get(command, RunConfig)):
+    for key in describe(ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)):
         default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
         typer.echo(f"{key.path}  ({key.type}, {default})")
         typer.echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
@@ -289,7 +307,7 @@ def show_keys(command: str) -> None:
 def main() -> None:
     """Entry point of the `whet` command."""
     arguments = sys.argv[1:]
-    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "evaluate", "generate"):
+    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "evaluate", "generate", "serve"):
         show_keys(arguments[0])
         return
     app()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from whet.algo import StepPlan, build_algorithm
 from whet.build import (
@@ -18,6 +21,7 @@ from whet.build import (
     build_parts,
     build_reference,
     build_run_state,
+    build_service,
     evaluation_tasks,
     export_model,
     prompt_length,
@@ -33,13 +37,14 @@ from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
-from whet.process import prepare_process
+from whet.process import prepare_process, quiet_transformers
 from whet.rollout.collect import Stalled, check_trainable
 from whet.rollout.constant import ConstantReward, RewardGuard
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.underway import Underway
 from whet.runfolder.journal import LoggedDisplay
+from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
@@ -213,6 +218,26 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         title = f"{num_prompts} prompts x {plan.samples_per_prompt}, in {output / 'rollouts'}"
         display.table(title, ("metric", "value"), list(flatten(total).items()))
     return num_prompts * plan.samples_per_prompt
+
+
+def serve(config: ServeConfig) -> None:
+    """`whet serve`: answer requests over HTTP until asked to end."""
+    try:
+        from whet.serve.access import Keys
+        from whet.serve.server import address_of, bind, run_server
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs the package {error.name}: pip install 'whet[serve]'") from error
+    keys = Keys.from_environment(os.environ)
+    quiet_transformers()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with bind(config, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+
+        def ready(_: object) -> None:
+            display.note(f"whet serve: {service.name} at {address_of(bound)} (keys: {keys.words()}); Ctrl-C ends it")
+
+        asyncio.run(with_engine(run_server(service, bound, keys, ready), service.engine))
+        display.note("whet serve: ended")
 
 
 def warn_failures(display: Display, groups: Sequence[Group]) -> None:

@@ -678,3 +678,23 @@ def test_a_model_on_loan_is_read_where_it_lies():
 
     serve(engine, play)
     assert_empty(engine)
+
+
+def test_a_flush_forgets_what_is_cached_and_changes_nothing_that_is_said():
+    undisturbed = alone(ask("a"))
+    engine = engine_of(tiny())
+
+    async def play():
+        stream = engine.generate(ask("a", chunk_tokens=5))
+        chunks = [await anext(stream)]
+        await engine.pause()
+        before = engine.core.num_computed
+        await engine.flush()
+        pool = engine.core.scheduler.pool
+        assert pool.num_free == pool.num_blocks and engine.core.store.size_bytes == 0
+        await engine.resume()
+        chunks += [chunk async for chunk in stream]
+        assert engine.core.num_computed - before > 20  # its prompt and first tokens once more
+        return tuple(token for chunk in chunks for token in chunk.tokens)
+
+    assert serve(engine, play) == undisturbed.tokens

@@ -149,6 +149,9 @@ class EmbeddedEngine:
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
 
+    async def flush(self) -> None:
+        await self._runner.between_steps(self.core.forget)
+
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""
         await self._runner.close()

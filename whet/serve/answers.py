@@ -1,0 +1,87 @@
+"""What every kind of answer has in common: what was sampled so far, in tokens and in text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from whet.serve.calls import Call
+from whet.serve.text import TextStream
+from whet.types import JSON, Chunk, Finish, Request
+
+Event = Mapping[str, JSON]
+"""One event of a stream, or a whole answer."""
+
+
+class Answer(Protocol):
+    """Turns what a call samples into what its client is told."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def stream(self) -> bool:
+        """Whether its client wants events instead of one answer."""
+        ...
+
+    def take(self, place: int, chunk: Chunk) -> None:
+        """Note what the call's request at `place` sampled."""
+        ...
+
+    def events(self, place: int) -> list[Event]:
+        """What a stream says about the chunk that was taken last."""
+        ...
+
+    def closing(self) -> list[Event]:
+        """What a stream says after the last chunk."""
+        ...
+
+    def whole(self) -> JSON:
+        """The answer of a call that has ended."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Sampled:
+    """What one engine request sampled so far. Its lists run beside each other."""
+
+    request: Request
+    text: TextStream
+    keep_stop: bool = False
+    """Whether a stop token is part of the text."""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    """Under the distribution that was sampled from."""
+    raw_logprobs: list[float] = field(default_factory=list[float])
+    """Under the model's own, where the request asked for them; likewise the next one."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
+    versions: list[int] = field(default_factory=list[int])
+    finish: Finish | None = None
+    num_new: int = 0
+    """Tokens of the last chunk."""
+
+    def take(self, chunk: Chunk) -> None:
+        """Note the next chunk."""
+        self.tokens.extend(chunk.tokens)
+        self.logprobs.extend(chunk.logprobs)
+        self.raw_logprobs.extend(chunk.raw_logprobs)
+        self.top_logprobs.extend(chunk.top_logprobs)
+        self.versions.extend([chunk.version] * len(chunk.tokens))
+        self.finish, self.num_new = chunk.finish, len(chunk.tokens)
+        cut = self.matched_token is not None and not self.keep_stop
+        self.text.push(chunk.tokens[:-1] if cut else chunk.tokens)
+        if chunk.finish is not None:
+            self.text.end()
+
+    @property
+    def matched_token(self) -> int | None:
+        """The stop token that ended it, if one did."""
+        if self.finish is Finish.STOP and self.tokens[-1] in self.request.sampling.stop_token_ids:
+            return self.tokens[-1]
+        return None
+
+
+def usage_of(num_prompt: int, num_sampled: int) -> dict[str, JSON]:
+    """Token counts, as OpenAI gives them."""
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_sampled, "total_tokens": num_prompt + num_sampled}

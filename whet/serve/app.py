@@ -1,0 +1,72 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from whet.serve import admin
+from whet.serve.endpoint import Command, Generation, Handle, Prepare, error_response
+from whet.serve.errors import KINDS, ApiError
+from whet.serve.native import prepare_generate
+from whet.serve.openai_chat import prepare_chat
+from whet.serve.openai_completions import prepare_completion
+from whet.serve.service import Service
+
+GENERATE: Mapping[str, Prepare] = {
+    "/v1/chat/completions": prepare_chat,
+    "/v1/completions": prepare_completion,
+    "/generate": prepare_generate,
+}
+READ: Mapping[str, Handle] = {
+    "/health": admin.health,
+    "/health_generate": admin.health_generate,
+    "/v1/models": admin.models,
+    "/model_info": admin.model_info,
+    "/get_model_info": admin.model_info,
+    "/server_info": admin.server_info,
+    "/get_server_info": admin.server_info,
+    "/weight_version": admin.weight_version,
+    "/get_weight_version": admin.weight_version,
+}
+CHANGE: Mapping[str, Handle] = {
+    "/abort_request": admin.abort_request,
+    "/pause_generation": admin.pause_generation,
+    "/continue_generation": admin.continue_generation,
+    "/flush_cache": admin.flush_cache,
+    "/update_weights_from_disk": admin.update_weights_from_disk,
+}
+ALSO_GET = ("/flush_cache",)
+"""SGLang's clients call it either way."""
+
+
+def make_app(service: Service) -> Starlette:
+    """Everything that is served, without who may ask for it."""
+
+    async def one_model(request: Request) -> Response:
+        try:
+            service.check_model(request.path_params["name"])
+        except ApiError as error:
+            return error_response(error)
+        return JSONResponse(admin.model_card(service))
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = error.status_code if error.status_code in KINDS else 400
+        return error_response(ApiError(status, f"{request.method} {request.url.path}: {error.detail}"))
+
+    async def fault(request: Request, error: Exception) -> Response:
+        """Whoever runs the server finds the traceback in its log."""
+        return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
+
+    routes = [Route(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
+    routes += [Route(path, Command(service, handle), methods=["GET"]) for path, handle in READ.items()]
+    for path, handle in CHANGE.items():
+        routes.append(Route(path, Command(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
+    routes.append(Route("/v1/models/{name:path}", one_model, methods=["GET"]))
+    return Starlette(routes=routes, exception_handlers={HTTPException: no_route, Exception: fault})

@@ -1,0 +1,146 @@
+"""The requests in progress: each is one or several engine requests, whose chunks come back as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from whet.engine.base import Engine, EngineFailed, EngineRefused
+from whet.serve.errors import ApiError
+from whet.serve.gate import Gate, Ticket
+from whet.types import Chunk, Finish, Request
+
+ABORT_GRACE_S = 10.0
+"""For the engine to hand over what it sampled, once it was told to stop."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """What a client asked for, on its way."""
+
+    id: str
+    requests: tuple[Request, ...]
+    score: bool = False
+    """Whether the prompts' own log-probs are wanted, too."""
+    generate: bool = True
+    """False: nothing is to be sampled."""
+    ticket: Ticket = field(init=False)
+    scores: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """By the request's place, the log-probs of its tokens from the second on."""
+    abort_reason: str = ""
+    """Why it was aborted; empty: it was not."""
+
+    def __post_init__(self) -> None:
+        self.ticket = Ticket(len(self.requests))
+
+
+Piece = tuple[int, Chunk]
+"""The place of a request in its call, and what it sampled."""
+
+
+class Calls:
+    """Runs calls over an engine and knows those that are running.
+
+    Args:
+        engine: who samples.
+        gate: lets calls in.
+        timeout_s: seconds that a call may take, waiting included.
+    """
+
+    def __init__(self, engine: Engine, gate: Gate, timeout_s: float) -> None:
+        self._engine, self._gate, self._timeout_s = engine, gate, timeout_s
+        self._open: dict[str, Call] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def run(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """Its chunks as they come; each request's last one carries how it ended. Whoever stops reading ends the engine's requests.
+
+        Raises:
+            ApiError: it cannot run, one of its id is running, or the engine failed or hangs.
+        """
+        if call.id in self._open:
+            raise ApiError(400, f"a request with the id {call.id!r} is already running", param="rid")
+        self._open[call.id] = call
+        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        reason = f"it took longer than {self._timeout_s:g} s (limits.timeout_s)"
+        late = loop.call_later(self._timeout_s, lambda: loop.create_task(self._abort(call, reason)))
+        hung = ApiError(504, f"{reason}, and the engine does not answer")
+        lost = loop.call_later(self._timeout_s + ABORT_GRACE_S, lambda: pieces.put_nowait(hung))
+        pumps: list[asyncio.Task[None]] = []
+        entered = False
+        try:
+            entered = await self._gate.enter(call.ticket)
+            pumps = [loop.create_task(self._pump(call, place, pieces)) for place in range(len(call.requests))]
+            left = len(pumps)
+            while left:
+                piece = await pieces.get()
+                if isinstance(piece, Exception):
+                    raise _told(piece)
+                left -= piece[1].finish is not None
+                yield piece
+        finally:
+            late.cancel()
+            lost.cancel()
+            del self._open[call.id]
+            for pump in pumps:
+                pump.cancel()
+            try:
+                await asyncio.gather(*pumps, return_exceptions=True)
+            finally:
+                if entered:
+                    self._gate.leave(call.ticket)
+
+    async def abort(self, call_id: str, reason: str) -> None:
+        """End a call; what it sampled is handed over. Ids of its single requests will do, unknown ones are ignored."""
+        for call in [call for call in self._open.values() if call_id == call.id or call_id in (r.id for r in call.requests)]:
+            await self._abort(call, reason)
+
+    async def abort_all(self, reason: str) -> None:
+        for call in list(self._open.values()):
+            await self._abort(call, reason)
+
+    async def _abort(self, call: Call, reason: str) -> None:
+        call.abort_reason = call.abort_reason or reason
+        self._gate.give_up(call.ticket)
+        for request in call.requests:
+            await self._engine.abort(request.id)
+
+    async def _pump(self, call: Call, place: int, pieces: asyncio.Queue[Piece | Exception]) -> None:
+        try:
+            async with aclosing(self._chunks(call, place)) as chunks:
+                async for chunk in chunks:
+                    pieces.put_nowait((place, chunk))
+        except Exception as error:  # belongs to whoever reads the pieces
+            pieces.put_nowait(error)
+
+    async def _chunks(self, call: Call, place: int) -> AsyncGenerator[Chunk, None]:
+        request = call.requests[place]
+        if call.score and not call.abort_reason:
+            call.scores[place] = await self._engine.score(request.tokens, request.sampling.temperature or 1.0)
+        if call.abort_reason or not call.generate:  # the engine never sees it
+            yield Chunk((), (), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
+            return
+        stream = self._engine.generate(request)
+        try:
+            async for chunk in stream:
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            if isinstance(stream, AsyncGenerator):  # now, not when it is collected: the engine takes the request out as it ends
+                await stream.aclose()
+
+
+def _told(error: Exception) -> Exception:
+    """An engine's error as a client is told it."""
+    if isinstance(error, EngineRefused):
+        return ApiError(400, str(error), code="context_length_exceeded" if "over the limit" in str(error) else None)
+    if isinstance(error, EngineFailed):
+        return ApiError(503, f"the engine failed: {error}")
+    return error

@@ -1,0 +1,154 @@
+"""How a request becomes an answer: prepared, run, and written whole or as server-sent events, for as long as its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from whet.serve.answers import Answer
+from whet.serve.bodies import read_json
+from whet.serve.errors import ApiError
+from whet.serve.service import Service
+from whet.types import JSON
+
+Prepare = Callable[[Service, JSON], Awaitable[Answer]]
+Handle = Callable[[Service, JSON], Awaitable[Response]]
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class Generation:
+    """The ASGI endpoint of a route that generates.
+
+    Args:
+        service: what is served.
+        prepare: from a request's body to an answer to be filled.
+    """
+
+    def __init__(self, service: Service, prepare: Prepare) -> None:
+        self._service, self._prepare = service, prepare
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            body = await read_json(Request(scope, receive), self._service.config.limits.max_body_bytes)
+            answer = await self._prepare(self._service, body)
+            writer = _Events(send) if answer.stream else _Whole(scope, receive, send)
+            await _while_there(receive, self._run(answer, writer))
+
+        await answered(work(), scope, receive, send)
+
+    async def _run(self, answer: Answer, writer: _Events | _Whole) -> None:
+        try:
+            async with aclosing(self._service.calls.run(answer.call)) as pieces:
+                async for place, chunk in pieces:
+                    answer.take(place, chunk)
+                    if isinstance(writer, _Events):
+                        await writer.send_all(answer.events(place))
+            if isinstance(writer, _Events):
+                await writer.send_all(answer.closing())
+                await writer.end()
+            else:
+                await writer.send(answer.whole())
+        except ApiError as error:
+            if not writer.begun:
+                raise
+            assert isinstance(writer, _Events), "a whole answer begins with its end"
+            await writer.send_all([error.to_dict()])
+            await writer.end()
+
+
+class Command:
+    """The ASGI endpoint of a route that answers at once.
+
+    Args:
+        service: what is served.
+        handle: from a request's body to its answer.
+    """
+
+    def __init__(self, service: Service, handle: Handle) -> None:
+        self._service, self._handle = service, handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            body = await read_json(Request(scope, receive), self._service.config.limits.max_body_bytes)
+            await (await self._handle(self._service, body))(scope, receive, send)
+
+        await answered(work(), scope, receive, send)
+
+
+async def answered(work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, send: Send) -> None:
+    """Do what answers a request; what goes wrong before the answer has begun is told its client."""
+    try:
+        await work
+    except ClientDisconnect:  # nobody is there to be told
+        return
+    except ApiError as error:
+        await error_response(error)(scope, receive, send)
+
+
+def error_response(error: ApiError) -> Response:
+    return JSONResponse(error.to_dict(), error.status, headers=dict(error.headers))
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` unless the client goes away first: then it is cancelled, and has ended when this raises.
+
+    Raises:
+        ClientDisconnect: the client went away.
+    """
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        await working
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Whole:
+    """An answer in one piece."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._connection = (scope, receive, send)
+        self.begun = False
+
+    async def send(self, answer: JSON) -> None:
+        response = JSONResponse(answer)
+        self.begun = True
+        await response(*self._connection)
+
+
+class _Events:
+    """An answer as server-sent events. It begins with the first of them, so that an error before it has a status of its own."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def send_all(self, events: list[Any]) -> None:
+        for event in events:
+            await self._write(json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+    async def end(self) -> None:
+        await self._write("[DONE]")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, data: str) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})

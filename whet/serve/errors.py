@@ -1,0 +1,45 @@
+"""What a client is told when its request cannot be answered, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from whet.types import JSON
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+"""Each status that is sent, and its type in the error."""
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP, one of `KINDS`.
+        message: what is wrong and what to do.
+        param: the field of the request that is to blame.
+        code: a word that programs can read.
+        retry_after_s: when it is worth another try.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers: Mapping[str, str] = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+    def to_dict(self) -> dict[str, JSON]:
+        """The body of the answer."""
+        return {"error": {"message": str(self), "type": KINDS[self.status], "param": self.param, "code": self.code}}

@@ -1,0 +1,246 @@
+"""SGLang's `/generate`: token ids in and out, with log-probs and the weights' version."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from whet.serve.answers import Event, Sampled
+from whet.serve.bodies import Body, parse_body
+from whet.serve.calls import Call
+from whet.serve.errors import ApiError
+from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
+from whet.serve.service import Service
+from whet.serve.text import TextStream
+from whet.types import JSON, Chunk, Finish, Request, SamplingParams
+
+T = TypeVar("T")
+
+NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+
+
+class NativeSampling(Body):
+    """SGLang's sampling parameters."""
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """Of no consequence: fast tokenizers write none."""
+    n: int = Field(default=1, ge=1)
+    sampling_seed: int | None = None
+
+
+class GenerateBody(Body):
+    """SGLang's generation request."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """From which prompt token on their log-probs are wanted, too; -1: none."""
+    top_logprobs_num: int = Field(default=0, ge=0, le=100)
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    log_metrics: bool = True
+    """Of no consequence: there are none."""
+    return_hidden_states: Literal[False] = False
+    return_routed_experts: Literal[False] = False
+
+
+async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
+    """A body as an answer to be filled.
+
+    Raises:
+        ApiError: it cannot be answered.
+    """
+    body = parse_body(GenerateBody, value)
+    prompts, batched = await _prompts(service, body)
+    wishes = [parse_body(NativeSampling, item) for item in _each(body.sampling_params or {}, len(prompts), "sampling_params")]
+    samples = {wish.n for wish in wishes}
+    if len(samples) > 1:
+        raise ApiError(400, "n must be the same for all prompts of a batch", param="n")
+    n = samples.pop()
+    service.check_samples(len(prompts) * n)
+    generate = {wish.max_new_tokens != 0 for wish in wishes}
+    if len(generate) > 1:
+        raise ApiError(400, "max_new_tokens is 0 for some prompts of a batch and not for others", param="max_new_tokens")
+    names = _each(uuid.uuid4().hex if body.rid is None else body.rid, len(prompts), "rid", join=True)
+    requests: list[Request] = []
+    for tokens, wish, name in zip(prompts, wishes, names, strict=True):
+        room = service.room(tokens, "input_ids" if body.input_ids is not None else "text")
+        if body.logprob_start_len >= len(tokens):
+            message = f"logprob_start_len is {body.logprob_start_len}, but a prompt has {len(tokens)} tokens"
+            raise ApiError(400, message, param="logprob_start_len")
+        params = _params(service, wish, room, body)
+        every = service.config.stream_interval if body.stream else 0
+        seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
+        for i in range(n):
+            rid = name if n == 1 else f"{name}_{i}"
+            requests.append(Request(rid, tokens, replace(params, seed=seed + i), chunk_tokens=every))
+    if len({request.id for request in requests}) < len(requests):
+        raise ApiError(400, "rid names a request twice", param="rid")
+    call_id = body.rid if isinstance(body.rid, str) else requests[0].id
+    score = body.return_logprob and body.logprob_start_len >= 0
+    call = Call(call_id, tuple(requests), score=score, generate=generate.pop())
+    return GenerateAnswer(service, body, call, [wish for wish in wishes for _ in range(n)], batched=batched or n > 1)
+
+
+async def _prompts(service: Service, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
+    """Each prompt's tokens, and whether there is a list of them."""
+    if (body.text is None) == (body.input_ids is None):
+        raise ApiError(400, "give either text or input_ids", param="input_ids")
+    if body.text is not None:
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        prompts = [await service.encode(text, "text") for text in texts]
+        batched = not isinstance(body.text, str)
+    else:
+        ids = body.input_ids or []
+        batched = bool(ids) and isinstance(ids[0], list)
+        prompts = [tuple(item) for item in ids if isinstance(item, list)] if batched else [tuple(i for i in ids if isinstance(i, int))]
+    if not prompts or not all(prompts):
+        raise ApiError(400, "a prompt is empty", param="text" if body.text is not None else "input_ids")
+    return prompts, batched
+
+
+def _each(value: T | list[T], num: int, param: str, *, join: bool = False) -> list[T]:
+    """A value for each prompt: one for all, or a list. With `join`, one text becomes different ones."""
+    if not isinstance(value, list):
+        return [f"{value}_{i}" for i in range(num)] if join and num > 1 else [value] * num  # pyright: ignore[reportReturnType]
+    if len(value) != num:
+        raise ApiError(400, f"{param} is a list of {len(value)}, but there are {num} prompts", param=param)
+    return value
+
+
+def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBody) -> SamplingParams:
+    ends = () if wish.ignore_eos else service.renderer.stop_token_ids
+    greedy = wish.temperature is not None and wish.temperature < 1e-6
+    return sampling_of(
+        NAMES,
+        max_tokens=room if wish.max_new_tokens is None else wish.max_new_tokens or 1,
+        min_tokens=wish.min_new_tokens,
+        temperature=wish.temperature,
+        top_p=wish.top_p,
+        top_k=wish.top_k,
+        min_p=wish.min_p,
+        frequency_penalty=wish.frequency_penalty,
+        presence_penalty=wish.presence_penalty,
+        repetition_penalty=wish.repetition_penalty,
+        logit_bias=biases(wish.logit_bias),
+        stop=stop_texts(wish.stop),
+        stop_token_ids=(*ends, *(wish.stop_token_ids or ())),
+        raw_logprobs=body.return_logprob and greedy,
+        top_logprobs=body.top_logprobs_num if body.return_logprob else None,
+    )
+
+
+class GenerateAnswer:
+    """Fills in generations.
+
+    Args:
+        service: what is served.
+        body: what was asked.
+        call: its engine requests, n for each prompt.
+        wishes: the sampling parameters of each request.
+        batched: whether the client expects a list.
+    """
+
+    def __init__(self, service: Service, body: GenerateBody, call: Call, wishes: Sequence[NativeSampling], *, batched: bool) -> None:
+        self.call, self.stream = call, body.stream
+        self._service, self._body, self._batched = service, body, batched
+        self._began = time.monotonic()
+        self._sampled = [
+            Sampled(
+                request,
+                TextStream(service.decoder(keep_special=not wish.skip_special_tokens), () if wish.no_stop_trim else request.sampling.stop),
+                keep_stop=wish.no_stop_trim,
+            )
+            for request, wish in zip(call.requests, wishes, strict=True)
+        ]
+
+    def take(self, place: int, chunk: Chunk) -> None:
+        self._sampled[place].take(chunk)
+
+    def events(self, place: int) -> list[Event]:
+        """Each event holds everything so far."""
+        index = {"index": place} if self._batched else {}
+        return [{**self._output(place), **index}]
+
+    def closing(self) -> list[Event]:
+        return []
+
+    def whole(self) -> JSON:
+        outputs = [self._output(place) for place in range(len(self._sampled))]
+        return outputs if self._batched else outputs[0]
+
+    def _output(self, place: int) -> Event:
+        sampled = self._sampled[place]
+        version = sampled.versions[-1] if sampled.versions else self._service.engine.version
+        meta: dict[str, JSON] = {
+            "id": sampled.request.id,
+            "finish_reason": self._finish_reason(sampled),
+            "prompt_tokens": len(sampled.request.tokens),
+            "completion_tokens": len(sampled.tokens),
+            "weight_version": self._service.control.label(version),
+            "e2e_latency": time.monotonic() - self._began,
+        }
+        if self._body.return_logprob:
+            meta |= self._logprobs(place, sampled)
+        return {"text": sampled.text.certain, "output_ids": list(sampled.tokens), "meta_info": meta}
+
+    def _finish_reason(self, sampled: Sampled) -> Event | None:
+        match sampled.finish:
+            case None:
+                return None
+            case Finish.LENGTH:
+                return {"type": "length", "length": len(sampled.tokens)}
+            case Finish.ABORT:
+                return {"type": "abort", "message": self.call.abort_reason or "the engine was told to stop"}
+            case Finish.STOP:
+                return {"type": "stop", "matched": self._matched(sampled)}
+
+    def _matched(self, sampled: Sampled) -> int | str | None:
+        """What ended it: a stop token, else the stop text that comes first."""
+        if sampled.matched_token is not None:
+            return sampled.matched_token
+        text = self._service.renderer.decode(sampled.tokens)
+        return min((stop for stop in sampled.request.sampling.stop if stop in text), key=text.find, default=None)
+
+    def _logprobs(self, place: int, sampled: Sampled) -> dict[str, JSON]:
+        """[log-prob, token id, text or null] of each token, under the distribution that it was sampled from, at temperature 0 under the
+        model's own; and the version that sampled it."""
+        chosen = sampled.logprobs if sampled.request.sampling.temperature > 0 else sampled.raw_logprobs
+        out: dict[str, JSON] = {
+            "output_token_logprobs": [self._entry(*pair) for pair in zip(chosen, sampled.tokens, strict=True)],
+            "output_token_weight_versions": [self._service.control.label(version) for version in sampled.versions],
+        }
+        if self._body.top_logprobs_num:
+            out["output_top_logprobs"] = [[self._entry(logprob, token) for token, logprob in top] for top in sampled.top_logprobs]
+        if self.call.score and place in self.call.scores:
+            first = self._body.logprob_start_len
+            logprobs: list[float | None] = [None, *self.call.scores[place]][first:]
+            logprobs[:1] = [None]
+            out["input_token_logprobs"] = [self._entry(*pair) for pair in zip(logprobs, sampled.request.tokens[first:], strict=True)]
+        return out
+
+    def _entry(self, logprob: float | None, token: int) -> list[JSON]:
+        return [logprob, token, self._service.renderer.decode([token]) if self._body.return_text_in_logprobs else None]

@@ -1,0 +1,89 @@
+"""What the bodies of OpenAI's two routes have in common, with the extensions that vLLM and SGLang know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.serve.bodies import Body
+from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
+from whet.serve.service import Service
+from whet.types import Request, SamplingParams
+
+
+class StreamOptions(Body):
+    """What a stream holds besides text."""
+
+    include_usage: bool = False
+    """A last event with token counts."""
+
+
+class OpenAIBody(Body):
+    """Fields of both routes. Those that say who asks, or how it is billed, change nothing."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: Literal[False] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def params_of(service: Service, body: OpenAIBody, max_tokens: int, top_logprobs: int | None) -> SamplingParams:
+    """The engine's parameters. `top_logprobs` is None where no log-probs are wanted.
+
+    Raises:
+        ApiError: 400, naming the field that is out of range.
+    """
+    ends = () if body.ignore_eos else service.renderer.stop_token_ids
+    return sampling_of(
+        {},
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=biases(body.logit_bias),
+        stop=stop_texts(body.stop),
+        stop_token_ids=(*ends, *(body.stop_token_ids or ())),
+        min_tokens=body.min_tokens,
+        raw_logprobs=top_logprobs is not None,
+        top_logprobs=top_logprobs,
+    )
+
+
+def requests_of(service: Service, body: OpenAIBody, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
+    """One engine request for each of the n samples of a prompt, each with a seed of its own."""
+    seed = new_seed() if body.seed is None else body.seed
+    every = service.config.stream_interval if body.stream else 0
+    return [Request(f"{call_id}-{i}", tokens, replace(sampling, seed=seed + i), chunk_tokens=every) for i in range(body.n or 1)]

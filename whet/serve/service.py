@@ -1,0 +1,111 @@
+"""What every route works with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from whet.data.parsers import Parser
+from whet.data.template import Renderer, Tools
+from whet.engine.base import Engine
+from whet.serve.calls import Calls
+from whet.serve.control import Control, LoadWeights
+from whet.serve.errors import ApiError
+from whet.serve.gate import Gate
+from whet.serve.settings import ServeConfig
+from whet.serve.text import Decode
+from whet.types import Message, Task
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """An engine with what turns requests into token ids and back."""
+
+    engine: Engine
+    renderer: Renderer
+    parse: Parser
+    """Text to a message with tool calls."""
+    config: ServeConfig
+    texts: Executor
+    """Where text becomes tokens: one thread, so that a long text does not hold up everybody."""
+    load: LoadWeights
+    began: int = field(default_factory=lambda: int(time.time()))
+    gate: Gate = field(init=False)
+    calls: Calls = field(init=False)
+    control: Control = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.config.limits
+        self.gate = Gate(limits.max_running, limits.max_waiting)
+        self.calls = Calls(self.engine, self.gate, limits.timeout_s)
+        self.control = Control(self.engine, self.calls, self.load, self.config.weight_version)
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.config.name or self.config.model.path
+
+    def check_model(self, name: str | None) -> None:
+        """Raises:
+        ApiError: 404 for another model than the one that is served. None will do.
+        """
+        if name is not None and name != self.name:
+            message = f"the model {name!r} does not exist here; this server has {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_samples(self, num: int) -> None:
+        """Raises:
+        ApiError: 400 for more samples than one request may have.
+        """
+        most = self.config.limits.max_samples
+        if num > most:
+            raise ApiError(400, f"{num} samples in one request are over the limit of {most} (limits.max_samples)", param="n")
+
+    def room(self, tokens: Sequence[int], param: str) -> int:
+        """How many tokens can follow a prompt.
+
+        Raises:
+            ApiError: 400 if there is no room.
+        """
+        most = self.engine.capabilities.max_tokens
+        if len(tokens) >= most:
+            message = f"the prompt has {len(tokens)} tokens, which leaves no room within the engine's {most}"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+        return most - len(tokens)
+
+    async def encode(self, text: str, param: str) -> tuple[int, ...]:
+        """A text's tokens, nothing added. Raises ApiError if there are none."""
+        tokens = await self._on_texts(lambda: self.renderer.encode(text))
+        if not tokens:
+            raise ApiError(400, f"{param} is empty", param=param)
+        return tokens
+
+    async def prompt(self, messages: tuple[Message, ...], tools: Tools) -> tuple[int, ...]:
+        """A conversation's tokens, up to where the model begins.
+
+        Raises:
+            ApiError: 400 if the chat template cannot render it.
+        """
+        try:
+            return await self._on_texts(lambda: self.renderer.prompt(Task("serve", messages), tools))
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from None
+
+    def decoder(self, *, keep_special: bool) -> Decode:
+        """Token ids to text."""
+        if keep_special:
+            return self.renderer.decode
+        return self._decode_plain
+
+    def _decode_plain(self, tokens: Sequence[int]) -> str:
+        text = self.renderer.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    async def _on_texts(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.texts, work)

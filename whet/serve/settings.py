@@ -1,0 +1,62 @@
+"""The settings of `whet serve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.engine.embedded.engine import EmbeddedConfig
+from whet.model.causal import ModelConfig
+
+
+class Limits(Config):
+    """What one client may ask of the server, and all of them together."""
+
+    max_running: int = Field(default=256, ge=1)
+    """Samples in the engine at a time, over all requests; more wait their turn."""
+    max_waiting: int = Field(default=1024, ge=0)
+    """Samples that wait for their turn; a request that would be one too many is answered 429."""
+    max_samples: int = Field(default=128, ge=1)
+    """Samples of one request: prompts times n."""
+    max_body_bytes: int = Field(default=16 * 1024**2, ge=1024)
+    """Size of a request's body; a larger one is answered 413."""
+    timeout_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    """Seconds that a request may take, waiting included; then it is aborted and what was sampled is handed over."""
+    shutdown_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    """Seconds that open requests have to finish after Ctrl-C or SIGTERM; then they are aborted and what was sampled is handed over."""
+
+
+class ServedEngine(Config):
+    """Which engine samples."""
+
+    embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
+    """The engine in the server's process; it always has weights of its own."""
+
+
+class ServeConfig(Config):
+    """A server (`whet serve`). Its keys come from the environment: WHET_API_KEY, and WHET_ADMIN_KEY for weights and control."""
+
+    model: ModelConfig
+    """What is served."""
+    name: str | None = Field(default=None, min_length=1)
+    """What clients call the model; none: the path that it was given by."""
+    host: str = "127.0.0.1"
+    """Where to listen. Anything but this machine needs WHET_API_KEY."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Where to listen; 0: a free one."""
+    weight_version: str = "default"
+    """What the weights that it starts with are called in answers."""
+    parser: str = "hermes"
+    """How the model writes tool calls: hermes (as Qwen and Hermes models do), none, or an import reference to a function."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, such as enable_thinking."""
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens between two events of a stream."""
+    threads: int | None = Field(default=None, gt=0)
+    """CPU threads for torch; unset: torch's choice."""
+    limits: Limits = Field(default_factory=Limits)
+    """What clients may ask for."""
+    engine: ServedEngine = Field(default_factory=ServedEngine)
+    """Sampling engine."""

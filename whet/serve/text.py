@@ -1,0 +1,62 @@
+"""Tokens to text as they come: no half characters, nothing that may turn out to be the beginning of a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from whet.types import JSON, text_before
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+HALF = "\ufffd"
+"""What bytes that are not yet a character decode to."""
+
+
+class TextStream:
+    """The text of a growing list of tokens.
+
+    Args:
+        decode: token ids to text.
+        stop: texts that end the reply and are no part of it.
+    """
+
+    def __init__(self, decode: Decode, stop: tuple[str, ...] = ()) -> None:
+        self._decode, self._stop = decode, stop
+        self._tokens: list[int] = []
+        self._from = self._to = 0
+        """Tokens [from, to) are the ones last decoded into text: what follows is decoded after them, since a token's text may depend on
+        the one before it."""
+        self._text = ""
+        self.certain = ""
+        """What no later token can change. It only grows."""
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """More tokens, none of them a stop token."""
+        self._tokens.extend(tokens)
+        self._take(force=False)
+        before = text_before(self._text, self._stop)
+        held = max((held_back(before, stop) for stop in self._stop), default=0)
+        self.certain = before[: len(before) - held]
+
+    def end(self) -> None:
+        """There are no more."""
+        self._take(force=True)
+        self.certain = text_before(self._text, self._stop)
+
+    def _take(self, *, force: bool) -> None:
+        before = self._decode(self._tokens[self._from : self._to])
+        now = self._decode(self._tokens[self._from :])
+        if len(now) > len(before) and (force or not now.endswith(HALF)):
+            self._text += now[len(before) :]
+            self._from, self._to = self._to, len(self._tokens)
+
+
+def held_back(text: str, marker: str) -> int:
+    """How many characters at the end of `text` the marker may begin with."""
+    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+
+
+def token_fields(decode: Decode, token: int, logprob: float) -> dict[str, JSON]:
+    """A token in OpenAI's log-probs; bytes are null for a piece of a character."""
+    text = decode([token])
+    return {"token": text, "logprob": logprob, "bytes": None if HALF in text else list(text.encode())}
