@@ -5,10 +5,12 @@ import socket
 import struct
 import threading
 import time
+from http.client import HTTPConnection
 
 import pytest
 from serve_setup import assert_all_free, is_idle, live, scheduler_of
 
+from whet.serve import endpoint
 from whet.serve.access import Keys, check_exposure, is_loopback
 
 API, ADMIN = "an-api-key-of-length", "an-admin-key-of-length"
@@ -49,6 +51,19 @@ def test_a_client_that_goes_away_while_paused_is_noticed(server):
     server.until(lambda: server.service.calls.num_open == 1)
     hang_up(connection)
     server.until(lambda: is_idle(server))
+
+
+def test_a_client_that_reads_no_further_keeps_nobody_waiting(server, monkeypatch):
+    monkeypatch.setattr(endpoint, "SEND_TIMEOUT_S", 0.3)
+    connection = HTTPConnection(server.url.removeprefix("http://"))
+    connection.connect()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    params = {**LONG, "n": 16}
+    body = {"input_ids": [5, 6, 7], "stream": True, "return_logprob": True, "top_logprobs_num": 20, "sampling_params": params}
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    server.until(lambda: server.service.calls.num_open == 1)
+    assert_all_free(server)
+    connection.close()
 
 
 def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_so(models):

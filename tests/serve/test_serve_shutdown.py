@@ -124,3 +124,14 @@ def test_a_port_that_is_taken_is_said_in_words(models, server):
 
     done = CliRunner().invoke(app, ["serve", str(models[0]), f"port={server.url.rpartition(':')[2]}"])
     assert done.exit_code == 2 and "in use" in done.output
+
+
+def test_without_the_servers_packages_it_says_what_to_install(models, monkeypatch):
+    from typer.testing import CliRunner
+
+    from whet.cli import app
+
+    monkeypatch.delitem(sys.modules, "whet.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = CliRunner().invoke(app, ["serve", str(models[0]), "port=0"])
+    assert done.exit_code == 2 and "serving needs the package uvicorn: pip install 'whet[serve]'" in done.output

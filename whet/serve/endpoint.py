@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +20,8 @@ from whet.types import JSON
 
 Prepare = Callable[[Service, JSON], Awaitable[Answer]]
 Handle = Callable[[Service, JSON], Awaitable[Response]]
+SEND_TIMEOUT_S = 60.0
+"""For a client to take what it is sent: one that reads no further counts as gone."""
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -119,6 +121,20 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+@asynccontextmanager
+async def _taken() -> AsyncIterator[None]:
+    """Bound what is sent inside.
+
+    Raises:
+        ClientDisconnect: the client does not take it.
+    """
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise ClientDisconnect from None
+
+
 class _Whole:
     """An answer in one piece."""
 
@@ -129,7 +145,8 @@ class _Whole:
     async def send(self, answer: JSON) -> None:
         response = JSONResponse(answer)
         self.begun = True
-        await response(*self._connection)
+        async with _taken():
+            await response(*self._connection)
 
 
 class _Events:
@@ -148,7 +165,8 @@ class _Events:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, data: str) -> None:
-        if not self.begun:
-            self.begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        async with _taken():
+            if not self.begun:
+                self.begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
