@@ -235,9 +235,15 @@ def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Head
 
 
 def build_run_state(
-    config: BaseRunConfig, opened: OpenRun, backend: Backend, observer: Observer, data: Stateful, others: Mapping[str, Stateful]
+    config: BaseRunConfig,
+    opened: OpenRun,
+    backend: Backend,
+    observer: Observer,
+    data: Stateful,
+    others: Mapping[str, Stateful],
+    beside: Mapping[str, Backend] | None = None,
 ) -> RunState:
-    """How a run saves and goes on."""
+    """How a run saves and goes on. Arguments as for `RunState`."""
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
     return RunState(
@@ -246,6 +252,7 @@ def build_run_state(
         log,
         parts={"data": data, "random": RandomState()},
         others=others,
+        beside=beside,
         config=dump_toml(config),
         facts={"config_hash": config_hash(config), "environment": opened.environment},
         note=observer.display.note,

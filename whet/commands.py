@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,6 @@ from whet.build import (
     build_evaluations,
     build_observer,
     build_parts,
-    build_reference,
     build_run_state,
     build_service,
     evaluation_tasks,
@@ -29,6 +28,7 @@ from whet.build import (
     write_summary,
 )
 from whet.build import length_of_run as length
+from whet.build_learners import build_learners, check_models, check_warmup
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
 from whet.data.source import TaskSource
@@ -48,10 +48,9 @@ from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
-from whet.train.base import NonFinite
+from whet.train.base import Backend, Learner, NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
-from whet.train.learners import Learners, check_needs
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group
 
@@ -75,16 +74,15 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
     check_best(config)
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
-    check_needs(config.algo.name, algorithm)
+    check_models(config, algorithm)
     with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:
         texts = read_texts(config)
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
+        num_learning = check_warmup(config, num_rollouts)
         with build_parts(config, texts, trainable=True) as parts:  # the weights take long: whatever else can be wrong was read before
-            backend = TorchBackend(parts.model, config.train, num_rollouts * plan.optimizer_steps)
-            reference = None
-            if "ref_logprobs" in algorithm.needs:
-                reference = build_reference(config, parts.folder, backend)
+            backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
+            learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
             underway = Underway(kept=not config.deterministic)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
@@ -98,28 +96,28 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 source=source,
                 player=parts.player,
                 underway=underway,
-                learners=Learners(backend, reference, algorithm, plan, config.seed),
+                learners=learners,
                 publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
                 evaluations=build_evaluations(config, parts, held_out, opened.folder),
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, opened, backend, observer, source, others),
+                checkpoint=build_run_state(config, opened, backend, observer, source, others, learners.beside),
                 observer=observer,
                 stop=opened.stop,
                 thread=parts.thread,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             warn_all(observer.display, [*opened.notes, *backend.notes])
-            with batches_kept(config, opened, backend):
+            with batches_kept(config, opened, learners.learner):
                 values = asyncio.run(with_engine(train_rl(run), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)
     return values
 
 
 @contextmanager
-def batches_kept(config: BaseRunConfig, opened: OpenRun, backend: TorchBackend) -> Iterator[None]:
+def batches_kept(config: BaseRunConfig, opened: OpenRun, learner: Callable[[Learner], Backend]) -> Iterator[None]:
     """A batch whose step gave NaN or infinity stays on disk, and the error says how to look at it.
 
     Raises:
@@ -131,13 +129,14 @@ def batches_kept(config: BaseRunConfig, opened: OpenRun, backend: TorchBackend) 
         if error.batch is None:
             raise
         kept = free_folder(opened.folder / "nonfinite", "batch")
+        whose = "" if error.learner == "policy" else f"the {error.learner}: "
         try:
-            keep_batch(kept, error, backend, dump_toml(config))
+            keep_batch(kept, error, learner(error.learner), dump_toml(config))
         except OSError as fault:
-            raise NonFinite(f"{error}. This step changed no weight. The batch cannot be kept: {fault}") from error
+            raise NonFinite(f"{whose}{error}. This step changed no weight. The batch cannot be kept: {fault}") from error
         raise NonFinite(
-            f"{error}. This step changed no weight. The batch and the weights are kept: `whet replay-batch {kept}` does the step again "
-            "and shows where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
+            f"{whose}{error}. This step changed no weight. The batch and the weights are kept: `whet replay-batch {kept}` does the step "
+            "again and shows where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
             f"{opened.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
         ) from error
 

@@ -246,7 +246,7 @@ def record(
     credit: Metrics,
 ) -> dict[str, float]:
     """Every token to the records, then the metrics to `metrics.jsonl`: from there on the update counts."""
-    if "policy/loss" not in update.metrics:
+    if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no group has two valid trajectories")
     if run.observer.records is not None:
         found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages}

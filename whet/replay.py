@@ -12,19 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.algo import StepPlan, build_algorithm
-from whet.algo.base import LossFunction
+from whet.algo import Algorithm, StepPlan, build_algorithm
+from whet.algo.base import LearnsValues, LossFunction
 from whet.algo.dpo import dpo_loss
 from whet.algo.sft import sft_loss
+from whet.build_learners import critic_train
 from whet.config import load_config
 from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal
 from whet.model.lora import FILE as ADAPTER_FILE
+from whet.model.scalar import load_scalar
 from whet.process import prepare_process
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
+from whet.train.critic import CriticConfig
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
 from whet.train.learners import optimizer_step
 from whet.train.torch_native.backend import TorchBackend
@@ -59,15 +62,9 @@ def replay_batch(folder: Path) -> Replay:
     kept = read_kept(folder)
     config = _read_config(folder / CONFIG)
     prepare_process(config)
-    lora = config.train.lora is not None  # then only the adapter was kept
-    source = resolve_model_path(config.model.path) if lora else folder / MODEL
-    model = load_causal(source, config.model, trainable=True, check=False)
-    backend = TorchBackend(model, config.train, total_steps=1)
-    if backend.adapter is not None:
-        backend.adapter.read(folder / MODEL / ADAPTER_FILE)
+    backend, loss, entropy_grad = _learner(kept, config)
     found = Replay(kept, odd_columns=odd_columns(kept.batch))
-    loss, entropy_grad = _loss_of(config)
-    with _watching(model.hf, found):
+    with _watching(backend.model.hf, found):
         try:
             found.loss = optimizer_step(backend, kept.batch, loss, entropy_grad=entropy_grad)[0].loss
         except NonFinite as error:
@@ -79,15 +76,31 @@ def _read_config(path: Path) -> BaseRunConfig:
     return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
 
 
-def _loss_of(config: BaseRunConfig) -> tuple[LossFunction, bool]:
+def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunction, bool]:
+    """The model whose step it was, its loss, and whether that differentiates the entropy."""
+    folder = kept.folder / MODEL
+    if kept.learner == "critic":
+        assert isinstance(config, RunConfig)
+        algorithm = _algorithm(config)
+        assert isinstance(algorithm, LearnsValues)
+        critic = load_scalar(folder, config.model, trainable=True, check=False)
+        return TorchBackend(critic, critic_train(config, config.critic or CriticConfig()), total_steps=1), algorithm.value_loss, False
+    source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
+    backend = TorchBackend(load_causal(source, config.model, trainable=True, check=False), config.train, total_steps=1)
+    if backend.adapter is not None:
+        backend.adapter.read(folder / ADAPTER_FILE)
     if isinstance(config, SupervisedRunConfig):
-        return sft_loss, False
+        return backend, sft_loss, False
     if isinstance(config, DpoRunConfig):
-        return dpo_loss(config.dpo), False
+        return backend, dpo_loss(config.dpo), False
     assert isinstance(config, RunConfig)
+    algorithm = _algorithm(config)
+    return backend, algorithm.loss, algorithm.entropy_grad
+
+
+def _algorithm(config: RunConfig) -> Algorithm:
     plan = plan_batch(config.batch)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
-    return algorithm.loss, algorithm.entropy_grad
+    return build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
 
 
 @contextmanager

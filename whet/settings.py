@@ -21,6 +21,8 @@ from whet.observe import ObserveConfig
 from whet.reward import RewardConfig
 from whet.rollout.collect import RolloutConfig
 from whet.train.batching import BatchConfig
+from whet.train.critic import CriticConfig
+from whet.train.frozen import ReferenceConfig, TeacherConfig
 from whet.train.torch_native.backend import TrainConfig
 
 
@@ -84,6 +86,12 @@ class RunConfig(BaseRunConfig):
     """How trajectories are scored."""
     algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """Credit and loss."""
+    critic: CriticConfig | None = None
+    """The critic, for `ppo`; unset: one with default settings."""
+    reference: ReferenceConfig | None = None
+    """The reference, where the algorithm keeps one; unset: the policy's first weights."""
+    teacher: TeacherConfig | None = None
+    """The teacher, for distillation."""
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Sampling engine."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)

@@ -153,7 +153,7 @@ def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: Torch
         run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, state, observer, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
         warn_all(observer.display, [*opened.notes, *backend.notes])
-        with batches_kept(config, opened, backend):
+        with batches_kept(config, opened, lambda _: backend):
             values = train_supervised(run)
         finish(config, observer, backend, folder, opened.folder)
     return values

@@ -35,9 +35,9 @@ def one_sample(bench: Bench) -> Told:
     return bench.refused("batch.samples_per_prompt=1")
 
 
-def no_critic(bench: Bench) -> Told:
+def missing_model(bench: Bench) -> Told:
     return together(
-        bench.refused("algo.name=ppo"), bench.refused("algo.name=remax"), bench.refused("algo.grpo.distill_coef=0.5", "algo.name=grpo")
+        bench.refused("algo.grpo.distill_coef=0.5"), bench.refused("reference.refresh_every=5"), bench.refused("critic.optim.lr=1e-4")
     )
 
 
@@ -118,12 +118,12 @@ CONFIGURATION = (
         seen_by_check=True,
     ),
     Case(
-        id="no-critic",
-        title="An algorithm that needs a critic, a teacher or a greedy baseline",
-        cause="The algorithm's numbers are there, but the model that would fill in this column for it is not.",
-        remedy="Choose one that does without ([algorithms.md](algorithms.md)): `grpo`, `rloo` and `reinforce_plus_plus` need only the policy.",
-        words=("algo.name=ppo needs values", "algo.name=remax needs baseline", "algo.name=grpo needs teacher_logprobs"),
-        provoke=no_critic,
+        id="missing-model",
+        title="A teacher, reference or critic that is missing, or that nobody asks",
+        cause="What the algorithm learns from and the models beside the policy do not go together, so one of them was left out by mistake.",
+        remedy="Set the path or the weight that the message names, or drop the table ([algorithms.md](algorithms.md)).",
+        words=("set teacher.path, or distill_coef=0", "[reference] is set, but algo.name=grpo keeps none", "[critic] is set, but"),
+        provoke=missing_model,
         seen_by_check=True,
     ),
     Case(

@@ -27,7 +27,7 @@ def test_the_equation_is_shown_solved(here):
         ("batch.samples_per_prompt=1", "samples_per_prompt must be at least 2"),
         ("algo.name=ppoo", "there is no algorithm 'ppoo'"),
         ("algo.name=algos.py:breaks", r"KeyError: 'gone' \(.*algos.py:5\)"),
-        ("algo.name=algos.py:asks", "asks needs values, which whet cannot compute yet"),
+        ("algo.name=algos.py:asks", "asks needs values, so it must say how a critic learns them"),
     ],
 )
 def test_an_algorithm_that_cannot_be_made_fails(here, override, words):

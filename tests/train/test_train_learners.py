@@ -6,13 +6,14 @@ import pytest
 import torch
 from tiny_policy import rollout, rollout_samples, trajectory
 
-from whet.algo import ALGORITHMS, AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
+from whet.algo import AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
 from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import Mean, flatten
-from whet.train.base import Backward
+from whet.train.base import Backward, NonFinite
 from whet.train.batching import BatchPlan
-from whet.train.learners import Learners, check_needs, mismatch
+from whet.train.critic import fit_of
+from whet.train.learners import Critic, Learners, Refresh, mismatch
 from whet.types import Progress
 
 
@@ -26,6 +27,12 @@ class FakeBackend:
     def annotate(self, batch, need):
         self.calls.append(("annotate", need))
         return batch.with_(**{need.value: torch.where(batch.loss_mask, self.level, 0.0)})
+
+    def named_weights(self):
+        return [("level", self.level)]
+
+    def take_weights(self, weights):
+        self.calls.append(("take_weights", list(weights)))
 
     def forward_backward(self, batch, loss, *, entropy_grad=False):
         self.calls.append(("forward_backward", batch, entropy_grad))
@@ -63,25 +70,6 @@ def test_each_need_is_asked_of_whom_it_concerns():
     assert found.policy.calls == [("annotate", Need.OLD_LOGPROBS)]
     assert reference.calls == [("annotate", Need.REF_LOGPROBS)]
     assert batch.old_logprobs.min() == -1.0 and batch.ref_logprobs.min() == -7.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"name": "ppo"}, "algo.name=ppo needs values, which whet cannot compute yet; choose another algorithm"),
-        ({"name": "remax"}, "algo.name=remax needs baseline, which"),
-        ({"grpo": {"distill_coef": 0.5}}, "algo.name=grpo needs teacher_logprobs, which .*; leave distill_coef at 0, or choose"),
-    ],
-)
-def test_what_nobody_can_fill_in_is_refused(settings, words):
-    config = AlgorithmConfig.model_validate(settings)
-    with pytest.raises(ValueError, match=words):
-        check_needs(config.name, build_algorithm(config, StepPlan(1, 2, 64)))
-
-
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"ppo", "remax"}))
-def test_every_other_algorithm_can_be_trained(name):
-    check_needs(name, build_algorithm(AlgorithmConfig(name=name), StepPlan(2, 4, 64)))
 
 
 @pytest.mark.parametrize("reducer", ["sample_mean", "token_mean"])
@@ -178,3 +166,90 @@ def test_an_algorithm_prepares_each_step_after_its_weights():
     found = Learners(FakeBackend(), None, algorithm, plan(1), seed=0)
     update(found)
     assert steps_seen(found)[0].returns.unique().tolist() == [5.0]
+
+
+def ppo_learners(steps=2, epochs=1, warmup=0):
+    algorithm = build_algorithm(AlgorithmConfig(name="ppo"), StepPlan(steps * epochs))
+    critic = Critic(FakeBackend(level=0.3), algorithm.value_loss, warmup)
+    return Learners(FakeBackend(), None, algorithm, plan(steps, epochs), seed=4, critic=critic)
+
+
+def test_values_are_asked_of_the_critic_and_its_steps_are_the_policys():
+    found = ppo_learners(2, 3)
+    done, batch, progress = update(found)
+    critic = found.critic.backend
+    assert critic.calls[0] == ("annotate", Need.VALUES) and ("annotate", Need.VALUES) not in found.policy.calls
+    mine, theirs = steps_seen(found), [call[1] for call in critic.calls if call[0] == "forward_backward"]
+    assert len(mine) == len(theirs) == 6 and progress.optimizer_step == 6
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a.tokens, b.tokens) and torch.equal(a.weights, b.weights) and torch.equal(a.returns, b.returns)
+    assert done.num_tokens == sum(step.num_tokens for step in (*mine, *theirs))
+    values = flatten(done.metrics)
+    assert (values["critic/grad_norm"], values["critic/loss"], values["policy/loss"], values["optim/grad_norm"]) == (3.0, 2.0, 2.0, 3.0)
+    returns = batch.returns[batch.loss_mask].double()
+    level = 1 - (returns - 0.3).var(correction=0) / returns.var(correction=0)
+    assert values["critic/explained_variance"] == pytest.approx(float(level), abs=1e-6)
+
+
+def test_explained_variance_is_one_for_right_values_and_falls_with_their_error():
+    batch = rollout()
+    returns = torch.linspace(-1, 1, batch.num_tokens)
+
+    def found(values):
+        return flatten(fit_of(batch.with_(values=values, returns=returns)))["critic/explained_variance"]
+
+    noise = torch.sin(torch.arange(batch.num_tokens) * 2.3)
+    error = noise[batch.loss_mask].double().numpy()
+    assert found(returns) == pytest.approx(1.0) and found(returns + 7) == pytest.approx(1.0)
+    assert found(returns + noise) == pytest.approx(1 - error.var() / returns[batch.loss_mask].double().numpy().var(), rel=1e-6)
+    assert fit_of(batch.with_(values=noise, returns=torch.ones(batch.num_tokens))) == {}
+
+
+def test_a_critic_that_warms_up_learns_alone():
+    found = ppo_learners(warmup=2)
+    for rollout_id, policy_learns in ((0, False), (1, False), (2, True)):
+        found.policy.calls.clear()
+        done, _, progress = update(found, Progress(rollout_id=rollout_id))
+        assert (progress.optimizer_step > 0) == bool(steps_seen(found)) == ("policy/loss" in done.metrics) == policy_learns
+        assert "critic/loss" in done.metrics and done.num_tokens > 0
+
+
+def test_a_failed_step_says_whose_it_was():
+    found = ppo_learners()
+
+    def fail():
+        raise NonFinite("the gradient norm is nan")
+
+    found.critic.backend.optim_step = fail
+    with pytest.raises(NonFinite) as caught:
+        update(found)
+    assert caught.value.learner == "critic" and caught.value.batch.weights is not None
+    assert steps_seen(found) == [], "the policy learns after the critic"
+    other = ppo_learners()
+    other.policy.optim_step = fail
+    with pytest.raises(NonFinite) as caught:
+        update(other)
+    assert caught.value.learner == "policy"
+
+
+def test_a_reference_is_refreshed_after_every_so_many_rollouts():
+    reference = FakeBackend()
+    algorithm = grpo(GRPOConfig(kl_coef=0.1), StepPlan(2))
+    found = Learners(FakeBackend(level=-2.5), reference, algorithm, plan(2), seed=4, refresh=Refresh(reference, 3))
+    taken = []
+    for rollout_id in range(7):
+        update(found, Progress(rollout_id=rollout_id))
+        taken.append(("take_weights", [("level", -2.5)]) in reference.calls)
+        reference.calls.clear()
+    assert taken == [False, False, True, False, False, True, False]
+    assert list(found.beside) == ["reference"]
+    assert learners(2, reference=reference, kl_coef=0.1).beside == {}, "one that stays is not saved"
+
+
+def test_a_teacher_is_asked_for_its_logprobs():
+    teacher = FakeBackend(level=-9.0)
+    algorithm = grpo(GRPOConfig(distill_coef=0.5), StepPlan(1))
+    found = Learners(FakeBackend(), None, algorithm, plan(1), seed=4, teacher=teacher)
+    batch = found.annotate(rollout())
+    assert teacher.calls == [("annotate", Need.TEACHER_LOGPROBS)] and batch.teacher_logprobs.min() == -9.0
+    assert found.beside == {}

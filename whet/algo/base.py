@@ -72,6 +72,15 @@ class Algorithm(Protocol):
         ...
 
 
+@runtime_checkable
+class LearnsValues(Protocol):
+    """What an algorithm that needs values has, too: how its critic learns."""
+
+    def value_loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
+        """The critic's terms per token of a micro-batch, from `out.values`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What an algorithm may want to know of the optimizer steps that one rollout feeds."""

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
-from whet.algo.credit import Credit, of_tokens
+from whet.algo.credit import Assign, Credit, of_tokens
 from whet.algo.policy import PolicyConfig, PolicyGradient
-from whet.core.batch import TrainBatch
+from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.losses import value_loss
 from whet.core.returns import CreditOver, RewardAt, gae, rewards_on_tokens, time_steps
 from whet.core.weights import ReducerName, ScaledReducerName
@@ -36,15 +36,28 @@ class PPOConfig(PolicyConfig):
     """The critic's prediction is held within this of its old one (slime 0.2, verl 0.5); unset: no clip."""
 
 
-def ppo(config: PPOConfig, plan: StepPlan) -> PolicyGradient:
-    """The actor's side of PPO; the critic fills `values` before credit and learns `returns` with `value_terms`."""
+class PPO(PolicyGradient):
+    """The actor's side is a policy gradient; the critic fills `values` before credit and learns `returns`."""
+
+    def __init__(self, config: PPOConfig, plan: StepPlan, assign: Assign) -> None:
+        super().__init__("ppo", config, plan, assign, needs=frozenset({Need.VALUES}))
+        self._value_config = config
+
+    def value_loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
+        """`value_terms` of what the critic says now."""
+        assert out.values is not None, "a scalar head gives values"
+        return value_terms(batch, out.values, self._value_config)
+
+
+def ppo(config: PPOConfig, plan: StepPlan) -> PPO:
+    """PPO with its settings."""
 
     def assign(batch: TrainBatch) -> Credit:
         rewards = rewards_on_tokens(batch, config.reward_at)
         steps = time_steps(batch, config.credit_over)
         return of_tokens(batch, *gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam))
 
-    return PolicyGradient("ppo", config, plan, assign, needs=frozenset({Need.VALUES}))
+    return PPO(config, plan, assign)
 
 
 def value_terms(batch: TrainBatch, predicted: Tensor, config: PPOConfig) -> LossTerms:

@@ -47,6 +47,7 @@ class RunState:
         log: `metrics.jsonl`: lines behind the checkpoint's offset are cut at a resume, so that none is doubled.
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
         others: states that belong to this run alone: the last evaluation, an unfinished rollout.
+        beside: further models whose weights change, by the folder that a checkpoint has for each.
         config: the run's configuration as TOML, kept beside the tensors.
         facts: about the run, into the manifest.
         note: tells the person who watches what was resumed.
@@ -60,12 +61,13 @@ class RunState:
         *,
         parts: Mapping[Part, Stateful],
         others: Mapping[str, Stateful],
+        beside: Mapping[str, Backend] | None = None,
         config: str,
         facts: Mapping[str, JSON],
         note: Callable[[str], None],
     ) -> None:
         self._store, self._backend, self._log = store, backend, log
-        self._parts, self._others = dict(parts), dict(others)
+        self._parts, self._others, self._beside = dict(parts), dict(others), dict(beside or {})
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
         """What the newest checkpoint holds, tensors aside: with nothing new since, nothing is saved."""
@@ -107,6 +109,8 @@ class RunState:
 
         def write(folder: Path) -> None:
             self._backend.save(folder)
+            for name, backend in self._beside.items():
+                backend.save(folder / name)
             (folder / STATE).write_text(json.dumps(state))
             (folder / "config.toml").write_text(self._config)
 
@@ -118,6 +122,11 @@ class RunState:
         return {name: other.state() for name, other in self._others.items()}
 
     def _go_on(self, saved: Saved) -> Progress:
+        if lacking := [name for name in self._beside if not (saved.folder / name).is_dir()]:
+            raise ValueError(
+                f"{saved.folder} has no {' and no '.join(lacking)}: it was saved with other settings, so the run cannot go on from it; "
+                "choose another run_dir, and begin there with this checkpoint's weights (checkpoint.restore)"
+            )
         progress = self._restore(saved, get_args(Part))
         state = read_state(saved)
         for name, other in self._others.items():
@@ -138,6 +147,11 @@ class RunState:
 
     def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
         self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
+        for name, backend in self._beside.items():
+            if (saved.folder / name).is_dir():
+                backend.load(saved.folder / name, weights="weights" in names, optimizer="optimizer" in names)
+            elif "weights" in names:
+                self._note(f"{saved.folder} has no {name}: it begins as a new run's does")
         state = read_state(saved)["parts"]
         for name, part in self._parts.items():
             if name in names:

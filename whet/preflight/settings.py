@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from whet.algo import StepPlan, build_algorithm
 from whet.build import length_of_run
+from whet.build_learners import check_models, check_warmup
 from whet.config import resolve
 from whet.preflight.boundary import run_user_code
 from whet.preflight.findings import Note, fail, need, ok, several, warn
@@ -16,7 +17,6 @@ from whet.rollout.collect import check_trainable
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 from whet.train.batching import BatchPlan, plan_batch
-from whet.train.learners import check_needs
 
 IMPORT_DEADLINE_S = 60.0
 """For a module that the configuration names to be imported, and what it names to be made."""
@@ -59,7 +59,7 @@ def check_algorithm(scene: Scene) -> Iterator[Note]:
     steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens)
     name = config.algo.name
     algorithm = run_user_code(f"algorithm {name!r}", lambda: build_algorithm(config.algo, steps), IMPORT_DEADLINE_S)
-    check_needs(name, algorithm)
+    check_models(config, algorithm)
     scene.algorithm = algorithm
     needs = ", ".join(sorted(algorithm.needs)) or "nothing annotated"
     yield ok(f"{name}, needs {needs}")
@@ -73,6 +73,7 @@ def check_length(scene: Scene) -> Iterator[Note]:
         plan = need(scene.batch, "the batch sizes")
         per_unit, steps, unit, what = plan.prompts_per_rollout, plan.optimizer_steps, "rollouts", "prompts"
         scene.total = length_of_run(num_rows, per_unit, config.num_rollouts, config.num_epochs, "num_rollouts")
+        check_warmup(config, scene.total)
     else:
         assert isinstance(config, SupervisedRunConfig | PairRunConfig)
         (per_unit, what), steps, unit = per_step_of(config), 1, "steps"

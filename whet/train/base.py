@@ -13,8 +13,8 @@ from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 
-COMPUTED = frozenset({Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.SQUARED_PROBS})
-"""What a backend can fill in for an algorithm."""
+Learner = Literal["policy", "critic"]
+"""The models that learn in a run."""
 
 
 class NonFinite(RuntimeError):
@@ -22,6 +22,8 @@ class NonFinite(RuntimeError):
 
     batch: TrainBatch | None = None
     """What the optimizer step was to learn from, once that is known."""
+    learner: Learner = "policy"
+    """Whose step it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class Annotator(Protocol):
     """A model that says something about the tokens of a batch."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column of `COMPUTED`, under the present weights, without gradient."""
+        """Fill one column under the present weights, without gradient.
+
+        Raises:
+            ValueError: if a model of this kind does not compute it: values come from a scalar head, log-probs from a language model.
+        """
         ...
 
 
@@ -67,12 +73,20 @@ class Backend(Annotator, Protocol):
         """The weights as a stream, named as in Hugging Face files; of an adapter (LoRA), added to the base, or alone as in peft's files."""
         ...
 
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become a copy of these weights, which `named_weights` of a like model gave; an optimizer goes on from where it is.
+
+        Raises:
+            ValueError: if they are of another model.
+        """
+        ...
+
     def export(self, folder: Path) -> None:
         """Write Hugging Face safetensors and config."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on: weights, optimizer, schedule."""
+        """Write everything that `load` needs to go on: weights, and where the model learns its optimizer and schedule."""
         ...
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:

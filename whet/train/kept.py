@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
-from whet.train.base import Backend, NonFinite
+from whet.train.base import Backend, Learner, NonFinite
 from whet.train.tensor_files import write_tensors
 
 REASON = "reason.json"
@@ -27,6 +27,8 @@ class Kept:
     batch: TrainBatch
     message: str
     """What was wrong."""
+    learner: Learner
+    """Whose step it was; the kept weights are that model's."""
 
 
 def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) -> None:
@@ -35,7 +37,7 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
     Args:
         folder: a new one.
         error: with its batch.
-        backend: holds the weights that the step began with: a failed step changes none.
+        backend: of the learner whose step it was; it holds the weights that the step began with: a failed step changes none.
         config: the run's settings as TOML.
 
     Raises:
@@ -47,7 +49,7 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
     write_tensors(columns, folder / BATCH)
     backend.export(folder / MODEL)
     (folder / CONFIG).write_text(config)
-    (folder / REASON).write_text(json.dumps({"message": str(error)}, indent=1) + "\n")
+    (folder / REASON).write_text(json.dumps({"message": str(error), "learner": error.learner}, indent=1) + "\n")
 
 
 def read_kept(folder: Path) -> Kept:
@@ -63,7 +65,8 @@ def read_kept(folder: Path) -> Kept:
     unknown = columns.keys() - {field.name for field in fields(TrainBatch)}
     if unknown:
         raise ValueError(f"{folder / BATCH} has columns that this version of whet does not know: {', '.join(sorted(unknown))}")
-    return Kept(folder, TrainBatch(**columns), json.loads((folder / REASON).read_text())["message"])
+    reason = json.loads((folder / REASON).read_text())
+    return Kept(folder, TrainBatch(**columns), reason["message"], reason["learner"])
 
 
 def odd_columns(batch: TrainBatch) -> list[str]:

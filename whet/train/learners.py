@@ -1,8 +1,9 @@
-"""The models that take part in an update: the policy, and the frozen reference it may be measured against."""
+"""The models that take part in an update: policy and critic learn, reference and teacher are asked. Each is a `Backend`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,8 +11,9 @@ from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import COMPUTED, Annotator, Backend, Backward, NonFinite
+from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
 from whet.train.batching import BatchPlan, steps_of
+from whet.train.critic import fit_of, named_for_critic
 from whet.types import Progress
 
 
@@ -29,15 +31,24 @@ class Update:
     """Tokens that went through the model in forward and backward passes."""
 
 
-def check_needs(name: str, algorithm: Algorithm) -> None:
-    """Refuse an algorithm that needs what nothing fills in yet.
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """The model that learns values."""
 
-    Raises:
-        ValueError: with what is missing.
-    """
-    if missing := sorted(algorithm.needs - COMPUTED):
-        remedy = "leave distill_coef at 0, or choose another algorithm" if Need.TEACHER_LOGPROBS in missing else "choose another algorithm"
-        raise ValueError(f"algo.name={name} needs {', '.join(missing)}, which whet cannot compute yet; {remedy}")
+    backend: Backend
+    loss: LossFunction
+    """The algorithm's `value_loss`."""
+    warmup_rollouts: int = 0
+    """In so many first rollouts it learns alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """A reference that becomes a copy of the policy now and then."""
+
+    reference: Backend
+    every: int
+    """After so many rollouts."""
 
 
 class Learners:
@@ -49,67 +60,120 @@ class Learners:
         algorithm: credit and loss.
         plan: batch arithmetic.
         seed: of the shuffles into optimizer steps.
+        refresh: when the reference becomes a copy of the policy; None: never.
+        teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
+        critic: for `Need.VALUES`.
     """
 
     def __init__(
-        self, policy: Backend, reference: Annotator | None, algorithm: Algorithm, plan: BatchPlan, seed: int
+        self,
+        policy: Backend,
+        reference: Annotator | None,
+        algorithm: Algorithm,
+        plan: BatchPlan,
+        seed: int,
+        *,
+        refresh: Refresh | None = None,
+        teacher: Annotator | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.policy = policy
         self.reference = reference
+        self.teacher = teacher
+        self.critic = critic
         self.algorithm = algorithm
         self.plan = plan
         self._seed = seed
+        self._refresh = refresh
+
+    @property
+    def beside(self) -> dict[str, Backend]:
+        """What a checkpoint holds beside the policy, by name: models whose weights change."""
+        critic = {"critic": self.critic.backend} if self.critic is not None else {}
+        reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
+        return {**critic, **reference}
+
+    def learner(self, name: Learner) -> Backend:
+        """A model that learns."""
+        if name == "policy":
+            return self.policy
+        assert self.critic is not None
+        return self.critic.backend
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
-        """Fill the columns that the algorithm needs; `check_needs` has seen that they can be."""
-        for need in sorted(self.algorithm.needs):
-            if need is Need.REF_LOGPROBS:
-                assert self.reference is not None, "build made no reference model"
-                batch = self.reference.annotate(batch, need)
-            else:
-                batch = self.policy.annotate(batch, need)
+        """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
+        others = {
+            Need.REF_LOGPROBS: self.reference,
+            Need.TEACHER_LOGPROBS: self.teacher,
+            Need.VALUES: self.critic.backend if self.critic is not None else None,
+        }
+        for need in sorted(self.algorithm.needs - {Need.BASELINE}):
+            backend = others.get(need, self.policy)
+            assert backend is not None, f"build made nothing that computes {need}"
+            batch = backend.annotate(batch, need)
         return batch
 
     def update(self, batch: TrainBatch, progress: Progress) -> Update:
-        """Every optimizer step that the rollout feeds. Weights are global to each step; an untrainable step is skipped.
-
-        `progress.optimizer_step` moves with every step taken. The difference from the engine's log-probs is measured before
-        the first one: on the whole batch where the old log-probs are there, else on that step.
-        """
-        metrics: Metrics = {}
-        num_tokens = num_steps = 0
+        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
-        if before is not None:
-            metrics = mismatch(batch, before)
+        done = Update({} if before is None else mismatch(batch, before), before, 0)
+        warmup = 0
+        if self.critic is not None:
+            warmup = self.critic.warmup_rollouts
+            done = self._update_critic(self.critic, batch, progress, done)
+        if progress.rollout_id >= warmup:
+            done = self._update_policy(batch, progress, done)
+        if self._refresh is not None and (progress.rollout_id + 1) % self._refresh.every == 0:
+            self._refresh.reference.take_weights(self.policy.named_weights())
+        return done
+
+    def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:
+        """The rollout's optimizer steps, the same for policy and critic. Weights are global to each; an untrainable one is skipped."""
         for step in steps_of(batch, self.plan, self._seed * 1_000_003 + progress.rollout_id):
-            if not bool(step.loss_mask.any()):
-                continue
-            step = self.algorithm.prepare(step.with_(weights=self.algorithm.reducer(step)))
+            if bool(step.loss_mask.any()):
+                yield step.with_(weights=self.algorithm.reducer(step))
+
+    def _update_critic(self, critic: Critic, batch: TrainBatch, progress: Progress, done: Update) -> Update:
+        """The critic learns the returns; they and the old values stay what they were before its first step."""
+        metrics, num_tokens = fit_of(batch), done.num_tokens
+        for step in self._steps(batch, progress):
+            found, stepped = optimizer_step(critic.backend, step, critic.loss, learner="critic")
+            metrics = merge_metrics(metrics, {**named_for_critic(stepped), "critic/loss": Mean(found.loss, 1)})
+            num_tokens += found.num_tokens
+        return replace(done, metrics=merge_metrics(done.metrics, metrics), num_tokens=num_tokens)
+
+    def _update_policy(self, batch: TrainBatch, progress: Progress, done: Update) -> Update:
+        """The policy's steps; `progress.optimizer_step` moves with every one.
+
+        The difference from the engine's log-probs is measured before the first: on the whole batch where the old log-probs are there,
+        else on that step.
+        """
+        metrics, before, num_tokens = done.metrics, done.train_logprobs, done.num_tokens
+        for i, step in enumerate(self._steps(batch, progress)):
+            step = self.algorithm.prepare(step)
             found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
-            if before is None and num_steps == 0:
-                metrics = mismatch(step, found.logprobs)
+            if done.train_logprobs is None and i == 0:
+                metrics = merge_metrics(metrics, mismatch(step, found.logprobs))
                 before = found.logprobs if self.plan.optimizer_steps == 1 else None
-            metrics = merge_metrics(metrics, stepped)
-            metrics = merge_metrics(metrics, {"policy/loss": Mean(found.loss, 1)})
+            metrics = merge_metrics(metrics, {**stepped, "policy/loss": Mean(found.loss, 1)})
             progress.optimizer_step += 1
-            num_steps += 1
             num_tokens += found.num_tokens
         return Update(metrics, before, num_tokens)
 
 
 def optimizer_step(
-    backend: Backend, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False
+    backend: Backend, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, learner: Learner = "policy"
 ) -> tuple[Backward, Metrics]:
     """Forward, backward, step: what the passes found, and their metrics with the step's.
 
     Raises:
-        NonFinite: with the batch that the step was to learn from.
+        NonFinite: with the batch that the step was to learn from, and whose step it was.
     """
     try:
         found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
         return found, merge_metrics(found.metrics, backend.optim_step())
     except NonFinite as error:
-        error.batch = batch
+        error.batch, error.learner = batch, learner
         raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -151,21 +151,22 @@ class TorchBackend:
             self.model.hf.save_pretrained(folder, state_dict=weights)
 
     def save(self, folder: Path) -> None:
-        assert self.optimizer is not None, "a frozen model is not saved"
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: w.detach().contiguous() for name, w in self._trained().items()}
         write_tensors(weights, folder / "weights.safetensors")
         if self.adapter is not None:
             (folder / "base.json").write_text(json.dumps({"digest": self.adapter.base_digest()}))
-        write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
-        (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
+        if self.optimizer is not None:
+            write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
+            (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
-        assert self.optimizer is not None, "a frozen model is not loaded"
         if weights:
-            self._load_weights(folder / "weights.safetensors")
-            self.optimizer.refresh_masters()
-        if optimizer:
+            path = folder / "weights.safetensors"
+            if self.adapter is not None:
+                _check_base(folder / "base.json", self.adapter.base_digest())
+            self._take(load_file(path), str(path))
+        if optimizer and self.optimizer is not None:
             steps = json.loads((folder / "optimizer.json").read_text())["steps"]
             self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
 
@@ -173,20 +174,23 @@ class TorchBackend:
         """What a checkpoint holds: every weight, or the adapter."""
         return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
 
-    def _load_weights(self, path: Path) -> None:
-        if self.adapter is not None:
-            _check_base(path.with_name("base.json"), self.adapter.base_digest())
-        weights, own = load_file(path), self._trained()
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._take(dict(weights), "what was to be copied")
+
+    def _take(self, weights: Mapping[str, Tensor], source: str) -> None:
+        own = self._trained()
         if weights.keys() != own.keys():
             odd = sorted(weights.keys() ^ own.keys())
-            raise ValueError(f"{path} is of another model: {len(odd)} names differ, among them {', '.join(odd[:3])}")
+            raise ValueError(f"{source} is of another model: {len(odd)} names differ, among them {', '.join(odd[:3])}")
         with torch.no_grad():
             for name, tensor in own.items():
                 found = weights[name]
                 if found.shape != tensor.shape or found.dtype != tensor.dtype:
                     described, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (found, tensor))
-                    raise ValueError(f"{path} is of another model: {name} is {described}, not {wanted}")
+                    raise ValueError(f"{source} is of another model: {name} is {described}, not {wanted}")
                 tensor.copy_(found)
+        if self.optimizer is not None:
+            self.optimizer.refresh_masters()
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         return micro_batches(batch, self._rows, self.config.max_tokens_per_device, self.model.device, self.model.dtype)

@@ -1,0 +1,128 @@
+"""The models beside the policy: which of them an algorithm needs, and how they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whet.algo.base import Algorithm, LearnsValues, Need
+from whet.build import build_reference
+from whet.data.hub import resolve_model_path
+from whet.data.template import load_tokenizer
+from whet.model.causal import load_causal
+from whet.model.scalar import load_scalar
+from whet.settings import RunConfig
+from whet.train.base import Annotator, Backend
+from whet.train.batching import BatchPlan
+from whet.train.critic import CriticConfig
+from whet.train.frozen import ReferenceConfig
+from whet.train.learners import Critic, Learners, Refresh
+from whet.train.torch_native.backend import TorchBackend, TrainConfig
+
+SHOWN = 3
+"""Tokens that an error names of many."""
+
+
+def check_models(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse an algorithm without the models that it needs, and settings of models that nobody asks.
+
+    Raises:
+        ValueError: with the setting, and what to do.
+    """
+    name, needs = f"algo.name={config.algo.name}", algorithm.needs
+    if Need.TEACHER_LOGPROBS in needs and config.teacher is None:
+        raise ValueError(f"{name} distils from a teacher (distill_coef), but there is none: set teacher.path, or distill_coef=0")
+    if config.teacher is not None and Need.TEACHER_LOGPROBS not in needs:
+        raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
+    if config.reference is not None and Need.REF_LOGPROBS not in needs:
+        raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
+    if Need.BASELINE in needs:
+        raise ValueError(f"{name} compares with a greedy reply's reward, which rollouts do not bring yet; choose another algorithm")
+    if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
+        raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
+    if config.critic is not None and Need.VALUES not in needs:
+        raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
+
+
+def check_warmup(config: RunConfig, num_rollouts: int) -> int:
+    """Rollouts in which the policy learns.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    warmup = config.critic.warmup_rollouts if config.critic is not None else 0
+    if warmup >= num_rollouts:
+        raise ValueError(
+            f"critic.warmup_rollouts is {warmup}, but the run has {num_rollouts} rollouts, so the policy would never learn: lower it, or "
+            "train longer"
+        )
+    return num_rollouts - warmup
+
+
+def build_learners(
+    config: RunConfig, policy: TorchBackend, folder: Path, algorithm: Algorithm, plan: BatchPlan, num_rollouts: int
+) -> Learners:
+    """Policy, critic, reference and teacher, as far as the algorithm needs them.
+
+    Args:
+        config: the run's settings; `check_models` has seen them.
+        policy: the backend that trains.
+        folder: the model that it began with.
+        algorithm: credit and loss.
+        plan: batch arithmetic.
+        num_rollouts: of the run.
+    """
+    reference = refresh = teacher = critic = None
+    if Need.REF_LOGPROBS in algorithm.needs:
+        reference, refresh = _reference(config, policy, folder)
+    if Need.TEACHER_LOGPROBS in algorithm.needs:
+        assert config.teacher is not None
+        teacher = _frozen(config, folder, resolve_model_path(config.teacher.path), "teacher.path")
+    if isinstance(algorithm, LearnsValues) and Need.VALUES in algorithm.needs:
+        chosen = config.critic or CriticConfig()
+        backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
+        critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
+    return Learners(policy, reference, algorithm, plan, config.seed, refresh=refresh, teacher=teacher, critic=critic)
+
+
+def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
+    """How the critic trains: whole, with its own optimizer, within the policy's budgets."""
+    return config.train.model_copy(update={"optim": chosen.optim, "lora": None})
+
+
+def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remote_code: bool) -> None:
+    """Refuse a model of another vocabulary: its log-probs would be of other tokens.
+
+    Raises:
+        ValueError: with tokens that differ.
+    """
+    theirs, mine = (load_tokenizer(f, trust_remote_code=trust_remote_code).get_vocab() for f in (folder, policy_folder))
+    odd = sorted(token for token in theirs.keys() | mine.keys() if theirs.get(token) != mine.get(token))
+    if odd:
+        shown = "; ".join(f"{token!r} is {theirs.get(token, 'not in it')}, not {mine.get(token, 'missing')}" for token in odd[:SHOWN])
+        raise ValueError(
+            f"{key}: the tokenizer of {folder} is not the policy's: {len(odd)} tokens differ ({shown}); it must read the "
+            "same tokens, so choose a model of the policy's family"
+        )
+
+
+def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
+    """The reference, and when it is refreshed."""
+    chosen = config.reference or ReferenceConfig()
+    if chosen.path is None and chosen.refresh_every is None:
+        return build_reference(config, folder, policy), None
+    backend = _frozen(config, folder, folder if chosen.path is None else resolve_model_path(chosen.path), "reference.path")
+    return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
+
+
+def _frozen(config: RunConfig, policy_folder: Path, folder: Path, key: str) -> Backend:
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
+    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key), config.train, None)
+
+
+def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
+    folder = policy_folder if chosen.path is None else resolve_model_path(chosen.path)
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
+    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path")
+    return TorchBackend(model, critic_train(config, chosen), total_steps)

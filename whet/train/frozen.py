@@ -1,0 +1,23 @@
+"""Settings of the models that are asked and do not learn: the reference and the teacher."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from whet.config import Config
+
+
+class ReferenceConfig(Config):
+    """The frozen policy that a KL is measured to. An algorithm keeps one if its KL has a weight, or with `reference = true`."""
+
+    path: str | None = None
+    """A folder or a name on the hub; unset: the policy's first weights."""
+    refresh_every: int | None = Field(default=None, gt=0)
+    """After every so many rollouts the reference becomes a copy of the policy; unset: it stays what it is."""
+
+
+class TeacherConfig(Config):
+    """The frozen model that on-policy distillation pulls the policy to (`distill_coef`)."""
+
+    path: str
+    """A folder or a name on the hub; its tokenizer must be the policy's."""
