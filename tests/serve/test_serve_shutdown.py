@@ -12,7 +12,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from serve_setup import DEADLINE_S, events_of
+from serve_setup import DEADLINE_S, events_of, live
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,21 +77,20 @@ def test_open_requests_finish_and_new_ones_are_refused(models):
             send(address, "GET", "/health")
 
 
-def test_what_does_not_finish_in_time_is_aborted_and_told(models, tmp_path):
+def test_what_does_not_finish_in_time_is_aborted_and_told(models):
+    with live(models[0], limits={"shutdown_s": 0.2}) as server:
+        connection, _ = held_request(server.url.removeprefix("http://"))
+        server.closing.ask()
+        assert answer_of(connection)["meta_info"]["finish_reason"] == {"type": "abort", "message": "the server is shutting down"}
+
+
+def test_a_second_signal_ends_it_at_once(models, tmp_path):
     """With settings from a file and a key from the environment."""
-    (tmp_path / "serve.toml").write_text("weight_version = 'base'\n[limits]\nshutdown_s = 0.2\n")
+    (tmp_path / "serve.toml").write_text("weight_version = 'base'\n[limits]\nshutdown_s = 50\n")
     key = {"Authorization": "Bearer 0123456789abcdef"}
     with command(models[0], f"--config={tmp_path / 'serve.toml'}", WHET_API_KEY="0123456789abcdef") as (process, address):
         connection, state = held_request(address, **key)
         assert state["weight_version"] == "base"
-        process.send_signal(signal.SIGINT)
-        assert answer_of(connection)["meta_info"]["finish_reason"] == {"type": "abort", "message": "the server is shutting down"}
-        assert ended(process)[0] == 0
-
-
-def test_a_second_signal_ends_it_at_once(models):
-    with command(models[0]) as (process, address):
-        connection, _ = held_request(address)
         process.send_signal(signal.SIGTERM)
         assert "SIGTERM: open requests are finished first" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
