@@ -6,7 +6,20 @@ import pytest
 import torch
 from engine_setup import SHAPE
 from torch import nn
-from transformers import Gemma2Config, GptOssConfig, MistralConfig, Qwen2Config
+from transformers import (
+    BloomConfig,
+    DeepseekV32Config,
+    FalconH1Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    JambaConfig,
+    Llama4TextConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
 
 from whet.model.attention import whet_attention
 from whet.model.causal import ModelConfig, random_causal
@@ -20,6 +33,7 @@ WINDOW = SHAPE | {"sliding_window": 4}
         MistralConfig(**WINDOW, head_dim=16),
         Qwen2Config(**WINDOW, use_sliding_window=True, max_window_layers=0),
         Gemma2Config(**WINDOW, head_dim=16),
+        Gemma3TextConfig(**WINDOW, head_dim=16),
         GptOssConfig(**WINDOW, head_dim=16, num_local_experts=2, num_experts_per_tok=1),
     ],
     ids=lambda config: config.model_type,
@@ -29,7 +43,26 @@ def test_sliding_windows_are_refused_by_name(config):
         random_causal(config, ModelConfig(path="", dtype="float32", device="cpu"), seed=0)
 
 
-@pytest.mark.parametrize("feature", ["sliding_window", "softcap", "s_aux"])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Llama4TextConfig(**SHAPE, head_dim=16, num_local_experts=2, intermediate_size_mlp=32), "llama4_text .* chunked attention"),
+        (GptOssConfig(**SHAPE, head_dim=16, num_local_experts=2, layer_types=["full_attention"] * 2), "gpt_oss .* window of 128"),
+        (BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4), "Bloom.* does not use transformers' attention interface"),
+        (MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2), "Mamba.* does not use"),
+        (JambaConfig(**SHAPE, num_experts=2), "Jamba.* does not use"),
+        (FalconH1Config(**SHAPE), "FalconH1.* does not use"),
+        (Qwen3NextConfig(**SHAPE, layer_types=["linear_attention", "full_attention"]), "Qwen3Next.* does not use"),
+        (DeepseekV32Config(**SHAPE), "DeepseekV32.* cannot run through whet's attention: TypeError"),
+    ],
+    ids=lambda value: value.model_type if not isinstance(value, str) else "",
+)
+def test_what_is_no_plain_causal_attention_is_refused_by_name(config, words):
+    with pytest.raises(ValueError, match=words):
+        random_causal(config, ModelConfig(path="", dtype="float32", device="cpu"), seed=0)
+
+
+@pytest.mark.parametrize("feature", ["sliding_window", "softcap", "s_aux", "sinks", "position_bias"])
 def test_attention_features_are_refused_by_name(feature):
     class SomeAttention(nn.Module):
         layer_idx = 0

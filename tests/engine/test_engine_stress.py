@@ -1,4 +1,4 @@
-"""A thousand requests of every kind through a pool that is too small: each comes out as if it had been alone, and nothing is left."""
+"""Two thousand requests of every kind through a pool that is too small: each comes out as if it had been alone, and nothing is left."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 from engine_setup import VOCAB, engine_of, plain, serve, serve_all, tiny
 
 from whet.engine.embedded.engine import EmbeddedEngine
+from whet.engine.embedded.logits import adjusted
 from whet.engine.embedded.sampler import sample
+from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import ModelConfig, random_causal
 from whet.types import Chunk, Finish, Request, SamplingParams
 
-NUM_GROUPS = 145
+NUM_GROUPS = 290
 SEEDS = (0, 1)
 """Of the weights that the updates alternate between: version v holds those of SEEDS[v % 2]."""
 
@@ -43,9 +45,21 @@ def some_sampling(rng: random.Random) -> SamplingParams:
         temperature=rng.choice((0.0, 0.7, 1.0, 1.0)),
         top_p=rng.choice((1.0, 1.0, 0.8)),
         top_k=rng.choice((0, 0, 15)),
+        min_p=rng.choice((0.0, 0.0, 0.0, 0.2)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.0, 1.4)),
+        presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.7)),
+        frequency_penalty=rng.choice((0.0, 0.0, 0.0, -0.4)),
+        logit_bias=rng.choice(((), (), ((3, 2.5), (40, -3.0)))),
         stop_token_ids=tuple(rng.sample(range(VOCAB), 4)),
+        stop=rng.choice(((), (), ("<7>", "1><2"))),
+        min_tokens=rng.choice((0, 0, 3)),
         seed=rng.getrandbits(63),
+        top_logprobs=rng.choice((0, 0, 2)),
     )
+
+
+def decode(tokens) -> str:
+    return "".join(f"<{token}>" for token in tokens)
 
 
 async def converse(
@@ -113,24 +127,33 @@ def expected_tokens(log: list[Heard]) -> list[tuple[list[int], list[float]]]:
         first = len(heard.request.tokens)
         rows = [tables[version % 2][i, first - 1 + t] for t, version in enumerate(versions)]
         if rows:
-            params = [heard.request.sampling] * len(rows)
-            out.append(sample(torch.stack(rows), params, range(first, first + len(rows)))[:2])
+            whole = [*heard.request.tokens, *heard.tokens]
+            places = range(first, first + len(rows))
+            logits = adjusted(torch.stack(rows), [Sequence(heard.request, 0, whole[:place]) for place in places])
+            out.append(sample(logits, [heard.request.sampling] * len(rows), places)[:2])
         else:
             out.append(([], []))
     return out
 
 
+def is_over(tokens: list[int], sampling: SamplingParams) -> bool:
+    """Whether the last token ends a reply by itself."""
+    texts = any(decode(tokens).count(text) > decode(tokens[:-1]).count(text) for text in sampling.stop)
+    return len(tokens) >= sampling.min_tokens and (tokens[-1] in sampling.stop_token_ids or texts)
+
+
 def run_the_crowd() -> tuple[EmbeddedEngine, list[Heard]]:
     rng = random.Random(11)
     model = random_causal(tiny("small").config, ModelConfig(path="", dtype="float64", device="cpu"), seed=SEEDS[0])
-    engine = engine_of(model, shares=False, cache_tokens=140, max_running=24, max_batch_tokens=48)
+    engine = engine_of(model, shares=False, decode=decode, cache_tokens=140, max_running=24, max_batch_tokens=48)
     log: list[Heard] = []
+    system = tuple(rng.randrange(VOCAB) for _ in range(12))
 
     async def play() -> None:
         disturbance = asyncio.create_task(disturb(engine, rng))
         tasks: list[asyncio.Task[None]] = []
         for group in range(NUM_GROUPS):
-            prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 25)))
+            prompt = system[: rng.choice((0, 0, 5, 9, 12))] + tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 14)))
             for k in range(rng.randrange(1, 7)):
                 own = random.Random(f"{group}/{k}")
                 tasks.append(asyncio.create_task(converse(engine, f"{group}/{k}", prompt, own, log)))
@@ -152,7 +175,7 @@ def run_the_crowd() -> tuple[EmbeddedEngine, list[Heard]]:
 
 def test_a_crowd_leaves_nothing_and_everyone_gets_what_they_would_have_got_alone():
     engine, log = run_the_crowd()
-    assert len(log) > 800
+    assert len(log) > 1600
     finishes = Counter(heard.finish for heard in log)
     assert all(finishes[finish] > 20 for finish in (Finish.STOP, Finish.LENGTH, Finish.ABORT, None)), finishes
     assert engine.core.scheduler.num_preempted > 20
@@ -161,15 +184,18 @@ def test_a_crowd_leaves_nothing_and_everyone_gets_what_they_would_have_got_alone
     for heard, (tokens, logprobs) in zip(log, expected_tokens(log), strict=True):
         assert list(heard.tokens) == tokens, heard.request.id
         assert [x for chunk in heard.chunks for x in chunk.logprobs] == pytest.approx(logprobs, abs=1e-8)
-        stops = [token in heard.request.sampling.stop_token_ids for token in tokens]
-        assert not any(stops[:-1])
+        sampling = heard.request.sampling
+        ends = [n for n in range(1, len(tokens) + 1) if is_over(tokens[:n], sampling)]
         if heard.finish is Finish.STOP:
-            assert stops[-1]
-        elif heard.finish is Finish.LENGTH:
-            assert len(tokens) == heard.request.sampling.max_tokens
+            assert ends == [len(tokens)]
+        else:
+            assert not ends
+        if heard.finish is Finish.LENGTH:
+            assert len(tokens) == sampling.max_tokens
+        assert sum(len(chunk.raw_logprobs) for chunk in heard.chunks) == (len(tokens) if sampling.top_logprobs else 0)
     whole = [heard for heard in log if heard.finish in (Finish.STOP, Finish.LENGTH) and heard not in crossing]
     unmoved = [heard for heard in whole if heard.chunks[0].version % 2 == 0][::40]
     assert len(unmoved) > 5
     for heard in unmoved:
-        reply = serve_all(engine_of(tiny("small", seed=SEEDS[0])), [heard.request])[heard.request.id]
+        reply = serve_all(engine_of(tiny("small", seed=SEEDS[0]), decode=decode), [heard.request])[heard.request.id]
         assert (reply.tokens, reply.finish) == (heard.tokens, heard.finish)

@@ -186,6 +186,8 @@ def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = 
         raise ValueError("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
     model.hf.to(device)  # pyright: ignore[reportArgumentType]
     model.hf.eval()  # no dropout: the trainer differentiates what the engine samples from
+    if config.dtype == "float64" and model.hf._can_set_experts_implementation():
+        model.hf.set_experts_implementation("eager")  # grouped matrix products have no float64
     model.hf.requires_grad_(trainable)
     if check:
         model.check()

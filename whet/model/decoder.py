@@ -114,7 +114,12 @@ class DecoderModel(ABC):
             layers.append(layer)
             return row(layer, q, k, v, scale)
 
-        hidden = self.hidden(torch.cat(pieces), row.positions, attend).split(lengths)
+        try:
+            hidden = self.hidden(torch.cat(pieces), row.positions, attend).split(lengths)
+        except ValueError:  # refused by name already
+            raise
+        except Exception as error:  # whatever a model's own code makes of a mask or a cache that whet does not give it
+            raise ValueError(f"{name} cannot run through whet's attention: {type(error).__name__}: {error}") from error
         mine = [self.outputs(piece, states) for piece, states in zip(pieces, hidden, strict=True)]
         if sorted(layers) != list(range(num_layers)):
             raise ValueError(f"{name}: only {len(layers)} of its {num_layers} layers attend; whet does not support the others yet")
