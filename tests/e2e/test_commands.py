@@ -128,7 +128,6 @@ def test_sft_learns_its_conversations(folder):
         (["batch.samples_per_step=5"], ["prompts_per_rollout (4) x samples_per_prompt (4)", "samples_per_step (5)"]),
         (["data.train=nowhere.jsonl"], ["nowhere.jsonl"]),
         (["model.path=no-such-folder"], ["no-such-folder"]),
-        (["rollout.top_p=0.9"], ["top_p"]),
         (["rollout.max_tokens=100000"], ["rollout.max_tokens", "2048"]),
         (["batch.samples_per_prompt=1"], ["samples_per_prompt must be at least 2"]),
         (["reward.name=tests/e2e/bad_reward.py:score"], ["all 16 trajectories failed", "KeyError", "no_such_key"]),
