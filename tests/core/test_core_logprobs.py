@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from whet.core.logprobs import Nucleus, chunked_logprobs, chunked_squared_probs, logprobs_and_entropy
 
@@ -186,3 +188,28 @@ def test_sums_of_squared_probabilities(chunk_tokens):
     expected = ((hidden @ head.weight.T) / temperature[:, None]).softmax(-1).square().sum(-1)
     torch.testing.assert_close(found, expected.detach())
     assert not found.requires_grad and max(head.rows) <= chunk_tokens
+
+
+def peak_bytes(num_tokens, chunk_tokens, entropy_grad=False, vocab=4000, width=8):
+    """The most that is allocated at a time in a forward and backward pass, as torch's allocator tells it."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(num_tokens, width, requires_grad=True), torch.randn(vocab, width, requires_grad=True)
+    targets, temperature = torch.randint(vocab, (num_tokens,)), torch.ones(num_tokens)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        logprobs, entropy = chunked_logprobs(
+            lambda rows: rows @ weight.T, hidden, targets, temperature, chunk_tokens, entropy_grad=entropy_grad
+        )
+        (logprobs.sum() + (entropy.sum() if entropy_grad else 0)).backward()
+    changes = [(event.start_ns(), event.nbytes()) for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(size for _, size in sorted(changes, key=lambda change: change[0])))
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_memory_grows_with_the_chunk_and_not_with_the_tokens(entropy_grad):
+    row = 4000 * 4
+    """Bytes of one token's logits."""
+    few, many, wide, whole = (peak_bytes(n, chunk, entropy_grad) for n, chunk in ((64, 8), (256, 8), (256, 32), (256, 256)))
+    assert whole > 256 * row, "all logits at once are seen"
+    assert 8 * row < few < 64 * row
+    assert many - few < 8 * row, "four times the tokens, and less than one more chunk of logits"
+    assert 24 * row < wide - many < 24 * row * 8, "a larger chunk takes in proportion"
