@@ -9,7 +9,7 @@ from small_run import look, of
 from whet.build import build_parts, read_texts
 from whet.config import load_config
 from whet.preflight import budget
-from whet.preflight.memory import MemoryPlan, Part
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part
 from whet.settings import RunConfig
 from whet.types import Request, SamplingParams
 
@@ -72,7 +72,7 @@ def test_the_workload_follows_the_file(here):
 def plan(size):
     return MemoryPlan(
         (
-            Part("small", 1, ("rollout", "loss", "backward", "step"), "nothing"),
+            Part("small", 1, ALWAYS, "nothing"),
             Part("huge", size - 1, ("loss",), "train.max_tokens_per_device", estimate=True),
             Part("elsewhere", 5, ("rollout",), "engine.embedded.cache_tokens"),
         )

@@ -9,6 +9,7 @@ import torch
 from whet.build import check_fits
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import pick_device
+from whet.preflight.beside import has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.machine import memory_limit
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
@@ -16,7 +17,7 @@ from whet.preflight.scene import TRAINING, Scene
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
-PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step"}
+PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step", "critic": "critic"}
 
 
 def check_limits(scene: Scene) -> Iterator[Note]:
@@ -50,7 +51,11 @@ def check_memory(scene: Scene) -> Iterator[Note]:
     except ValueError:
         yield skip("not planned: needs the device")
         return
-    plan = scene.memory = plan_memory(model, workload(scene))
+    work = workload(scene)
+    plan = plan_memory(model, work)
+    if scene.beside is not None:
+        plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
+    scene.memory = plan
     capacity, source = device_memory(device)
     yield judge(plan, capacity, source)
 
@@ -96,7 +101,7 @@ def workload(scene: Scene) -> Workload:
         largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,
-        reference="ref_logprobs" in algorithm.needs,
+        reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
         sampling=Sampling(
             sizes, tuple(rollout.sampling(()) for rollout in rollouts), min(sizes.max_running, sizes.max_batch_tokens, together)
         ),

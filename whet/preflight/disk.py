@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.observe.records import SCHEMA
+from whet.preflight.beside import checkpoint_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, warn
 from whet.preflight.memory import checkpoint_bytes, trained_weights
 from whet.preflight.scene import Scene
@@ -38,6 +39,8 @@ def check_disk(scene: Scene) -> Iterator[Note]:
 def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     model = need(scene.model, "the model's config.json")
     one = checkpoint_bytes(model, scene.config.train)
+    if scene.beside is not None:
+        one += checkpoint_beside(scene.beside, scene.rl)
     export = sum(p.nbytes for p in trained_weights(model).values())
     lora = scene.config.train.lora
     if lora is not None and lora.export_merged:

@@ -21,15 +21,16 @@ from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.sampler import sample
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
+from whet.model.decoder import DecoderModel
 from whet.preflight.live import LiveBytes
 from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
 from whet.train.torch_native.optim import Optimizer
 from whet.types import SamplingParams
 
-Phase = Literal["rollout", "loss", "backward", "step"]
+Phase = Literal["rollout", "loss", "backward", "step", "critic"]
 """rollout: while it samples; loss: while log-probs are computed and differentiated; backward: in the layers' backward pass; step:
-in the optimizer's step."""
-ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step")
+in the optimizer's step; critic: while the critic learns, at its worst moment."""
+ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic")
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
 DRAW_VOCAB = 257
 """Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
@@ -148,32 +149,49 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
     return MemoryPlan((*parts, *_update_parts(model, work)))
 
 
-def checkpoint_bytes(model: CausalModel, train: TrainConfig) -> int:
+def checkpoint_bytes(model: DecoderModel, train: TrainConfig) -> int:
     """Bytes of one checkpoint's tensors: weights, masters, moments."""
     kept = _stepped(model, train)[0].tensors().values()
     return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained_weights(model).values())
 
 
-def trained_weights(model: CausalModel) -> dict[str, Tensor]:
+def trained_weights(model: DecoderModel) -> dict[str, Tensor]:
     """The weights that train: all, or an adapter's."""
     return {name: p for name, p in model.named_weights() if p.requires_grad}
 
 
-def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
+@dataclass(frozen=True, slots=True)
+class OptimizerBytes:
+    """What training takes besides parameters and activations."""
+
+    masters: int
+    moments: int
+    gradients: int
+    scratch: int
+    """Of a step."""
+
+
+def optimizer_bytes(model: DecoderModel, train: TrainConfig) -> OptimizerBytes:
+    """Bytes of a model's optimizer."""
     optimizer, gradients, scratch = _stepped(model, train)
     sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "step": 0}
     for key, tensor in optimizer.tensors().items():
         sizes[key.partition("/")[0]] += tensor.nbytes
+    return OptimizerBytes(sizes["master"], sizes["exp_avg"] + sizes["exp_avg_sq"], gradients, scratch)
+
+
+def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
+    found = optimizer_bytes(model, train)
     smaller = "choose a smaller model"
     return [
-        Part("float32 masters", sizes["master"], ALWAYS, smaller),
-        Part("gradients", gradients, TRAINING, smaller),
-        Part("optimizer moments", sizes["exp_avg"] + sizes["exp_avg_sq"], ALWAYS, smaller),
-        Part("optimizer scratch", scratch, ("step",), smaller),
+        Part("float32 masters", found.masters, ALWAYS, smaller),
+        Part("gradients", found.gradients, TRAINING, smaller),
+        Part("optimizer moments", found.moments, ALWAYS, smaller),
+        Part("optimizer scratch", found.scratch, ("step",), smaller),
     ]
 
 
-def _stepped(model: CausalModel, train: TrainConfig) -> tuple[Optimizer, int, int]:
+def _stepped(model: DecoderModel, train: TrainConfig) -> tuple[Optimizer, int, int]:
     """The run's optimizer over parameters like the model's, after two steps; the bytes of the gradients, and of what a step takes."""
     named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained_weights(model).items()}
     optimizer = Optimizer(named.items(), train.optim, total_steps=2)
@@ -215,7 +233,7 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
 
 
 def _update_parts(model: CausalModel, work: Workload) -> list[Part]:
-    kept, peak = _layers_bytes(model, work)
+    kept, peak = activation_bytes(model, work)
     again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"
     return [
@@ -226,7 +244,7 @@ def _update_parts(model: CausalModel, work: Workload) -> list[Part]:
     ]
 
 
-def _layers_bytes(model: CausalModel, work: Workload) -> tuple[int, int]:
+def activation_bytes(model: DecoderModel, work: Workload) -> tuple[int, int]:
     """What the layers keep of a packed row once it went through them, and what there is at the worst moment of the way back."""
     row = PackedRow(work.lengths, META)
 

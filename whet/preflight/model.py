@@ -13,6 +13,7 @@ from whet.model.causal import CausalModel, pick_device
 from whet.model.lora import add_adapter
 from whet.model.meta import NotCompared, read_meta, take_weights, weight_files, weight_headers
 from whet.model.twin import NoTwin, small_twin
+from whet.preflight.beside import check_beside
 from whet.preflight.boundary import run_user_code
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, several, skip, warn
 from whet.preflight.memory import trained_weights
@@ -48,6 +49,7 @@ def check_model(scene: Scene) -> Iterator[Note]:
         trained = sum(p.numel() for p in trained_weights(model).values())
         share = f"{trained / 1e6:.2f}M parameters train ({trained / count:.1%} of the model's)"
         yield ok(f"train.lora: an adapter of rank {lora.rank}, {share}")
+    yield from check_beside(scene, folder)
 
 
 def _weights(folder: Path, model: CausalModel) -> Iterator[Note]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.algo import Algorithm
 from whet.data.preference import PreferenceSource
@@ -16,6 +17,9 @@ from whet.preflight.memory import MemoryPlan
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.batching import BatchPlan
 from whet.types import JSON, Task
+
+if TYPE_CHECKING:
+    from whet.preflight.beside import Beside
 
 TRAINING = ""
 """Stands for training where evaluation sets go by their names."""
@@ -32,6 +36,8 @@ class Scene:
     """Of the model."""
     model: CausalModel | None = None
     """On the meta device."""
+    beside: Beside | None = None
+    """The models beside the policy of a reinforcement learning run."""
     renderer: Renderer | None = None
     tools: dict[str, Sequence[Mapping[str, JSON]]] = field(default_factory=dict[str, Sequence[Mapping[str, JSON]]])
     """Schemas of an environment's tools: training's by `TRAINING`, an evaluation set's by its name."""

@@ -1,0 +1,64 @@
+"""What `whet check` says of the models beside the policy."""
+
+from __future__ import annotations
+
+from safetensors.torch import load_file
+from small_run import SHAPE, look, of
+
+from whet.model.causal import ModelConfig, load_causal
+from whet.model.scalar import load_scalar
+from whet.preflight.beside import checkpoint_beside
+from whet.quickstart.model import make_model
+from whet.train.torch_native.backend import TorchBackend, TrainConfig
+
+AREAS = ("batch", "algorithm", "model", "data", "tokenizer", "evaluation", "memory", "disk")
+CONFIG = ModelConfig(path="model", device="cpu")
+
+
+def size_of(folder):
+    return sum(tensor.nbytes for path in folder.rglob("*.safetensors") for tensor in load_file(path).values())
+
+
+def test_a_critic_is_in_the_memory_plan_and_in_the_checkpoints(here):
+    _, plain = look(*AREAS, overrides=["algo.name=rloo"])
+    findings, scene = look(*AREAS, overrides=["algo.name=ppo"])
+    assert not [f for f in findings if f.status == "FAIL"]
+    assert any(text.startswith("critic: Qwen3ForSequenceClassification, ") for text in of(findings, "model", "ok"))
+    critic = load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros")
+    weights = sum(w.nbytes for _, w in critic.named_weights())
+    plan = scene.memory
+    assert plan.bytes_of("critic's parameters") == plan.bytes_of("critic's gradients") == weights
+    assert plan.bytes_of("critic's masters and moments") == 2 * weights
+    assert plan.at("critic") > plain.memory.at("critic") + 4 * weights
+    for phase in ("rollout", "step"):
+        assert plan.at(phase) == plain.memory.at(phase) + 3 * weights
+
+
+def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
+    _, scene = look(*AREAS, overrides=["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.refresh_every=2"])
+    critic = TorchBackend(load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros"), TrainConfig(), 2)
+    for p in critic.model.hf.parameters():
+        p.sum().backward()
+    critic.optim_step()
+    critic.save(here / "saved/critic")
+    TorchBackend(load_causal(here / "model", CONFIG, trainable=False), TrainConfig(), None).save(here / "saved/reference")
+    assert checkpoint_beside(scene.beside, scene.rl) == size_of(here / "saved")
+
+
+def test_a_teacher_and_a_reference_of_their_own_are_parts_of_the_plan(here):
+    overrides = ["algo.grpo.distill_coef=0.5", "teacher.path=model", "algo.grpo.kl_coef=0.1", "reference.path=model"]
+    findings, scene = look(*AREAS, overrides=overrides)
+    assert not [f for f in findings if f.status == "FAIL"]
+    weights = scene.memory.bytes_of("parameters")
+    assert scene.memory.bytes_of("teacher model") == scene.memory.bytes_of("reference model") == weights > 0
+
+
+def test_models_that_cannot_be_had_fail(here):
+    make_model(here / "foreign", ["Wholly different words, zebra quartz!"] * 2, SHAPE, 0)
+    for overrides, words in (
+        (["algo.name=ppo", "critic.path=foreign"], "critic.path: the tokenizer of foreign is not the policy's"),
+        (["algo.grpo.distill_coef=1", "teacher.path=foreign"], "teacher.path: the tokenizer of foreign is not the policy's"),
+        (["algo.grpo.kl_coef=1", "reference.path=foreign"], "reference.path: the tokenizer of foreign is not the policy's"),
+    ):
+        fails = of(look(*AREAS, overrides=overrides)[0], "model", "FAIL")
+        assert len(fails) == 1 and words in fails[0]

@@ -1,0 +1,92 @@
+"""The models beside the policy: whether each can be had, and what each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.algo.base import Need
+from whet.build_learners import check_same_tokens, critic_train
+from whet.data.hub import resolve_model_path
+from whet.model.causal import ModelConfig
+from whet.model.decoder import DecoderModel
+from whet.model.meta import read_meta
+from whet.model.scalar import read_meta_scalar
+from whet.preflight.findings import Note, ok
+from whet.preflight.memory import ALWAYS, Part, Workload, activation_bytes, checkpoint_bytes, optimizer_bytes
+from whet.preflight.scene import Scene
+from whet.settings import RunConfig
+from whet.train.critic import CriticConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Models without contents."""
+
+    frozen: dict[str, DecoderModel]
+    """By what they are called; without a reference that is the policy's first weights."""
+    critic: DecoderModel | None = None
+
+
+def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
+    """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
+    config = scene.config
+    if not isinstance(config, RunConfig) or scene.algorithm is None:
+        return
+    needs, models = scene.algorithm.needs, dict[str, DecoderModel]()
+    if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
+        models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model)
+    if Need.REF_LOGPROBS in needs and has_own_reference(config):
+        path = config.reference.path if config.reference is not None else None
+        models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model)
+    critic = None
+    if Need.VALUES in needs:
+        path = (config.critic or CriticConfig()).path
+        critic = read_meta_scalar(_folder(config.model, path, folder, "critic.path"), config.model, key="critic.path")
+    for name, model in {**models, **({"critic": critic} if critic is not None else {})}.items():
+        count = sum(p.numel() for _, p in model.named_weights())
+        yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
+    scene.beside = Beside(models, critic)
+
+
+def has_own_reference(config: RunConfig) -> bool:
+    """Whether the reference is a model of its own even beside an adapter."""
+    return config.reference is not None and (config.reference.path is not None or config.reference.refresh_every is not None)
+
+
+def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
+    """What the models hold on the device."""
+    parts = [Part(f"{name} model", _weights(model), ALWAYS, f"choose a smaller {name}") for name, model in beside.frozen.items()]
+    if beside.critic is not None:
+        smaller = "choose a smaller critic (critic.path)"
+        found = optimizer_bytes(beside.critic, critic_train(config, config.critic or CriticConfig()))
+        kept, peak = activation_bytes(beside.critic, work)
+        parts += [
+            Part("critic's parameters", _weights(beside.critic), ALWAYS, smaller),
+            Part("critic's masters and moments", found.masters + found.moments, ALWAYS, smaller),
+            Part("critic's gradients", found.gradients, ("critic",), smaller),
+            Part("critic's step or activations", max(found.scratch, kept, peak), ("critic",), "lower train.max_tokens_per_device", True),
+        ]
+    return parts
+
+
+def checkpoint_beside(beside: Beside, config: RunConfig) -> int:
+    """Bytes of a checkpoint that are not the policy's."""
+    size = 0
+    if beside.critic is not None:
+        size += checkpoint_bytes(beside.critic, critic_train(config, config.critic or CriticConfig()))
+    if config.reference is not None and config.reference.refresh_every is not None and "reference" in beside.frozen:
+        size += _weights(beside.frozen["reference"])
+    return size
+
+
+def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> Path:
+    folder = policy_folder if path is None else resolve_model_path(path)
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.trust_remote_code)
+    return folder
+
+
+def _weights(model: DecoderModel) -> int:
+    return sum(p.nbytes for _, p in model.named_weights())
