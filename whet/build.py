@@ -27,6 +27,7 @@ from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_fol
 from whet.loop import Observer
 from whet.model.causal import CausalModel, ModelConfig, load_causal
 from whet.model.lora import FILE as ADAPTER_FILE
+from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
 from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
@@ -285,7 +286,8 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
     else:
         backend.export(target)
     on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
-    _read_back(target, load_causal(target, on_cpu, trainable=False).named_weights(), dict(backend.named_weights()))
+    load = load_scalar if isinstance(backend.model, ScalarModel) else load_causal
+    _read_back(target, load(target, on_cpu, trainable=False).named_weights(), dict(backend.named_weights()))
 
 
 def _read_back(target: Path, found: Iterable[tuple[str, torch.Tensor]], own: Mapping[str, torch.Tensor]) -> None:

@@ -91,6 +91,15 @@ def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> 
 
 
 @app.command()
+def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+    """Train a reward model on preference pairs. `whet rm --keys` lists all settings."""
+    from whet.config import load_config
+    from whet.supervised_settings import RewardModelRunConfig
+
+    _guarded(lambda: _supervised().reward_model(load_config(RewardModelRunConfig, config, overrides or []), _command_line()))
+
+
+@app.command()
 def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Play a run's evaluation sets once: mean@n, pass@k, lengths, outcomes. Reads the same file as `whet train`."""
     from whet.config import load_config
@@ -307,7 +316,7 @@ def show_keys(command: str) -> None:
 def main() -> None:
     """Entry point of the `whet` command."""
     arguments = sys.argv[1:]
-    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "evaluate", "generate", "serve"):
+    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve"):
         show_keys(arguments[0])
         return
     app()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whet.algo import Algorithm, StepPlan, build_algorithm
 from whet.algo.base import LearnsValues, LossFunction
 from whet.algo.dpo import dpo_loss
+from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
 from whet.build_learners import critic_train
 from whet.config import load_config
@@ -24,7 +25,7 @@ from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import load_scalar
 from whet.process import prepare_process
 from whet.settings import BaseRunConfig, RunConfig
-from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
+from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig, command_of
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
 from whet.train.critic import CriticConfig
@@ -86,13 +87,19 @@ def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunct
         critic = load_scalar(folder, config.model, trainable=True, check=False)
         return TorchBackend(critic, critic_train(config, config.critic or CriticConfig()), total_steps=1), algorithm.value_loss, False
     source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
-    backend = TorchBackend(load_causal(source, config.model, trainable=True, check=False), config.train, total_steps=1)
+    if isinstance(config, RewardModelRunConfig):
+        model = load_scalar(source, config.model, trainable=True, new_head="normal", seed=config.seed, check=False)
+    else:
+        model = load_causal(source, config.model, trainable=True, check=False)
+    backend = TorchBackend(model, config.train, total_steps=1)
     if backend.adapter is not None:
         backend.adapter.read(folder / ADAPTER_FILE)
     if isinstance(config, SupervisedRunConfig):
         return backend, sft_loss, False
     if isinstance(config, DpoRunConfig):
         return backend, dpo_loss(config.dpo), False
+    if isinstance(config, RewardModelRunConfig):
+        return backend, reward_model_loss(config.rm), False
     assert isinstance(config, RunConfig)
     algorithm = _algorithm(config)
     return backend, algorithm.loss, algorithm.entropy_grad

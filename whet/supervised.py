@@ -1,4 +1,4 @@
-"""`whet sft` and `whet dpo`: what they do, as functions of a configuration."""
+"""`whet sft`, `whet dpo` and `whet rm`: what they do, as functions of a configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from whet.algo.base import LossFunction, Need
 from whet.algo.dpo import dpo_loss
+from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
 from whet.build import build_observer, build_reference, build_run_state, length_of_run
 from whet.checkpoint.run_state import Stateful
@@ -23,11 +24,12 @@ from whet.data.preference import PreferenceSource, preference_source
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.causal import load_causal
+from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe import Headline, Metrics, merge_metrics
 from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
-from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig, held_out_rows
+from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, held_out_rows
 from whet.train.torch_native.backend import TorchBackend
 
 COMMON = (
@@ -40,6 +42,13 @@ DPO_HEADLINES = (
     Headline("dpo/loss", "loss", ".4f"),
     Headline("dpo/accuracy", "accuracy", ".3f"),
     Headline("dpo/margin", "margin", ".3f"),
+    *COMMON,
+)
+
+RM_HEADLINES = (
+    Headline("rm/loss", "loss", ".4f"),
+    Headline("rm/accuracy", "accuracy", ".3f"),
+    Headline("rm/margin", "margin", ".3f"),
     *COMMON,
 )
 
@@ -109,6 +118,39 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
         facts = {"model": str(folder), **pair_facts(source, held), "device": str(backend.model.device)}
         measured = held_out(config, held, judge)
         return run_job(config, opened, folder, backend, Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts))
+
+
+def reward_model(config: RewardModelRunConfig, command: str = "whet rm") -> dict[str, float]:
+    """`whet rm`: a reward model to its end, exported to `<run_dir>/model` for `AutoModelForSequenceClassification`. As `dpo` otherwise."""
+    with open_run(config, command) as opened:
+        folder, renderer = model_and_renderer(config)
+        source, held = pair_sources(config, renderer)
+        num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
+        model = load_scalar(folder, config.model, trainable=True, new_head="normal", seed=config.seed)
+        note_padding(model, renderer)
+        backend = TorchBackend(model, config.train, num_steps)
+        loss = reward_model_loss(config.rm)
+
+        def take() -> TrainBatch:
+            return pair_batch(source.next(config.pairs_per_step))
+
+        def judge(batch: TrainBatch) -> Metrics:
+            batch = backend.annotate(batch, Need.SCORES)
+            assert batch.scores is not None
+            nothing = torch.zeros_like(batch.scores)
+            return loss(batch, TokenOutputs(nothing, nothing, scores=batch.scores)).metrics
+
+        facts = {"model": str(folder), **pair_facts(source, held), "device": str(model.device)}
+        measured = held_out(config, held, judge)
+        return run_job(config, opened, folder, backend, Job("rm", RM_HEADLINES, num_steps, source, take, loss, measured, facts))
+
+
+def note_padding(model: ScalarModel, renderer: Renderer) -> None:
+    """Have transformers read a batch's scores where whet does, at each last token: it goes by the config's padding, in which no
+    turn may end."""
+    text = model.config.get_text_config()
+    pad = renderer.tokenizer.pad_token_id if text.pad_token_id is None else text.pad_token_id
+    text.pad_token_id = None if pad in renderer.stop_token_ids else pad
 
 
 def model_and_renderer(config: BaseRunConfig) -> tuple[Path, Renderer]:

@@ -1,4 +1,4 @@
-"""Settings of the runs that learn from data as they are, `whet sft` and `whet dpo`; at the end, which settings each command reads."""
+"""Settings of `whet sft`, `whet dpo` and `whet rm`, which learn from data as they are; at the end, which settings each command reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from whet.algo.dpo import DpoConfig
+from whet.algo.reward_model import RewardModelConfig
 from whet.config import Config
 from whet.core.weights import ReducerName
 from whet.data.preference import PreferenceConfig
@@ -63,6 +64,13 @@ class DpoRunConfig(PairRunConfig):
     """The loss."""
 
 
+class RewardModelRunConfig(PairRunConfig):
+    """Training of a reward model (`whet rm`). `model.path` is a language model, which gets a new score head, or a reward model."""
+
+    rm: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    """The loss."""
+
+
 def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
     """The held-out pairs' files, with the columns of training, in their order; none of them is left out for its length."""
     if config.evaluate.path is None:
@@ -70,9 +78,14 @@ def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
     return config.data.model_copy(update={"path": config.evaluate.path, "shuffle": False, "max_tokens": None})
 
 
-RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {"train": RunConfig, "sft": SupervisedRunConfig, "dpo": DpoRunConfig}
+RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {
+    "train": RunConfig,
+    "sft": SupervisedRunConfig,
+    "dpo": DpoRunConfig,
+    "rm": RewardModelRunConfig,
+}
 """By the command that trains with them."""
-_DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig}
+_DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig, "rm": PreferenceConfig}
 
 
 def command_of(tree: Mapping[str, Any]) -> str:

@@ -26,6 +26,8 @@ class Need(StrEnum):
     SQUARED_PROBS = "squared_probs"
     """With the old log-probs, of the same distributions."""
     VALUES = "values"
+    SCORES = "scores"
+    """A reward model's, of each token itself."""
     BASELINE = "baseline"
     """Comes with the rollout: the reward of a greedy reply to each prompt."""
 

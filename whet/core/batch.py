@@ -70,6 +70,8 @@ class TrainBatch:
     """Sum over the vocabulary of the squared probabilities of the distribution each token was drawn from. [T] float32"""
     values: Tensor | None = None
     """The critic's estimate of the return before each token. [T] float32"""
+    scores: Tensor | None = None
+    """A reward model's score of each token, which it has seen; a sample's is that of its last. [T] float32"""
     token_rewards: Tensor | None = None
     """Rewards of single tokens, beside the trajectory's. [T] float32"""
     nucleus_sizes: Tensor | None = None

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from whet.model.attention import ATTENTION
 from whet.model.causal import CausalModel, ModelConfig, read_config, recompute_layers, unloadable
+from whet.model.scalar import HEAD, ScalarModel, is_headless
 
 DTYPES = {
     "F64": torch.float64,
@@ -137,7 +138,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def take_weights(model: CausalModel, headers: Mapping[str, Tensor]) -> WeightReport:
+def take_weights(model: CausalModel | ScalarModel, headers: Mapping[str, Tensor]) -> WeightReport:
     """Load weights without contents into a model without contents, with transformers' own renaming, conversion and tying.
 
     The model's tensors are replaced: it is then as `from_pretrained` would leave it.
@@ -167,7 +168,8 @@ def take_weights(model: CausalModel, headers: Mapping[str, Tensor]) -> WeightRep
     except (ImportError, AttributeError, TypeError, NotImplementedError) as error:
         raise NotCompared(f"transformers' loader cannot be asked about {type(hf).__name__}: {type(error).__name__}: {error}") from error
     shapes = tuple(f"{name} is {tuple(theirs)}, not {tuple(mine)}" for name, theirs, mine in sorted(found.mismatched_keys))
-    missing = tuple(sorted(name for name in found.missing_keys if not any(text.startswith(f"{name}:") for text in broken)))
+    made = {f"{HEAD}.weight"} if isinstance(model, ScalarModel) and is_headless(model.config) else set[str]()
+    missing = tuple(sorted(name for name in set(found.missing_keys) - made if not any(text.startswith(f"{name}:") for text in broken)))
     return WeightReport(missing, (*shapes, *broken), tuple(sorted(found.unexpected_keys)))
 
 

@@ -8,13 +8,13 @@ import torch
 
 from whet.build import check_fits
 from whet.engine.embedded.core import EngineCore
-from whet.model.causal import pick_device
+from whet.model.causal import CausalModel, pick_device
 from whet.preflight.beside import has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.machine import memory_limit
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
 from whet.preflight.scene import TRAINING, Scene
-from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
+from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
 PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step", "critic": "critic"}
@@ -24,6 +24,7 @@ def check_limits(scene: Scene) -> Iterator[Note]:
     """Whether the engine can run trajectories to their end."""
     config, model = scene.rl, need(scene.model, "the model's config.json")
     sizes = config.engine.embedded
+    assert isinstance(model, CausalModel), "only a language model samples"
     core = EngineCore(
         model,
         cache_tokens=sizes.cache_tokens,
@@ -88,7 +89,8 @@ def workload(scene: Scene) -> Workload:
     if isinstance(config, PairRunConfig):
         longest = scene.longest or (config.data.max_tokens or budget // 2,) * 2
         row = largest_row(longest, budget, config.pairs_per_step)
-        return Workload(config.train, row, reference=True, reference_advice="choose a smaller model")
+        reference = isinstance(config, DpoRunConfig)
+        return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model")
     config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
     rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]

@@ -126,7 +126,7 @@ def largest_row(longest: tuple[int, ...], budget: int, num_units: int) -> tuple[
     return longest * whole + ((rest,) if rest > 0 and whole < num_units else ())
 
 
-def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
+def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
     """The plan of a run.
 
     Args:
@@ -145,6 +145,7 @@ def plan_memory(model: CausalModel, work: Workload) -> MemoryPlan:
         adapter = 0 if model.adapter is None else sum(p.nbytes for p in trained_weights(model).values())
         own = weights - adapter if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
         parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false"))
+        assert isinstance(model, CausalModel), "only a language model samples"
         parts += _engine_parts(model, work.sampling)
     return MemoryPlan((*parts, *_update_parts(model, work)))
 
@@ -180,7 +181,7 @@ def optimizer_bytes(model: DecoderModel, train: TrainConfig) -> OptimizerBytes:
     return OptimizerBytes(sizes["master"], sizes["exp_avg"] + sizes["exp_avg_sq"], gradients, scratch)
 
 
-def _optimizer_parts(model: CausalModel, train: TrainConfig) -> list[Part]:
+def _optimizer_parts(model: DecoderModel, train: TrainConfig) -> list[Part]:
     found = optimizer_bytes(model, train)
     smaller = "choose a smaller model"
     return [
@@ -232,15 +233,22 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
     return live.peak("logits") / (rows * DRAW_VOCAB)
 
 
-def _update_parts(model: CausalModel, work: Workload) -> list[Part]:
+def _update_parts(model: DecoderModel, work: Workload) -> list[Part]:
     kept, peak = activation_bytes(model, work)
     again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"
+    language = _language_parts(model, work) if isinstance(model, CausalModel) else []
+    return [
+        *language,
+        Part("activations kept", kept, ("loss",), rows, estimate=True),
+        Part("activations in the backward pass", peak, ("backward",), rows, estimate=True),
+    ]
+
+
+def _language_parts(model: CausalModel, work: Workload) -> list[Part]:
     return [
         Part("logits", _logits_peak(model, work), ("loss",), "lower train.logprob_chunk_tokens"),
         Part("output layer gradient", _head_gradient(model, work), ("loss", "backward"), "choose a smaller model", estimate=True),
-        Part("activations kept", kept, ("loss",), rows, estimate=True),
-        Part("activations in the backward pass", peak, ("backward",), rows, estimate=True),
     ]
 
 

@@ -12,6 +12,7 @@ from whet.data.template import Renderer, load_tokenizer
 from whet.model.causal import CausalModel, pick_device
 from whet.model.lora import add_adapter
 from whet.model.meta import NotCompared, read_meta, take_weights, weight_files, weight_headers
+from whet.model.scalar import ScalarModel, read_meta_scalar
 from whet.model.twin import NoTwin, small_twin
 from whet.preflight.beside import check_beside
 from whet.preflight.boundary import run_user_code
@@ -20,6 +21,7 @@ from whet.preflight.memory import trained_weights
 from whet.preflight.scene import Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.settings import RunConfig
+from whet.supervised_settings import RewardModelRunConfig
 
 SHOWN = 3
 """Names that a line lists of many."""
@@ -39,7 +41,9 @@ def check_model(scene: Scene) -> Iterator[Note]:
     """The model's configuration and weights."""
     config = scene.config.model
     folder = scene.folder = resolve_model_path(config.path)
-    model = scene.model = read_meta(folder, config)
+    scores = isinstance(scene.config, RewardModelRunConfig)
+    model = read_meta_scalar(folder, config, key="model.path") if scores else read_meta(folder, config)
+    scene.model = model
     layers = model.config.get_text_config().num_hidden_layers
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
@@ -52,7 +56,7 @@ def check_model(scene: Scene) -> Iterator[Note]:
     yield from check_beside(scene, folder)
 
 
-def _weights(folder: Path, model: CausalModel) -> Iterator[Note]:
+def _weights(folder: Path, model: CausalModel | ScalarModel) -> Iterator[Note]:
     try:
         headers = weight_headers(folder)
     except NotCompared as reason:

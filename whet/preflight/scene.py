@@ -13,6 +13,7 @@ from whet.data.source import TaskSource
 from whet.data.supervised import SupervisedSource
 from whet.data.template import Renderer
 from whet.model.causal import CausalModel
+from whet.model.scalar import ScalarModel
 from whet.preflight.memory import MemoryPlan
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.batching import BatchPlan
@@ -34,7 +35,7 @@ class Scene:
     algorithm: Algorithm | None = None
     folder: Path | None = None
     """Of the model."""
-    model: CausalModel | None = None
+    model: CausalModel | ScalarModel | None = None
     """On the meta device."""
     beside: Beside | None = None
     """The models beside the policy of a reinforcement learning run."""

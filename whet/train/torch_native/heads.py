@@ -88,7 +88,7 @@ class LanguageHead:
 class ScalarHead:
     """One number for each token, at the token and before it."""
 
-    computes = frozenset({Need.VALUES})
+    computes = frozenset({Need.VALUES, Need.SCORES})
 
     def __init__(self, model: ScalarModel) -> None:
         self.model = model
@@ -99,9 +99,10 @@ class ScalarHead:
         return batch.with_(loss_mask=mask.index_fill(0, batch.starts[batch.lengths > 0], False))
 
     def column(self, micro: MicroBatch, need: Need) -> Tensor:
-        values = self.outputs(micro, entropy_grad=False).values
-        assert values is not None
-        return values
+        out = self.outputs(micro, entropy_grad=False)
+        column = out.values if need is Need.VALUES else out.scores
+        assert column is not None
+        return column
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         part, row = micro.part, micro.row

@@ -1,0 +1,82 @@
+"""`whet rm` from settings to a folder that transformers reads: it learns a preference, resumes exactly, can be checked and replayed."""
+
+import pytest
+import torch
+from tiny_pairs import BAD, GOOD, make_pairs, pair_settings
+from tiny_run import QUESTIONS, metrics_of, weights_of
+from transformers import AutoModelForSequenceClassification
+
+from whet.config import dump_toml
+from whet.data.template import Renderer, load_tokenizer
+from whet.preflight.check import check
+from whet.replay import replay_batch
+from whet.supervised import reward_model
+from whet.supervised_settings import RewardModelRunConfig
+from whet.train.base import NonFinite
+from whet.train.torch_native.backend import TorchBackend
+from whet.types import Message
+
+
+def config_of(folder, name, **changes):
+    return RewardModelRunConfig.model_validate(pair_settings(folder, name, rm={}, **changes))
+
+
+def score(folder, reply):
+    """transformers' own score of a reply to the held-out question."""
+    renderer = Renderer(load_tokenizer(folder))
+    tokens, _ = renderer.supervised((Message("user", QUESTIONS[3]), Message("assistant", reply)))
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([tokens])).logits)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_it_scores_the_preferred_reply_higher_and_transformers_agrees(tmp_path, flipped):
+    make_pairs(tmp_path, flipped=flipped)
+    values = reward_model(config_of(tmp_path, "run"))
+    assert values["eval/rm/accuracy"] == (0.0 if flipped else 1.0)
+    good, bad = (score(tmp_path / "run/model", reply) for reply in (GOOD, BAD))
+    assert (good > bad) != flipped
+    assert values["eval/rm/margin"] == pytest.approx(good - bad, abs=1e-4)
+    assert values["eval/rm/chosen_score"] == pytest.approx(good, abs=1e-4)
+
+
+def test_a_second_start_gives_the_bits_of_one_long_run_and_a_reward_model_goes_on(tmp_path):
+    make_pairs(tmp_path)
+    reward_model(config_of(tmp_path, "whole"))
+    reward_model(config_of(tmp_path, "parts", num_steps=5))
+    reward_model(config_of(tmp_path, "parts"))
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "parts")
+    last = metrics_of(tmp_path / "whole")[-1]["eval/rm/margin"]
+    reward_model(config_of(tmp_path, "more", model={"path": str(tmp_path / "whole/model"), "device": "cpu"}, num_steps=1))
+    assert metrics_of(tmp_path / "more")[0]["eval/rm/margin"] == pytest.approx(last, abs=1e-5)
+
+
+def test_an_adapter_and_a_new_head_learn_it_too(tmp_path):
+    make_pairs(tmp_path)
+    train = {"optim": {"lr": 3e-2}, "lora": {"rank": 4, "export_merged": True}}
+    values = reward_model(config_of(tmp_path, "run", train=train))
+    assert values["eval/rm/accuracy"] == 1.0
+    assert score(tmp_path / "run/merged", GOOD) - score(tmp_path / "run/merged", BAD) == pytest.approx(values["eval/rm/margin"], abs=1e-4)
+
+
+def test_check_plans_for_a_score_head_and_replay_does_a_step_again(tmp_path, monkeypatch):
+    make_pairs(tmp_path)
+    config = config_of(tmp_path, "run")
+    (tmp_path / "rm.toml").write_text(dump_toml(config))
+    found = check(tmp_path / "rm.toml", [], lambda finding: None)
+    assert (found.command, found.failed) == ("rm", 0), [f for f in found.findings if f.status == "FAIL"]
+    assert "logits" not in found.memory and "reference model" not in found.memory and found.memory["gradients"] > 0
+    step = TorchBackend.optim_step
+
+    def spoil(backend):
+        for parameter in backend.model.hf.parameters():
+            parameter.grad.fill_(torch.nan)
+        return step(backend)
+
+    monkeypatch.setattr(TorchBackend, "optim_step", spoil)
+    with pytest.raises(NonFinite, match="whet replay-batch"):
+        reward_model(config)
+    monkeypatch.undo()
+    again = replay_batch(tmp_path / "run/nonfinite/batch_1")
+    assert again.message is None and again.loss is not None
