@@ -104,7 +104,7 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     thread = ThreadPoolExecutor(1, "torch")
     rewards: list[Reward] = []
     try:
-        rewards.append(build_reward(config.reward))  # before the weights, which take long
+        rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
         model = load_causal(folder, config.model, trainable=trainable)
         own = trainable and config.engine.embedded.own_weights
         held = load_causal(folder, config.model, trainable=False) if own else model
@@ -220,7 +220,7 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
 def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> Player:
     reward = parts.rewards[0]
     if chosen.reward is not None:
-        reward = build_reward(chosen.reward)
+        reward = build_reward(chosen.reward, parts.folder)
         parts.rewards.append(reward)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
     return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)

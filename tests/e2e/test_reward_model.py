@@ -1,13 +1,17 @@
 """`whet rm` from settings to a folder that transformers reads: it learns a preference, resumes exactly, can be checked and replayed."""
 
+import shutil
+
 import pytest
 import torch
 from tiny_pairs import BAD, GOOD, make_pairs, pair_settings
-from tiny_run import QUESTIONS, metrics_of, weights_of
+from tiny_run import QUESTIONS, make_files, metrics_of, run_config, weights_of
 from transformers import AutoModelForSequenceClassification
 
+from whet.commands import train
 from whet.config import dump_toml
 from whet.data.template import Renderer, load_tokenizer
+from whet.observe import read_records
 from whet.preflight.check import check
 from whet.replay import replay_batch
 from whet.supervised import reward_model
@@ -58,6 +62,25 @@ def test_an_adapter_and_a_new_head_learn_it_too(tmp_path):
     values = reward_model(config_of(tmp_path, "run", train=train))
     assert values["eval/rm/accuracy"] == 1.0
     assert score(tmp_path / "run/merged", GOOD) - score(tmp_path / "run/merged", BAD) == pytest.approx(values["eval/rm/margin"], abs=1e-4)
+
+
+def test_a_policy_is_trained_on_its_scores_of_the_very_tokens(tmp_path):
+    make_pairs(tmp_path)
+    reward_model(config_of(tmp_path, "rm", num_steps=20))
+    make_files(tmp_path / "rl")
+    shutil.rmtree(tmp_path / "rl/model")  # the policy has the reward model's tokenizer
+    reward = {"name": "model", "options": {"path": str(tmp_path / "rm/model"), "device": "cpu"}}
+    for name in ("one", "two"):
+        config = run_config(tmp_path / "rl", name, num_rollouts=2, algo={"name": "ppo"}, reward=reward,
+                            model={"path": str(tmp_path / "model")}, critic={"path": str(tmp_path / "rm/model")})  # fmt: skip
+        train(config)
+    assert weights_of(tmp_path / "rl/one") == weights_of(tmp_path / "rl/two")
+    rows = read_records(tmp_path / "rl/one/rollouts")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm/model").eval()
+    with torch.no_grad():
+        expected = [float(model(input_ids=torch.tensor([row["tokens"]])).logits) for row in rows]
+    assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
+    assert len({round(value, 3) for value in expected}) > 3
 
 
 def test_check_plans_for_a_score_head_and_replay_does_a_step_again(tmp_path, monkeypatch):

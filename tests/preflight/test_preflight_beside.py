@@ -5,6 +5,7 @@ from __future__ import annotations
 from safetensors.torch import load_file
 from small_run import SHAPE, look, of
 
+from whet.data.template import load_tokenizer
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.scalar import load_scalar
 from whet.preflight.beside import checkpoint_beside
@@ -51,6 +52,21 @@ def test_a_teacher_and_a_reference_of_their_own_are_parts_of_the_plan(here):
     assert not [f for f in findings if f.status == "FAIL"]
     weights = scene.memory.bytes_of("parameters")
     assert scene.memory.bytes_of("teacher model") == scene.memory.bytes_of("reference model") == weights > 0
+
+
+def test_a_reward_model_is_looked_at_loaded_and_counted(here):
+    critic = load_scalar(here / "model", CONFIG, trainable=False, new_head="normal")
+    critic.hf.save_pretrained(here / "scores")
+    load_tokenizer(here / "model").save_pretrained(here / "scores")
+    overrides = ["reward.name=model", "reward.options.path=scores", "reward.options.device=cpu"]
+    findings, scene = look(*AREAS, "reward", overrides=overrides)
+    assert not [f for f in findings if f.status == "FAIL"]
+    assert any(text.startswith("reward: Qwen3ForSequenceClassification, ") for text in of(findings, "model", "ok"))
+    weights = sum(w.nbytes for _, w in critic.named_weights())
+    assert scene.memory.bytes_of("reward model") == weights
+    assert scene.memory.at("rollout") == look(*AREAS)[1].memory.at("rollout") + weights
+    fails = of(look(*AREAS, "reward", overrides=["reward.name=model", "reward.options.path=model"])[0], "reward", "FAIL")
+    assert fails and all("is a language model" in text for text in fails)
 
 
 def test_models_that_cannot_be_had_fail(here):

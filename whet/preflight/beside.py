@@ -9,13 +9,15 @@ from pathlib import Path
 from whet.algo.base import Need
 from whet.build_learners import check_same_tokens, critic_train
 from whet.data.hub import resolve_model_path
-from whet.model.causal import ModelConfig
+from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta
 from whet.model.scalar import read_meta_scalar
 from whet.preflight.findings import Note, ok
 from whet.preflight.memory import ALWAYS, Part, Workload, activation_bytes, checkpoint_bytes, optimizer_bytes
 from whet.preflight.scene import Scene
+from whet.reward.build import reward_models
+from whet.reward.model import KEY as REWARD_PATH
 from whet.settings import RunConfig
 from whet.train.critic import CriticConfig
 
@@ -40,6 +42,7 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
         path = config.reference.path if config.reference is not None else None
         models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model)
+    models.update(_reward_models(config))
     critic = None
     if Need.VALUES in needs:
         path = (config.critic or CriticConfig()).path
@@ -48,6 +51,17 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
     scene.beside = Beside(models, critic)
+
+
+def _reward_models(config: RunConfig) -> dict[str, DecoderModel]:
+    """Those on the policy's device, each as often as it is loaded: evaluation sets with rewards of their own have models of their own."""
+    tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
+    models: dict[str, DecoderModel] = {}
+    for options in (options for table in tables for options in reward_models(table)):
+        if pick_device(options.device).type == pick_device(config.model.device).type:
+            name = f"reward {len(models) + 1}" if models else "reward"
+            models[name] = read_meta_scalar(resolve_model_path(options.path), options.model(), key=REWARD_PATH)
+    return models
 
 
 def has_own_reference(config: RunConfig) -> bool:

@@ -40,7 +40,7 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
     what = f"reward {config.name or ', '.join(config.components)}"
     deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * config.timeout_s
     try:
-        reward = run_user_code(what, lambda: build_reward(config), IMPORT_DEADLINE_S)
+        reward = run_user_code(what, lambda: build_reward(config, scene.folder), IMPORT_DEADLINE_S)
     except ValueError as error:
         yield fail(str(error))
         return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
@@ -25,6 +26,7 @@ from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
 from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.ifeval import IfevalOptions, score_ifeval
 from whet.reward.math import COMPARE, MathOptions, MathReward
+from whet.reward.model import ModelReward, ModelRewardOptions
 from whet.reward.pool import WorkerPool
 from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
 from whet.reward.remote import RemoteOptions, RemoteReward
@@ -84,6 +86,8 @@ class Means:
 
     pool: WorkerPool
     timeout_s: float
+    policy: Path | None
+    """Folder of the model whose tokens the trajectories hold; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +139,43 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
+    "model": BuiltIn(ModelRewardOptions, lambda options, means: ModelReward(options, means.policy)),
     "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
     "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s)),
     "dispatch": BuiltIn(DispatchOptions, _dispatch),
 }
 
 
-def build_reward(config: RewardConfig) -> Reward:
+def build_reward(config: RewardConfig, policy: Path | None = None) -> Reward:
     """The reward that a configuration asks for. Its worker processes start with the first call that needs one.
 
-    Raises ValueError for an unknown name, a reference that does not resolve, and options the reward does not take.
+    Args:
+        config: the `[reward]` table.
+        policy: folder of the model whose tokens the trajectories hold; None: unknown.
+
+    Raises:
+        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, or no reward model.
     """
-    components = config.components
-    if config.name is not None:
-        components = {_short(config.name): ComponentConfig(name=config.name, options=config.options)}
+    components = _components(config)
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
     try:
-        means = Means(pool, config.timeout_s)
+        means = Means(pool, config.timeout_s, policy)
         parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
     except BaseException:
         pool.close()
         raise
     return WeightedReward(parts, pool, single=config.name is not None)
+
+
+def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:
+    """The reward models that a configuration asks for."""
+    for part in _components(config).values():
+        if part.name == "model":
+            yield ModelRewardOptions.model_validate(part.options)
+        elif part.name == "dispatch":
+            choices = DispatchOptions.model_validate(part.options).choices().values()
+            yield from (ModelRewardOptions.model_validate(choice.options) for choice in choices if choice.name == "model")
 
 
 class WeightedReward:
@@ -196,6 +214,13 @@ class WeightedReward:
             components[name] = score.total
             components.update({f"{name}/{part}": value for part, value in score.components.items()})
         return components
+
+
+def _components(config: RewardConfig) -> dict[str, ComponentConfig]:
+    """Its parts by their names; a single reward goes by its own."""
+    if config.name is None:
+        return config.components
+    return {_short(config.name): ComponentConfig(name=config.name, options=config.options)}
 
 
 def _build(component: ComponentConfig, means: Means) -> Reward:
