@@ -35,8 +35,6 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
     if config.reference is not None and Need.REF_LOGPROBS not in needs:
         raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
-    if Need.BASELINE in needs:
-        raise ValueError(f"{name} compares with a greedy reply's reward, which rollouts do not bring yet; choose another algorithm")
     if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
     if config.critic is not None and Need.VALUES not in needs:

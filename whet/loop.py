@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from whet.algo.base import Need
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.core.batch import TrainBatch, batch_of
@@ -80,7 +81,7 @@ class Observer:
 
 def note_failures(journal: Journal, groups: Sequence[Group]) -> None:
     """Keep the first failure of each kind and place for good."""
-    for trajectory in (t for group in groups for t in group.trajectories):
+    for trajectory in (t for group in groups for t in group.played):
         if trajectory.error is not None:
             journal.failure(trajectory.id, trajectory.error)
 
@@ -219,18 +220,19 @@ async def save_if_due(run: Run, progress: Progress) -> None:
 
 
 async def roll_out(run: Run, progress: Progress) -> list[Group]:
-    """Take the next prompts and play them.
+    """Take the next prompts and play them, greedily too where the algorithm compares with that.
 
     Raises:
-        RolloutFailed: if every trajectory failed.
+        RolloutFailed: if every trajectory failed, or every greedy one.
         Stopped: if a signal asked for it; what has ended until then is in `run.underway`.
     """
     with run.observer.phases.span("rollout"):
         tasks = run.source.next(run.prompts_per_rollout)
-        playing = run.player.play(tasks, run.samples_per_prompt, run.seed, run.underway.ended)
+        compares = Need.BASELINE in run.learners.algorithm.needs
+        playing = run.player.play(tasks, run.samples_per_prompt, run.seed, run.underway.ended, compares)
         groups = await run.stop.unless(playing)
     run.underway.clear()
-    run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.trajectories))
+    run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.played))
     run.observer.failures(groups)
     require_valid(groups, f"rollout {progress.rollout_id}")
     return groups
@@ -247,7 +249,7 @@ def record(
 ) -> dict[str, float]:
     """Every token to the records, then the metrics to `metrics.jsonl`: from there on the update counts."""
     if not update.num_tokens:
-        run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no group has two valid trajectories")
+        run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
     if run.observer.records is not None:
         found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages}
         columns = {name: batch.ragged(column) for name, column in found.items() if column is not None}

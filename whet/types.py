@@ -196,6 +196,13 @@ class Group:
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+    baseline: Trajectory | None = None
+    """The greedy trajectory of the task that the siblings are compared with, where the algorithm asks for one. It is never trained on."""
+
+    @property
+    def played(self) -> tuple[Trajectory, ...]:
+        """The siblings, then the greedy one if there is one."""
+        return self.trajectories if self.baseline is None else (*self.trajectories, self.baseline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +227,15 @@ class Sample:
     """Place among the samples of the same trajectory."""
     reward: float = 0.0
     valid: bool = True
-    """False: its trajectory failed; it neither trains nor counts in its group's statistics."""
+    """False: its trajectory failed, or the greedy one that it is to be compared with did; it neither trains nor counts in its group's
+    statistics."""
     temperature: float = 1.0
     token_rewards: tuple[float, ...] | None = None
     """Rewards of single tokens, beside the trajectory's; None: there are none."""
     nucleus: tuple[bytes, ...] | None = None
     """As in `Turn`; empty where no policy sampled the token."""
+    baseline: float | None = None
+    """What the greedy trajectory of its task scored; None: there is none, or it failed."""
 
     def __post_init__(self) -> None:
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")

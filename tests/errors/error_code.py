@@ -169,7 +169,8 @@ CODE = (
     Case(
         id="reward-raises-for-all",
         title="A reward that raises for every trajectory",
-        cause="Every trajectory of a rollout failed, so there is nothing to learn from and the run stops.",
+        cause="Every trajectory of a rollout failed, so there is nothing to learn from and the run stops. An algorithm that compares "
+        "with greedy trajectories (`remax`) stops, too, where all of those failed; of single ones only the tasks are left out.",
         remedy="Correct the function. The same command goes on from the newest checkpoint.",
         words=("rollout 1: all 8 trajectories failed", "8 in reward", "KeyError: 'level'", "Traceback (most recent call last)"),
         provoke=raises_for_all,

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -85,6 +86,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "group": 0,
         "trajectory": "train:3/0",
         "order": 0,
+        "baseline": False,
         "outcome": "completed",
         "valid": True,
         "reward": 0.75,
@@ -131,6 +133,22 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "train_logprobs": None,
     }
     assert json.loads(row["turns"][0]["tool_calls"])[0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+
+
+def test_a_greedy_trajectory_is_marked_and_every_token_of_it_is_there(tmp_path):
+    greedy = replace(SOLVED, id="train:3/greedy", temperature=0.0, rewards=Rewards(0.25))
+    path = RecordWriter(tmp_path).write(0, [Group(TASK, (SOLVED, FAILED), greedy), *GROUPS[1:]], [SAMPLE], {"advantages": [[1.0] * 6]})
+    rows = read_records(path)
+    assert [(row["trajectory"], row["group"], row["baseline"]) for row in rows] == [
+        ("train:3/0", 0, False), ("train:3/1", 0, False), ("train:3/greedy", 0, True), ("train:4/0", 1, False)
+    ]  # fmt: skip
+    found = rows[2]
+    assert (found["order"], found["valid"], found["reward"], found["temperature"]) == (None, True, 0.25, 0.0)
+    assert found["tokens"] == list(SAMPLE.tokens) and found["versions"] == list(SAMPLE.versions)
+    assert not any(found["loss_mask"]) and found["advantages"] is None
+    greedy_too = replace(greedy, id="train:3/0")
+    with pytest.raises(ValueError, match="two trajectories with one id"):
+        RecordWriter(tmp_path).write(1, [Group(TASK, (SOLVED,), greedy_too)], [SAMPLE])
 
 
 def test_a_trajectory_without_a_sample_keeps_its_tokens_and_its_error(tmp_path):

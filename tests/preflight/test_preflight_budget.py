@@ -69,6 +69,13 @@ def test_the_workload_follows_the_file(here):
     assert work.sampling is None and work.lengths == scene.longest * 3
 
 
+def test_greedy_trajectories_are_sampled_beside_the_others(here):
+    _, scene = look(*AREAS, overrides=["algo.name=remax", "rollout.top_k=5", "evaluate.sets={}"])
+    sampling = budget.workload(scene).sampling
+    assert sampling.rows == 12, "4 prompts x (2 samples + 1 greedy)"
+    assert [(params.temperature, params.top_k) for params in sampling.params] == [(1.0, 5), (0.0, 0)]
+
+
 def plan(size):
     return MemoryPlan(
         (

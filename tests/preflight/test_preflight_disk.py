@@ -101,6 +101,14 @@ def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planne
     assert [f.status for f in look(*AREAS, overrides=["observe.records_every=0"])[0] if f.area == "disk"] == ["ok", "ok"]
 
 
+def test_greedy_trajectories_are_among_the_records(here):
+    sizes = {}
+    for name in ("rloo", "remax"):
+        _, scene = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
+        sizes[name] = disk.record_bytes(scene)
+    assert sizes["remax"] == 1.5 * sizes["rloo"] > 0, "2 samples of a prompt, and a greedy one"
+
+
 def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
     """Written with texts and numbers that do not compress well: every trajectory as long as it may be."""
     long = ["num_rollouts=1", "evaluate.sets.test.limit=1", "batch.prompts_per_rollout=24", "rollout.max_tokens=500"]

@@ -49,6 +49,17 @@ def test_an_algorithm_that_cannot_be_made_fails(here, override, words):
     assert scene.algorithm is None
 
 
+def test_greedy_trajectories_are_told_of(here):
+    findings, scene = look("batch", "algorithm", overrides=["algo.name=remax", "batch.samples_per_prompt=1"])
+    assert of(findings, "algorithm", "ok") == [
+        "remax, needs baseline",
+        "4 prompts x (1 sample + 1 greedy) = 8 trajectories a rollout; the greedy ones are compared with, not trained on",
+    ]
+    assert scene.plays_greedily and scene.played_per_prompt == 2
+    _, scene = look("batch", "algorithm")
+    assert not scene.plays_greedily and scene.played_per_prompt == 2
+
+
 @pytest.mark.parametrize("override", ["rollout.temperature=0", "rollout.min_p=0.1"])
 def test_what_cannot_be_trained_on_fails_beside_a_sound_algorithm(here, override):
     findings, _ = look("batch", "algorithm", overrides=[override])

@@ -57,7 +57,7 @@ class TrainBatch:
     order: Tensor
     """Place among the samples of the same trajectory. [N] int64"""
     valid: Tensor
-    """False where the trajectory failed: it neither trains nor counts. [N] bool"""
+    """False where the trajectory failed, or has no valid greedy one to be compared with: it neither trains nor counts. [N] bool"""
     weights: Tensor | None = None
     """Share of each token in the loss: loss = sum(weights * terms). [T] float32"""
     old_logprobs: Tensor | None = None
@@ -79,7 +79,8 @@ class TrainBatch:
     nucleus_ids: Tensor | None = None
     """Those ids, token after token: every log-prob of a token is renormalised over them. [sum(nucleus_sizes)] int32"""
     baseline: Tensor | None = None
-    """A reward to compare the trajectory's with: the greedy reply's, for ReMax. [N] float64"""
+    """What the greedy trajectory of the sample's task scored, for ReMax; as in `rewards`, 0 and without meaning where `valid` is False.
+    [N] float64"""
     correction: Tensor | None = None
     """Importance weight of the trainer's policy over the engine's; 0 where a token is rejected. [T] float32"""
     chosen: Tensor | None = None
@@ -220,8 +221,17 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
         token_rewards=_token_rewards(samples),
+        baseline=_baseline(samples),
         **_nucleus(samples),
     )
+
+
+def _baseline(samples: Sequence[Sample]) -> Tensor | None:
+    """A column if the samples have greedy trajectories to be compared with."""
+    if all(s.baseline is None for s in samples):
+        return None
+    assert all(s.baseline is not None or not s.valid for s in samples), "a sample without a baseline among others is not valid"
+    return torch.tensor([0.0 if s.baseline is None else s.baseline for s in samples], dtype=torch.float64)
 
 
 def _token_rewards(samples: Sequence[Sample]) -> Tensor | None:

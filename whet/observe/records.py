@@ -1,7 +1,7 @@
 """Run records: what every rollout was, token by token, in parquet files that any tool opens.
 
-One row is one training sample, or one trajectory that gave none (it failed, or was filtered), so that no sampled token
-is missing from the records of its rollout.
+One row is one training sample, or one trajectory that gave none (it failed, was filtered, or is a greedy one that others are compared
+with), so that no sampled token is missing from the records of its rollout.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ SCHEMA = pa.schema(
         ("group", pa.int32()),
         ("trajectory", pa.string()),
         ("order", pa.int32()),
+        ("baseline", pa.bool_()),
         ("outcome", pa.string()),
         ("valid", pa.bool_()),
         ("reward", pa.float64()),
@@ -71,7 +72,8 @@ SCHEMA = pa.schema(
 """The columns of every file; a file may have more per-token columns at its end.
 
 `group` is the place of its group in the rollout: siblings share it. `order` is the sample's place in its trajectory,
-null where the trajectory gave no sample; then the tokens are those of all its turns, one after another. `reward` is
+null where the trajectory gave no sample; then the tokens are those of all its turns, one after another. `baseline` marks
+the greedy trajectory that its group is compared with; if it failed, the group's samples are not `valid`. `reward` is
 the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
 trainer's log-probs of the same tokens. A prompt without a role is plain text. `tool_calls` and `metadata` are JSON.
 A turn added `num_context` tokens of context and then `num_tokens` sampled ones.
@@ -167,16 +169,17 @@ def _rows(
     columns: Mapping[str, Sequence[Sequence[float]]],
 ) -> Iterator[dict[str, Any]]:
     """Trajectory by trajectory as the groups have them, each with its samples in order."""
-    of_trajectory: dict[str, list[int]] = {t.id: [] for group in groups for t in group.trajectories}
-    if len(of_trajectory) != sum(len(group.trajectories) for group in groups):
+    of_trajectory: dict[str, list[int]] = {t.id: [] for group in groups for t in group.played}
+    if len(of_trajectory) != sum(len(group.played) for group in groups):
         raise ValueError(f"rollout {rollout_id} has two trajectories with one id, so samples cannot be told apart")
     for i, sample in enumerate(samples):
         if sample.trajectory not in of_trajectory:
             raise ValueError(f"samples[{i}] is of trajectory {sample.trajectory!r}, which is in none of the groups")
         of_trajectory[sample.trajectory].append(i)
     for place, group in enumerate(groups):
-        for trajectory in group.trajectories:
-            base = {"rollout_id": rollout_id, "group": place, **_trajectory_fields(trajectory)}
+        for trajectory in group.played:
+            marks = {"rollout_id": rollout_id, "group": place, "baseline": trajectory is group.baseline}
+            base = {**marks, **_trajectory_fields(trajectory)}
             indices = sorted(of_trajectory[trajectory.id], key=lambda i: samples[i].order)
             for i in indices:
                 yield {**base, **_sample_fields(samples[i]), **{name: rows[i] for name, rows in columns.items()}}

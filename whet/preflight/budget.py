@@ -14,6 +14,7 @@ from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.machine import memory_limit
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
 from whet.preflight.scene import TRAINING, Scene
+from whet.rollout.collect import greedily
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
@@ -94,8 +95,11 @@ def workload(scene: Scene) -> Workload:
     config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
     rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
+    ways = [rollout.sampling(()) for rollout in rollouts]
+    if scene.plays_greedily:
+        ways.append(greedily(ways[0]))
     sizes = config.engine.embedded
-    together = plan.prompts_per_rollout * plan.samples_per_prompt
+    together = plan.prompts_per_rollout * scene.played_per_prompt
     for name, chosen in config.evaluate.sets.items():
         together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)
     return Workload(
@@ -104,9 +108,7 @@ def workload(scene: Scene) -> Workload:
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
-        sampling=Sampling(
-            sizes, tuple(rollout.sampling(()) for rollout in rollouts), min(sizes.max_running, sizes.max_batch_tokens, together)
-        ),
+        sampling=Sampling(sizes, tuple(ways), min(sizes.max_running, sizes.max_batch_tokens, together)),
     )
 
 

@@ -68,7 +68,8 @@ def record_bytes(scene: Scene) -> int:
     plan, total = need(scene.batch, "the batch sizes"), need(scene.total, "the run's length")
     lists = [field.type.field(0).type for field in SCHEMA if field.type.num_fields == 1]
     per_token = sum(values.bit_width for values in lists if values.num_fields == 0) / 8 + TEXT_BYTES_PER_TOKEN
-    tokens = -(-total // config.observe.records_every) * plan.prompts_per_rollout * plan.samples_per_prompt * config.rollout.max_tokens
+    recorded = -(-total // config.observe.records_every)
+    tokens = recorded * plan.prompts_per_rollout * scene.played_per_prompt * config.rollout.max_tokens
     evaluations = 1 + (total // config.evaluate.interval if config.evaluate.interval else 0) + config.evaluate.before_training
     for name, chosen in config.evaluate.sets.items():
         played = len(scene.rows.get(name, ())) * chosen.samples_per_prompt

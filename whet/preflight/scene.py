@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.algo import Algorithm
+from whet.algo import Algorithm, Need
 from whet.data.preference import PreferenceSource
 from whet.data.source import TaskSource
 from whet.data.supervised import SupervisedSource
@@ -58,6 +58,17 @@ class Scene:
         """The configuration of a reinforcement learning run; the checks that ask for it run for no other."""
         assert isinstance(self.config, RunConfig)
         return self.config
+
+    @property
+    def plays_greedily(self) -> bool:
+        """Whether every prompt of a rollout is also played greedily, for the algorithm to compare with."""
+        return self.algorithm is not None and Need.BASELINE in self.algorithm.needs
+
+    @property
+    def played_per_prompt(self) -> int:
+        """Trajectories of a prompt in a rollout, the greedy one included."""
+        assert self.batch is not None
+        return self.batch.samples_per_prompt + self.plays_greedily
 
     @property
     def vocab_size(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from whet.algo import StepPlan, build_algorithm
+from whet.algo import Need, StepPlan, build_algorithm
 from whet.build import length_of_run
 from whet.build_learners import check_models, check_warmup
 from whet.config import resolve
@@ -63,6 +63,10 @@ def check_algorithm(scene: Scene) -> Iterator[Note]:
     scene.algorithm = algorithm
     needs = ", ".join(sorted(algorithm.needs)) or "nothing annotated"
     yield ok(f"{name}, needs {needs}")
+    if Need.BASELINE in algorithm.needs:
+        prompts, total = several(plan.prompts_per_rollout, "prompt"), plan.prompts_per_rollout * scene.played_per_prompt
+        played = f"{prompts} x ({several(plan.samples_per_prompt, 'sample')} + 1 greedy) = {total} trajectories a rollout"
+        yield ok(f"{played}; the greedy ones are compared with, not trained on")
 
 
 def check_length(scene: Scene) -> Iterator[Note]:

@@ -114,6 +114,25 @@ class Stalled(RuntimeError):
         )
 
 
+GREEDY = "greedy"
+"""Stands in a greedy trajectory's id where a sampled one has its number."""
+
+
+def greedily(sampling: SamplingParams) -> SamplingParams:
+    """The most likely token every time; nothing of it is trained on, so nothing need be replayed."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, nucleus=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Game:
+    """One trajectory that is to be played."""
+
+    id: str
+    task: Task
+    sampling: SamplingParams
+    rank: tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Player:
     """Everything that playing a task takes."""
@@ -133,7 +152,12 @@ class Player:
     that runs out stops the rollout."""
 
     async def play(
-        self, tasks: Sequence[Task], samples_per_prompt: int, seed: int, ended: dict[str, Trajectory] | None = None
+        self,
+        tasks: Sequence[Task],
+        samples_per_prompt: int,
+        seed: int,
+        ended: dict[str, Trajectory] | None = None,
+        baseline: bool = False,
     ) -> list[Group]:
         """Play every task `samples_per_prompt` times; the engine decides how many of those in flight run together.
 
@@ -143,6 +167,7 @@ class Player:
             seed: with the task's id and the sample's index it seeds the sampling.
             ended: trajectories of these tasks that were played already, by id: they are not played again. Each one that ends is put there,
                 so that this still holds them if the rest is cancelled.
+            baseline: play every task once more, greedily: its group's `baseline`, with the environment, limits and reward of the others.
 
         Returns:
             One group per task, in the order of the tasks. A trajectory that failed is in it, with its outcome.
@@ -156,30 +181,40 @@ class Player:
             raise ValueError("the tasks of one rollout must have different ids")
         if samples_per_prompt < 1:
             raise ValueError(f"samples_per_prompt must be at least 1, not {samples_per_prompt}")
-        pairs = [(i, k) for i in range(len(tasks)) for k in range(samples_per_prompt)]
-        slots = asyncio.Semaphore(min(self.max_in_flight or len(pairs), len(pairs)) or 1)
+        games = [game for i, task in enumerate(tasks) for game in self._games(task, i, samples_per_prompt, seed, baseline)]
+        slots = asyncio.Semaphore(min(self.max_in_flight or len(games), len(games)) or 1)
         ended = {} if ended is None else ended
-        missing = [(i, k) for i, k in pairs if _id(tasks[i], k) not in ended]
-        await _all([self._one(tasks[i], i, k, seed, slots, ended) for i, k in missing])
+        await _all([self._one(game, slots, ended) for game in games if game.id not in ended])
         return [
-            Group(task, tuple(ended[_id(task, k)] for k in range(samples_per_prompt)))
+            Group(
+                task,
+                tuple(ended[_id(task, k)] for k in range(samples_per_prompt)),
+                ended[_id(task, GREEDY)] if baseline else None,
+            )
             for task in tasks
         ]
 
-    async def _one(
-        self, task: Task, index: int, k: int, seed: int, slots: asyncio.Semaphore, ended: dict[str, Trajectory]
-    ) -> None:
+    def _games(self, task: Task, index: int, samples_per_prompt: int, seed: int, baseline: bool) -> list[_Game]:
+        """A task's trajectories. The greedy one comes last: then its prompt is in the engine's cache."""
+        games = [
+            _Game(_id(task, k), task, replace(self.sampling, seed=seed_of(seed, task.id, k)), (index, k))
+            for k in range(samples_per_prompt)
+        ]
+        greedy = _Game(_id(task, GREEDY), task, greedily(self.sampling), (index, samples_per_prompt))
+        return [*games, greedy] if baseline else games
+
+    async def _one(self, game: _Game, slots: asyncio.Semaphore, ended: dict[str, Trajectory]) -> None:
         async with slots:
             deadline = Deadline.after(self.timeout_s, per_wait=self.deterministic)
             trajectory = await run_trajectory(
-                trajectory_id=_id(task, k),
-                task=task,
+                trajectory_id=game.id,
+                task=game.task,
                 env=self.make_env(),
                 engine=self.engine,
                 renderer=self.renderer,
-                sampling=replace(self.sampling, seed=seed_of(seed, task.id, k)),
+                sampling=game.sampling,
                 limits=self.limits,
-                rank=(index, k),
+                rank=game.rank,
                 deadline=deadline,
             )
             if trajectory.outcome.valid:
@@ -212,8 +247,8 @@ def seed_of(seed: int, task_id: str, k: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _id(task: Task, k: int) -> str:
-    """Of a task's k-th trajectory."""
+def _id(task: Task, k: int | str) -> str:
+    """Of a task's k-th trajectory, or of its greedy one."""
     return f"{task.id}/{k}"
 
 

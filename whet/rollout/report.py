@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from whet.observe import Mean, Metrics, distribution
+from whet.observe import Mean, Metrics, Total, distribution
+from whet.rollout.samples import score_of
 from whet.types import Failure, Group, Outcome, Trajectory
 
 
 class RolloutFailed(RuntimeError):
-    """Every trajectory of a rollout failed: there is nothing to learn from, and nothing to report."""
+    """Every trajectory of a rollout failed, or every greedy one that they are compared with: there is nothing to learn from."""
 
 
 def require_valid(groups: Sequence[Group], what: str) -> None:
@@ -23,7 +24,13 @@ def require_valid(groups: Sequence[Group], what: str) -> None:
     Raises:
         RolloutFailed: if nothing did, with how many failed of each kind and place, and the first of them.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
+    _require([t for group in groups for t in group.trajectories], what, "trajectories")
+    greedy = [group.baseline for group in groups if group.baseline is not None]
+    if greedy:
+        _require(greedy, what, "greedy trajectories, which the others are compared with,")
+
+
+def _require(trajectories: Sequence[Trajectory], what: str, who: str) -> None:
     if any(t.outcome.valid for t in trajectories):
         return
     kinds: dict[tuple[str, str], list[Failure]] = {}
@@ -31,13 +38,13 @@ def require_valid(groups: Sequence[Group], what: str) -> None:
         kinds.setdefault((error.kind, error.where), []).append(error)
     told = [f"{len(errors)} in {where}: {kind}: {errors[0].message}" for (kind, where), errors in kinds.items()]
     # A line of its own for each: the first holds nothing that a failure's message may quote.
-    raise RolloutFailed("\n".join([f"{what}: all {len(trajectories)} trajectories failed", *told]))
+    raise RolloutFailed("\n".join([f"{what}: all {len(trajectories)} {who} failed", *told]))
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     """Rewards and their components, lengths, turns, outcomes, tool calls and waiting times of a rollout.
 
-    Rewards are means over the valid trajectories; rates are over all of them.
+    Rewards are means over the valid trajectories; rates are over all of them. Greedy trajectories count under `baseline/` alone.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     num = len(trajectories)
@@ -53,7 +60,24 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
             out[f"outcome/{outcome.value}"] = Mean(outcomes[outcome], num)
     out["outcome/failed"] = Mean(sum(not t.outcome.valid for t in trajectories), num)
     out.update(_tool_metrics(trajectories))
+    out.update(_baseline_metrics(groups))
     return out
+
+
+def _baseline_metrics(groups: Sequence[Group]) -> Metrics:
+    """The greedy trajectories: what they scored and cost, how many failed, and how many valid trajectories cannot be trained on
+    therefore."""
+    pairs = [(group, group.baseline) for group in groups if group.baseline is not None]
+    if not pairs:
+        return {}
+    scores = [score for _, greedy in pairs if (score := score_of(greedy)) is not None]
+    failed = [group for group, greedy in pairs if not greedy.outcome.valid]
+    return {
+        "baseline/reward": Mean(sum(scores), len(scores)),
+        "baseline/failed": Mean(len(failed), len(pairs)),
+        "baseline/excluded": Total(sum(t.outcome.valid for group in failed for t in group.trajectories)),
+        **distribution("baseline/tokens", [greedy.num_tokens_sampled for _, greedy in pairs]),
+    }
 
 
 def _tool_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
@@ -73,7 +97,7 @@ def new_failures(groups: Sequence[Group], seen: set[tuple[str, str]]) -> list[tu
     """The first failure of each kind and place that `seen` does not hold yet, with its trajectory's id; `seen` grows."""
     out: list[tuple[str, Failure]] = []
     for group in groups:
-        for trajectory in group.trajectories:
+        for trajectory in group.played:
             error = trajectory.error
             if error is not None and (error.kind, error.where) not in seen:
                 seen.add((error.kind, error.where))

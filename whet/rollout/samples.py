@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from whet.types import UNSAMPLED, Group, Origin, Sample, Trajectory, Turn
 
@@ -21,8 +22,24 @@ def samples_of(trajectory: Trajectory) -> list[Sample]:
 
 
 def samples_of_groups(groups: Sequence[Group]) -> list[Sample]:
-    """All samples of a rollout, in order."""
-    return [sample for group in groups for trajectory in group.trajectories for sample in samples_of(trajectory)]
+    """All samples of a rollout, in order. Greedy trajectories give none, they are what the others are compared with."""
+    return [sample for group in groups for sample in _samples_of_group(group)]
+
+
+def _samples_of_group(group: Group) -> list[Sample]:
+    """Where the greedy trajectory failed, nothing is known to compare with: no sample of the group is valid."""
+    samples = [sample for trajectory in group.trajectories for sample in samples_of(trajectory)]
+    if group.baseline is None:
+        return samples
+    score = score_of(group.baseline)
+    return [replace(sample, baseline=score, valid=sample.valid and score is not None) for sample in samples]
+
+
+def score_of(trajectory: Trajectory) -> float | None:
+    """A trajectory's reward and all its token rewards, added up (`core.returns.scores`); None if it failed."""
+    if not trajectory.outcome.valid or trajectory.rewards is None:
+        return None
+    return trajectory.rewards.total + sum(reward for turn in trajectory.turns for reward in turn.token_rewards or ())
 
 
 def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sample:
