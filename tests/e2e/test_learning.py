@@ -33,12 +33,19 @@ RL = {
         "gpg",
         "maxrl",
         "otb",
+        "remax",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
     )
 }
 """What differs in an algorithm's run."""
 RL["grpo_passk"] = {"batch": {"prompts_per_rollout": 16, "samples_per_prompt": 2, "steps_per_rollout": 2}}  # only a single best teaches
+RL["ppo"] = {
+    "algo": {"name": "ppo", "ppo": {"lam": 0.95}},
+    "critic": {"optim": {"lr": 1e-2}, "warmup_rollouts": 2},
+    "train": {"optim": {"lr": 1.5e-3}},
+    "num_rollouts": 12,
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,30 +82,74 @@ def turn_round(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", RL)
 def test_an_rl_algorithm_learns(folder, name):
-    train(rl_config(folder, name, folder / "start/model", algo={"name": name}, **RL[name]))
+    train(rl_config(folder, name, folder / "start/model", **{"algo": {"name": name}, **RL[name]}))
     check_learned(folder, name)
-    check_tokens(folder / name)
+    rewards = logged(folder / name, "reward/total")
+    assert rewards[-1] >= rewards[0] + MARGIN, "what it samples is what was wanted, too, to the end of the word"
+    check_tokens(folder / name, RL[name])
 
 
 @pytest.mark.parametrize("name", RL)
 def test_with_its_advantages_turned_round_it_does_not(folder, name, monkeypatch):
     turn_round(monkeypatch)
-    train(rl_config(folder, f"{name}-turned", folder / "start/model", algo={"name": name}, **RL[name]))
+    train(rl_config(folder, f"{name}-turned", folder / "start/model", **{"algo": {"name": name}, **RL[name]}))
     check_not_learned(folder, f"{name}-turned")
 
 
-def check_tokens(run_dir) -> None:
-    """What the environment wrote between the two turns never trained; what the model wrote did, in both."""
-    rows = read_records(run_dir / "rollouts")
-    assert all(len(row["turns"]) == 2 for row in rows)
+def logged(run_dir, metric: str) -> list[float]:
+    return [json.loads(line)[metric] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_tokens(run_dir, settings) -> None:
+    """What the environment wrote between the two turns never trained; what the model wrote did, in both; a greedy trajectory never did."""
+    found = read_records(run_dir / "rollouts")
+    whole = [row for row in found if row["outcome"] == "completed"]
+    assert len(whole) > 0.99 * len(found), "hardly any was cut"
+    assert all(len(row["turns"]) == 2 and Origin.ENVIRONMENT in row["origin"] for row in whole)
+    assert not any(trains for row in found if row["baseline"] for trains in row["loss_mask"])
+    rows = [row for row in found if not row["baseline"]]
     for row in rows:
         by_model = [origin == Origin.MODEL for origin in row["origin"]]
-        assert Origin.ENVIRONMENT in row["origin"]
         assert row["loss_mask"] == by_model or not row["valid"]
         assert all(a == 0 for a, mine in zip(row["advantages"], by_model, strict=True) if not mine)
     assert any(a != 0 for row in rows for a in row["advantages"])
-    steps = [json.loads(line)["run/optimizer_step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [2.0 * (i + 1) for i in range(len(steps))], "every rollout fed two steps"
+    steps = logged(run_dir, "run/optimizer_step")
+    warmup = settings.get("critic", {}).get("warmup_rollouts", 0)
+    assert steps == [2.0 * max(i + 1 - warmup, 0) for i in range(len(steps))], "every rollout fed two steps"
+
+
+@pytest.fixture(scope="module")
+def teachers(folder):
+    """Two models that began as the policy did: one says the wanted answer, the other the other."""
+    found = {}
+    for word, share in (("wanted", 1.0), ("other", 0.0)):
+        data = write_rows(folder / f"teacher-{word}.jsonl", talks(32, share, seed=3))
+        sft(sft_config(folder, f"teacher-{word}", data, folder / "start/model", num_steps=10))
+        found[word] = str(folder / f"teacher-{word}/model")
+    return found
+
+
+def distillation_config(folder, name, teacher):
+    """No reward tells the answers apart: whatever is learned is the teacher's."""
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    data = write_rows(folder / "unrewarded.jsonl", [{**row, "label": "neither"} for row in rows])
+    algo = {"name": "grpo", "grpo": {"distill_coef": 1.0}}
+    return rl_config(folder, name, folder / "start/model", algo=algo, teacher={"path": teacher}, data={"train": str(data)})
+
+
+def test_distillation_learns_what_its_teacher_says(folder, teachers):
+    train(distillation_config(folder, "opd", teachers["wanted"]))
+    check_learned(folder, "opd")
+    check_tokens(folder / "opd", {})
+    assert {row["reward"] for row in read_records(folder / "opd/rollouts")} == {0.0}
+
+
+@pytest.mark.parametrize("which", ["advantages", "teacher"])
+def test_distillation_turned_round_learns_the_opposite(folder, teachers, monkeypatch, which):
+    if which == "advantages":
+        turn_round(monkeypatch)
+    train(distillation_config(folder, f"opd-{which}", teachers["other" if which == "teacher" else "wanted"]))
+    check_not_learned(folder, f"opd-{which}")
 
 
 @pytest.mark.parametrize("turned", [False, True])
