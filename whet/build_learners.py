@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from whet.algo.base import Algorithm, LearnsValues, Need
+from whet.algo.policy import PolicyGradient
 from whet.build import build_reference
 from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
@@ -35,6 +36,11 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
     if config.reference is not None and Need.REF_LOGPROBS not in needs:
         raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
+    if config.batch.train_on == "all" and isinstance(algorithm, PolicyGradient) and algorithm.old_logprobs == "rollout":
+        raise ValueError(
+            f"batch.train_on is all, but algo.{config.algo.name}.old_logprobs is rollout: the engine has no log-probs of what the "
+            "environment wrote; use recompute, or train_on=model"
+        )
     if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
     if config.critic is not None and Need.VALUES not in needs:

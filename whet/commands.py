@@ -93,6 +93,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 seed=config.seed,
                 samples_per_prompt=plan.samples_per_prompt,
                 prompts_per_rollout=plan.prompts_per_rollout,
+                train_on=config.batch.train_on,
                 source=source,
                 player=parts.player,
                 underway=underway,

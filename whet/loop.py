@@ -25,7 +25,7 @@ from whet.rollout.underway import Underway
 from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
-from whet.train.batching import due
+from whet.train.batching import TrainOn, due
 from whet.train.learners import Learners, Update
 from whet.types import JSON, Group, Progress, Sample
 
@@ -108,6 +108,7 @@ class Run:
     seed: int
     samples_per_prompt: int
     prompts_per_rollout: int
+    train_on: TrainOn
     source: Source
     player: Player
     underway: Underway
@@ -160,7 +161,7 @@ async def train_rl(run: Run) -> dict[str, float]:
         async with between_updates(run, progress):
             run.guard.check()
             groups = await roll_out(run, progress)
-            samples = samples_of_groups(groups)
+            samples = samples_of_groups(groups, run.train_on)
             batch = batch_of(samples)
             with phases.span("annotate"):
                 batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
@@ -251,7 +252,7 @@ def record(
     if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
     if run.observer.records is not None:
-        found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages}
+        found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
         columns = {name: batch.ragged(column) for name, column in found.items() if column is not None}
         run.observer.records.write(progress.rollout_id - 1, groups, samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from math import isfinite
+from itertools import chain
+from math import fsum, isfinite
 from typing import Any
 
 JSON = Any
@@ -125,6 +126,8 @@ class Rewards:
     components: Mapping[str, float] = field(default_factory=dict[str, float])
     detail: str = ""
     """Why, in words a person can read (optional)."""
+    token_rewards: tuple[tuple[float, ...], ...] | None = None
+    """Rewards of single tokens, on top of the total: a row for each turn, in it a number for each token that was sampled (optional)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,11 @@ class Trajectory:
     @property
     def num_tokens_sampled(self) -> int:
         return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def token_reward(self) -> float:
+        """All rewards of single tokens, added up."""
+        return fsum(chain.from_iterable(turn.token_rewards or () for turn in self.turns))
 
 
 @dataclass(frozen=True, slots=True)

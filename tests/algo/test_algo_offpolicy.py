@@ -11,6 +11,8 @@ from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
 from whet.algo.offpolicy import CorrectionConfig, correction_metrics, correction_weights, kept_tokens
 from whet.core.batch import TokenOutputs
 from whet.observe.metrics import flatten
+from whet.train.learners import mismatch
+from whet.types import Origin
 
 
 def two_samples():
@@ -101,3 +103,17 @@ def test_settings_that_make_no_sense_are_refused(settings, text):
 def test_the_engines_ratio_is_not_corrected_twice():
     with pytest.raises(ValueError, match="count it twice"):
         algorithm({"weights": "token"}, old_logprobs="rollout")
+
+
+def test_what_nobody_sampled_has_the_ratio_1():
+    """The environment's tokens may train (batch.train_on): no engine gave them a log-prob."""
+    batch, train = two_samples()
+    given = torch.tensor([False, True, False, False, False, False])
+    origin = batch.origin.masked_fill(given, int(Origin.ENVIRONMENT))
+    logprobs = batch.rollout_logprobs.masked_fill(given, 0.0)
+    mixed, train = batch.with_(origin=origin, rollout_logprobs=logprobs), train.masked_fill(given, -7.0)
+    reject = [{"statistic": "token_k1", "high": 2.0, "low": 0.5}]
+    config = CorrectionConfig.model_validate({"weights": "token", "high": 2.0, "reject": reject})
+    assert correction_weights(mixed, train, config)[1] == 1.0
+    assert flatten(correction_metrics(mixed, train, config))["correction/kl"] == pytest.approx((0 - 1 + 1 + 3) / 4)
+    assert flatten(mismatch(mixed, train))["mismatch/logprob_max"] == 3.0

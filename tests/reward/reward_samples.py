@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, ToolCall, Trajectory, Turn
 
@@ -98,3 +99,14 @@ class Callable:
 
 judge = Callable()
 not_a_function = 3
+
+
+def each_token(trajectory):
+    """Each sampled token's place in its turn; by the label, something that does not fit."""
+    rows = tuple(tuple(float(k) for k in range(len(turn.tokens))) for turn in trajectory.turns)
+    return Rewards(0.0, token_rewards=(("7",),) if trajectory.task.label == "3" else rows)
+
+
+async def each_token_async(trajectory):
+    found = each_token(trajectory)
+    return replace(found, token_rewards=((0.0,),)) if trajectory.task.label == "2" else found

@@ -153,7 +153,7 @@ def test_a_wait_can_be_given_up_and_a_failure_is_everybodys(folder, monkeypatch)
     def fail(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("whet.reward.model.PackedRow", fail)
+    monkeypatch.setattr("whet.reward.model_reward.PackedRow", fail)
     with pytest.raises(RewardError, match="MemoryError: no room"):
         score(reward, said(folder, WORDS[1]))
 
@@ -166,7 +166,7 @@ def test_what_waits_as_it_is_closed_fails_and_what_is_being_scored_does_not(fold
         assert go_on.wait(10)
         return PackedRow(*arguments)
 
-    monkeypatch.setattr("whet.reward.model.PackedRow", slow)
+    monkeypatch.setattr("whet.reward.model_reward.PackedRow", slow)
 
     async def close_meanwhile():
         waiting = [asyncio.ensure_future(reward(said(folder, word))) for word in WORDS]

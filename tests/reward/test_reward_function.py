@@ -56,7 +56,7 @@ def test_a_trajectory_survives_the_wire():
     (first, second), nucleus = trajectory.turns, (b"", b"\x01\0\0\0\xff\0\0\0")
     trajectory = replace(
         trajectory,
-        rewards=Rewards(1.0, {"a": 0.5}, "why"),
+        rewards=Rewards(1.0, {"a": 0.5}, "why", ((0.25, -1.0), (0.0,))),
         error=Failure("E", "m", "w", "t"),
         timings={"env": 0.5},
         turns=(replace(first, token_rewards=(0.0, 1.0), nucleus=nucleus, reward=2.0, restart=True), second),
@@ -241,6 +241,20 @@ def test_a_weighted_sum_keeps_its_components_and_reasons():
     assert rewards.detail == "correct: the reply has no answer (extract = auto)"
     with pytest.raises(RewardError, match="echo' on task"):
         asyncio.run(reward(make_trajectory("1", "text")))
+    reward.close()
+
+
+def test_token_rewards_of_several_components_are_added_with_their_weights():
+    parts = {name: {"name": reference(name), "weight": weight} for name, weight in (("each_token", 2.0), ("each_token_async", -1.0))}
+    parts["length"] = {"name": reference("length")}
+    trajectory = make_trajectory("x", "1")
+    reward = build_reward(RewardConfig.model_validate({"components": parts}))
+    rewards = asyncio.run(reward(trajectory))
+    assert rewards.token_rewards == tuple(tuple(2.0 * k - 1.0 * k for k in range(len(turn.tokens))) for turn in trajectory.turns)
+    with pytest.raises(RewardError, match="rows of different lengths"):
+        asyncio.run(reward(make_trajectory("x", "2")))
+    with pytest.raises(RewardError, match=r"each_token' on task 'demo/3': token_rewards\[0\]\[0\] is '7'"):
+        asyncio.run(reward(make_trajectory("x", "3")))
     reward.close()
 
 

@@ -108,6 +108,8 @@ def test_all_conversations_are_announced_before_the_first_request():
         (ZeroDivisionError("broke"), Outcome.REWARD_ERROR, "ZeroDivisionError"),
         (Rewards(float("nan")), Outcome.REWARD_ERROR, "ValueError"),
         (None, Outcome.REWARD_ERROR, "ValueError"),
+        (Rewards(1.0, token_rewards=((0.5,) * 99,)), Outcome.REWARD_ERROR, "ValueError"),
+        (Rewards(1.0, token_rewards=((float("inf"),),)), Outcome.REWARD_ERROR, "ValueError"),
     ],
 )
 def test_a_failing_reward_is_an_outcome_and_keeps_the_turns(answer, outcome, kind):
@@ -130,6 +132,19 @@ def test_a_failing_reward_is_an_outcome_and_keeps_the_turns(answer, outcome, kin
 def test_a_bare_number_is_a_reward():
     who, _ = player(lambda request: says("x"), FakeReward({"a/0": 0.25}))
     assert run(who.play(tasks("a"), 1, 0))[0].trajectories[0].rewards == Rewards(0.25)
+
+
+def test_rewards_of_single_tokens_go_to_the_turns_that_they_are_of():
+    async def give(trajectory):
+        return Rewards(1.0, token_rewards=tuple(tuple(0.5 * i for i in range(len(turn.tokens))) for turn in trajectory.turns))
+
+    reward = FakeReward()
+    reward.__class__ = type("Giving", (FakeReward,), {"__call__": lambda self, trajectory: give(trajectory)})
+    who, _ = player(lambda request: says("x y"), reward)
+    (trajectory,) = run(who.play(tasks("a"), 1, 0))[0].trajectories
+    (turn,) = trajectory.turns
+    assert len(turn.tokens) > 1 and turn.token_rewards == tuple(0.5 * i for i in range(len(turn.tokens)))
+    assert trajectory.rewards == Rewards(1.0), "they are kept once"
 
 
 def test_time_over_in_the_reward():

@@ -84,3 +84,12 @@ def test_rewards_of_single_tokens_stay_on_their_tokens():
     assert sample.token_rewards == (0.0, 0.0, 0.0, 0.0, 0.25)
     (plain,) = samples_of(trajectory(first))
     assert plain.token_rewards is None
+
+
+def test_on_request_what_stands_between_the_turns_trains_too():
+    turns = (turn([1], [2], Origin.PROMPT), turn([3, 8], [4]), turn([5, 6], [7], Origin.PROMPT, restart=True), turn([9], [9]))
+    one, two = samples_of(trajectory(*turns), "all")
+    assert (one.tokens, one.loss_mask) == ((1, 2, 3, 8, 4), (False, True, True, True, True))
+    assert (two.tokens, two.loss_mask) == ((5, 6, 7, 9, 9), (False, False, True, True, True)), "a rewritten history is context"
+    plain = samples_of(trajectory(*turns))
+    assert [replace(sample, loss_mask=other.loss_mask) for sample, other in zip(plain, (one, two), strict=True)] == [one, two]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from whet.core.correction import (
 from whet.core.mismatch import effective_sample_size, mismatch_of
 from whet.core.segments import per_sample_count
 from whet.observe.metrics import Mean, Metrics
+from whet.types import Origin
 
 
 class RejectionConfig(Config):
@@ -79,9 +81,14 @@ class CorrectionConfig(Config):
         return self.weights is not None or self.rejects
 
 
+def rollout_logprobs(batch: TrainBatch, train_logprobs: Tensor) -> Tensor:
+    """What each token was sampled with. Where the environment wrote it nobody sampled, and its ratio is 1. [T]"""
+    return torch.where(batch.origin == int(Origin.MODEL), batch.rollout_logprobs, train_logprobs.detach())
+
+
 def kept_tokens(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionConfig) -> Tensor:
     """True for the tokens that nothing rejects. [T] bool"""
-    log_ratio = sampling_log_ratio(train_logprobs, batch.rollout_logprobs)
+    log_ratio = sampling_log_ratio(train_logprobs, rollout_logprobs(batch, train_logprobs))
     keep = kept(batch, log_ratio, [Rejection(c.statistic, c.high, c.low) for c in config.reject])
     if config.veto is not None:
         keep = keep & ~vetoed(batch, log_ratio, config.veto)
@@ -91,7 +98,7 @@ def kept_tokens(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionCon
 
 def correction_weights(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionConfig) -> Tensor:
     """What each token's term is multiplied by; 0 where it is rejected. [T]"""
-    log_ratio = sampling_log_ratio(train_logprobs, batch.rollout_logprobs)
+    log_ratio = sampling_log_ratio(train_logprobs, rollout_logprobs(batch, train_logprobs))
     found = _weights(batch, log_ratio, config)
     keep = kept_tokens(batch, train_logprobs, config).to(log_ratio.dtype)
     if found is None:
@@ -109,7 +116,8 @@ def correction_metrics(batch: TrainBatch, train_logprobs: Tensor, config: Correc
     count, used = mask.sum(), per_sample_count(batch) > 0
     if not bool(mask.any()):
         return {}
-    found = mismatch_of(batch, train_logprobs, batch.rollout_logprobs)
+    rollout = rollout_logprobs(batch, train_logprobs)
+    found = mismatch_of(batch, train_logprobs, rollout)
     samples = used.sum()
     metrics: Metrics = {
         "correction/kl": Mean(found.kl[mask].sum(), count),
@@ -120,7 +128,7 @@ def correction_metrics(batch: TrainBatch, train_logprobs: Tensor, config: Correc
         "correction/rollout_log_ppl": Mean(found.rollout_log_ppl[used].sum(), samples),
         "correction/rejected": Mean((~kept_tokens(batch, train_logprobs, config) & mask).sum(), count),
     }
-    weights = _weights(batch, sampling_log_ratio(train_logprobs, batch.rollout_logprobs), config)
+    weights = _weights(batch, sampling_log_ratio(train_logprobs, rollout), config)
     if weights is not None:
         metrics["correction/weight"] = Mean(weights.weights[mask].sum(), count)
         metrics["correction/bounded"] = Mean((weights.weights != weights.raw)[mask].sum(), count)

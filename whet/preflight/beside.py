@@ -17,7 +17,8 @@ from whet.preflight.findings import Note, ok
 from whet.preflight.memory import ALWAYS, Part, Workload, activation_bytes, checkpoint_bytes, optimizer_bytes
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
-from whet.reward.model import KEY as REWARD_PATH
+from whet.reward.model_reward import KEY as REWARD_PATH
+from whet.reward.model_reward import model_config
 from whet.settings import RunConfig
 from whet.train.critic import CriticConfig
 
@@ -60,7 +61,7 @@ def _reward_models(config: RunConfig) -> dict[str, DecoderModel]:
     for options in (options for table in tables for options in reward_models(table)):
         if pick_device(options.device).type == pick_device(config.model.device).type:
             name = f"reward {len(models) + 1}" if models else "reward"
-            models[name] = read_meta_scalar(resolve_model_path(options.path), options.model(), key=REWARD_PATH)
+            models[name] = read_meta_scalar(resolve_model_path(options.path), model_config(options), key=REWARD_PATH)
     return models
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Protocol
 
@@ -82,7 +83,7 @@ def read_score(value: object) -> Rewards:
     """
     if isinstance(value, Rewards):
         components = {str(name): _number(part, f"component {name!r}") for name, part in value.components.items()}
-        return Rewards(_number(value.total, "the total"), components, str(value.detail))
+        return Rewards(_number(value.total, "the total"), components, str(value.detail), _rows(value.token_rewards))
     if isinstance(value, Mapping):
         if not value:
             raise ValueError("it returned an empty mapping; name at least one component")
@@ -90,6 +91,30 @@ def read_score(value: object) -> Rewards:
         total = components.pop("total") if "total" in components else math.fsum(components.values())
         return Rewards(_number(total, "the total"), components)
     return Rewards(_number(value, "the reward"))
+
+
+def place_token_rewards(trajectory: Trajectory, rewards: Rewards) -> tuple[Trajectory, Rewards]:
+    """Put the rewards of single tokens into the turns that they are of.
+
+    Raises:
+        ValueError: if there is not one for each sampled token.
+    """
+    rows, turns = rewards.token_rewards, trajectory.turns
+    if rows is None:
+        return trajectory, rewards
+    given, sampled = [len(row) for row in rows], [len(turn.tokens) for turn in turns]
+    if given != sampled:
+        raise ValueError(f"token_rewards has rows of {given} numbers, but the turns have {sampled} sampled tokens; give each token one")
+    placed = tuple(replace(turn, token_rewards=row) for turn, row in zip(turns, rows, strict=True))
+    return replace(trajectory, turns=placed), replace(rewards, token_rewards=None)
+
+
+def _rows(value: object) -> tuple[tuple[float, ...], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(row, Sequence) for row in value):
+        raise ValueError(f"token_rewards is {_shorten(value)}; it must be one row of numbers for each turn")
+    return tuple(tuple(_number(x, f"token_rewards[{i}][{k}]") for k, x in enumerate(row)) for i, row in enumerate(value))
 
 
 def _number(value: object, what: str) -> float:

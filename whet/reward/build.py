@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from whet.config import Config
 from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
 from whet.reward.arithmetic import ZERO
-from whet.reward.base import Reward, TextReward
+from whet.reward.base import Reward, RewardError, TextReward
 from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
 from whet.reward.chance import RandomOptions, RandomReward
 from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, slime_dapo, verl_math_dapo
@@ -26,7 +26,7 @@ from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
 from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.ifeval import IfevalOptions, score_ifeval
 from whet.reward.math import COMPARE, MathOptions, MathReward
-from whet.reward.model import ModelReward, ModelRewardOptions
+from whet.reward.model import ModelRewardOptions
 from whet.reward.pool import WorkerPool
 from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
 from whet.reward.remote import RemoteOptions, RemoteReward
@@ -117,6 +117,12 @@ def _geo3k(options: Geo3kOptions, means: Means) -> Reward:
     return BoxedReward("geo3k", lambda task, response: geo3k(task, response, options), means.pool)
 
 
+def _model(options: ModelRewardOptions, means: Means) -> Reward:
+    from whet.reward.model_reward import ModelReward  # needs torch, which a worker does without
+
+    return ModelReward(options, means.policy)
+
+
 def _dispatch(options: DispatchOptions, means: Means) -> Reward:
     return DispatchReward(options, lambda name, chosen: _build(ComponentConfig(name=name, options=dict(chosen)), means))
 
@@ -139,7 +145,7 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
-    "model": BuiltIn(ModelRewardOptions, lambda options, means: ModelReward(options, means.policy)),
+    "model": BuiltIn(ModelRewardOptions, _model),
     "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
     "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s)),
     "dispatch": BuiltIn(DispatchOptions, _dispatch),
@@ -198,7 +204,21 @@ class WeightedReward:
                 raise result
             scores[name] = result
         total = math.fsum(weight * scores[name].total for name, (_, weight) in self._parts.items())
-        return Rewards(total, self._components(scores), _details(scores))
+        return Rewards(total, self._components(scores), _details(scores), self._token_rewards(scores))
+
+    def _token_rewards(self, scores: Mapping[str, Rewards]) -> tuple[tuple[float, ...], ...] | None:
+        """The weighted sum of those that there are."""
+        found = [(self._parts[name][1], rows) for name, score in scores.items() if (rows := score.token_rewards) is not None]
+        if len({tuple(map(len, rows)) for _, rows in found}) > 1:
+            raise RewardError("the token_rewards of several components have rows of different lengths: give each sampled token one")
+        turns = zip(*(rows for _, rows in found), strict=True)
+        summed = (zip(*turn, strict=True) for turn in turns)
+        weights = [weight for weight, _ in found]
+
+        def total(token: tuple[float, ...]) -> float:
+            return math.fsum(weight * x for weight, x in zip(weights, token, strict=True))
+
+        return tuple(tuple(map(total, turn)) for turn in summed) if found else None
 
     def close(self) -> None:
         """End the worker processes; calls in flight fail."""

@@ -24,11 +24,18 @@ from whet.types import (
 
 
 def rewards_to_json(rewards: Rewards) -> JSON:
-    return {"total": rewards.total, "components": dict(rewards.components), "detail": rewards.detail}
+    return {
+        "total": rewards.total,
+        "components": dict(rewards.components),
+        "detail": rewards.detail,
+        "token_rewards": rewards.token_rewards,
+    }
 
 
 def rewards_from_json(data: JSON) -> Rewards:
-    return Rewards(data["total"], data["components"], data["detail"])
+    rows = data["token_rewards"]
+    token_rewards = None if rows is None else tuple(map(tuple, rows))
+    return Rewards(data["total"], data["components"], data["detail"], token_rewards)
 
 
 def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:

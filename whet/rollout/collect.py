@@ -17,7 +17,7 @@ from whet.engine.base import Engine
 from whet.env.base import Env
 from whet.env.failure import failure_of
 from whet.env.rollout import Deadline, Limits, run_trajectory
-from whet.reward.base import LabelError, Reward, RewardTimeout, read_score
+from whet.reward.base import LabelError, Reward, RewardTimeout, place_token_rewards, read_score
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
 
 
@@ -228,7 +228,7 @@ class Player:
         began = time.monotonic()
         try:
             async with deadline.ends("the reward"):
-                rewards = read_score(await self.reward(trajectory))
+                trajectory, rewards = place_token_rewards(trajectory, read_score(await self.reward(trajectory)))
         except LabelError:
             raise
         except (RewardTimeout, TimeoutError) as late:

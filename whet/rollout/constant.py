@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from whet.rollout.samples import score_of
 from whet.types import JSON, Group
 
 WARN_AFTER = 3
@@ -33,7 +34,8 @@ class RewardGuard:
         Returns:
             What the person should know, the first time that there is something.
         """
-        rewards = {t.rewards.total for group in groups for t in group.trajectories if t.rewards is not None and t.outcome.valid}
+        scores = (score_of(trajectory) for group in groups for trajectory in group.trajectories)
+        rewards = {score for score in scores if score is not None}
         self._varied = self._varied or len(rewards | {self._value} - {None}) > 1
         if self._varied or not rewards:
             return None

@@ -50,6 +50,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     num = len(trajectories)
     scored = [t.rewards for t in trajectories if t.rewards is not None and t.outcome.valid]
     out: Metrics = {"reward/total": Mean(sum(r.total for r in scored), len(scored))}
+    if any(turn.token_rewards is not None for t in trajectories for turn in t.turns):
+        out["reward/of_tokens"] = Mean(sum(t.token_reward for t in trajectories if t.outcome.valid), len(scored))
     for name in sorted({name for r in scored for name in r.components}):
         out[f"reward/{name}"] = Mean(sum(r.components.get(name, 0.0) for r in scored), len(scored))
     out.update(distribution("response/tokens", [t.num_tokens_sampled for t in trajectories]))

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from whet.train.batching import TrainOn
 from whet.types import UNSAMPLED, Group, Origin, Sample, Trajectory, Turn
 
 
-def samples_of(trajectory: Trajectory) -> list[Sample]:
+def samples_of(trajectory: Trajectory, train_on: TrainOn = "model") -> list[Sample]:
     """One sample per unbroken chain of turns; a turn that rewrote the history starts the next.
 
-    The loss mask covers exactly the tokens that the engine sampled.
+    The loss mask covers exactly the tokens that the engine sampled; with `train_on="all"` also what stands between them.
     """
     chains: list[list[Turn]] = []
     for turn in trajectory.turns:
         if turn.restart or not chains:
             chains.append([])
         chains[-1].append(turn)
-    return [_sample_of(trajectory, chain, order) for order, chain in enumerate(chains)]
+    return [_sample_of(trajectory, chain, order, train_on) for order, chain in enumerate(chains)]
 
 
-def samples_of_groups(groups: Sequence[Group]) -> list[Sample]:
+def samples_of_groups(groups: Sequence[Group], train_on: TrainOn = "model") -> list[Sample]:
     """All samples of a rollout, in order. Greedy trajectories give none, they are what the others are compared with."""
-    return [sample for group in groups for sample in _samples_of_group(group)]
+    return [sample for group in groups for sample in _samples_of_group(group, train_on)]
 
 
-def _samples_of_group(group: Group) -> list[Sample]:
+def _samples_of_group(group: Group, train_on: TrainOn) -> list[Sample]:
     """Where the greedy trajectory failed, nothing is known to compare with: no sample of the group is valid."""
-    samples = [sample for trajectory in group.trajectories for sample in samples_of(trajectory)]
+    samples = [sample for trajectory in group.trajectories for sample in samples_of(trajectory, train_on)]
     if group.baseline is None:
         return samples
     score = score_of(group.baseline)
@@ -39,10 +40,10 @@ def score_of(trajectory: Trajectory) -> float | None:
     """A trajectory's reward and all its token rewards, added up (`core.returns.scores`); None if it failed."""
     if not trajectory.outcome.valid or trajectory.rewards is None:
         return None
-    return trajectory.rewards.total + sum(reward for turn in trajectory.turns for reward in turn.token_rewards or ())
+    return trajectory.rewards.total + trajectory.token_reward
 
 
-def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sample:
+def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_on: TrainOn) -> Sample:
     tokens: list[int] = []
     origin: list[Origin] = []
     logprobs: list[float] = []
@@ -56,10 +57,11 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int) -> Sam
         versions.extend((*(UNSAMPLED for _ in turn.context), *turn.versions))
         rewards.extend((*(0.0 for _ in turn.context), *(turn.token_rewards or (0.0 for _ in turn.tokens))))
         nucleus.extend((*(b"" for _ in turn.context), *(turn.nucleus or (b"" for _ in turn.tokens))))
+    given = len(chain[0].context)  # the prompt, or a rewritten history
     return Sample(
         tokens=tuple(tokens),
         origin=tuple(origin),
-        loss_mask=tuple(o is Origin.MODEL for o in origin),
+        loss_mask=tuple(t >= given if train_on == "all" else o is Origin.MODEL for t, o in enumerate(origin)),
         logprobs=tuple(logprobs),
         versions=tuple(versions),
         group=trajectory.task.id,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
 from whet.config import Config
 from whet.core.batch import TrainBatch, as_list
+
+TrainOn = Literal["model", "all"]
 
 
 class BatchConfig(Config):
@@ -24,6 +27,9 @@ class BatchConfig(Config):
     """Optimizer steps that a rollout feeds, per epoch."""
     epochs: int = Field(default=1, gt=0)
     """Passes over a rollout's samples; each one cuts them into steps anew, in a new order."""
+    train_on: TrainOn = "model"
+    """model: the tokens that the policy sampled train; all: so do the environment's answers between them, with the same advantages, as if
+    the policy had said them (its own log-prob stands for the engine's)."""
 
 
 class BatchPlan(Config):

@@ -14,7 +14,7 @@ from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.train.critic import fit_of, named_for_critic
-from whet.types import Progress
+from whet.types import Origin, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def optimizer_step(
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
-    """How far the trainer's log-probs are from the engine's over the trained tokens: |difference|, KL(rollout || train)."""
-    mask = batch.loss_mask
+    """How far the trainer's log-probs are from the engine's over the trained tokens that it sampled: |difference|, KL(rollout || train)."""
+    mask = batch.loss_mask & (batch.origin == int(Origin.MODEL))
     if not bool(mask.any()):
         return {}
     rollout, train = batch.rollout_logprobs[mask].double(), train_logprobs[mask].double()
