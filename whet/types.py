@@ -244,6 +244,8 @@ class Sample:
     """As in `Turn`; empty where no policy sampled the token."""
     baseline: float | None = None
     """What the greedy trajectory of its task scored; None: there is none, or it failed."""
+    truncated: bool = False
+    """A token or turn limit cut its trajectory, which would have gone on."""
 
     def __post_init__(self) -> None:
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whet.algo import ALGORITHMS, AlgorithmConfig, StepPlan, build_algorithm
+from whet.core.batch import PER_SAMPLE
 from whet.types import Origin
 
 MASKS = st.text("#.", min_size=1, max_size=5).map(lambda tail: "." + tail)
@@ -32,7 +33,7 @@ class Story:
     valid: bool
     masks: list[str]
     columns: dict[str, list[float]]
-    """Per-token columns, and `baseline` once for each token."""
+    """Per-token columns, and those per sample once for each token."""
 
     @property
     def mask(self) -> str:
@@ -110,11 +111,12 @@ def otb(story, stories):
     return out
 
 
-def ppo(over: str, gamma: float, lam: float):
+def ppo(over: str, gamma: float, lam: float, bootstrap: bool = False):
     def advantages(story: Story, stories: list[Story]) -> list[float]:
         steps = story.actions if over == "actions" else every_step(story)
         rewards, values = at_last_action(story), story.columns["values"]
-        found, carried, ahead = [0.0] * len(values), 0.0, 0.0
+        cut = bootstrap and story.columns["truncated"][-1]
+        found, carried, ahead = [0.0] * len(values), 0.0, story.columns["scores"][-1] if cut else 0.0
         for t in reversed(range(len(values))):
             if t in steps:
                 carried = rewards[t] + gamma * ahead - values[t] + gamma * lam * carried
@@ -167,6 +169,11 @@ CASES = {
     "ppo": (ppo("actions", 1.0, 1.0), {"whiten": True}),
     "ppo, actions": (ppo("actions", 0.9, 0.8), {"whiten": False, "gamma": 0.9, "lam": 0.8}),
     "ppo, all": (ppo("all", 0.9, 0.8), {"whiten": False, "gamma": 0.9, "lam": 0.8, "credit_over": "all"}),
+    "ppo, cut": (ppo("actions", 0.9, 0.8, True), {"whiten": False, "gamma": 0.9, "lam": 0.8, "bootstrap_truncated": True}),
+    "ppo, cut, all": (
+        ppo("all", 0.9, 0.8, True),
+        {"whiten": False, "gamma": 0.9, "lam": 0.8, "credit_over": "all", "bootstrap_truncated": True},
+    ),
     "rloo, distilled": (distilled(RLOO, 0.5), {"distill_coef": 0.5}),
     "reinforce_plus_plus, distilled": (distilled(returns, 0.5), {"distill_coef": 0.5, "whiten": True}),
 }
@@ -187,7 +194,8 @@ def test_advantages_are_the_reference_and_0_where_nothing_trains(case, trajector
     batch = rollout(*trajectories)
     columns = random_columns(batch, seed)
     algorithm = build_algorithm(AlgorithmConfig.model_validate({"name": name, name: changes}), StepPlan(2, max_tokens=16))
-    batch = batch.with_(**{key: column for key, column in columns.items() if key in algorithm.needs})
+    given_too = {"truncated", "scores"} if name == "ppo" else set()
+    batch = batch.with_(**{key: column for key, column in columns.items() if key in algorithm.needs | given_too})
     stories = stories_of(trajectories, batch, columns)
     usable = [s.valid and (name in ALONE or len(alike(s, stories)) > 1) for s in stories]
     expected = [reference(s, stories) if good else [0.0] * len(s.mask) for s, good in zip(stories, usable, strict=True)]
@@ -217,11 +225,15 @@ def random_columns(batch, seed: int) -> dict[str, torch.Tensor]:
         "teacher_logprobs": -torch.rand(batch.num_tokens, generator=generator),
         "values": torch.randn(batch.num_tokens, generator=generator),
         "baseline": torch.rand(batch.num_samples, generator=generator).double(),
+        "scores": torch.randn(batch.num_tokens, generator=generator),
+        "truncated": (torch.rand(int(batch.trajectory.max()) + 1, generator=generator) < 0.5)[batch.trajectory],
     }
 
 
 def stories_of(trajectories, batch, columns: dict[str, torch.Tensor]) -> list[Story]:
-    per_token = {name: (column[batch.sample_of_token] if name == "baseline" else column).tolist() for name, column in columns.items()}
+    per_token = {
+        name: (column[batch.sample_of_token] if name in PER_SAMPLE else column).tolist() for name, column in columns.items()
+    }
     assert set(batch.origin.tolist()) <= {int(Origin.MODEL), int(Origin.ENVIRONMENT)}
     out, start = [], 0
     for group, reward, valid, masks in trajectories:

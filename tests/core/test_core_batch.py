@@ -127,6 +127,13 @@ def test_token_rewards_are_a_column_if_any_sample_has_them():
         replace(plain, token_rewards=(1.0,))
 
 
+def test_what_was_cut_is_a_column_if_anything_was():
+    whole, cut = sample(".#"), replace(sample(".##", trajectory="u"), truncated=True)
+    assert batch(whole).truncated is None
+    assert batch(whole, cut).truncated.tolist() == [False, True]
+    assert batch(whole, cut).select([1]).truncated.tolist() == [True]
+
+
 def test_a_baseline_goes_with_its_sample():
     b = batch(sample(".#"), sample(".##", trajectory="u")).with_(baseline=torch.tensor([1.0, 2.0]).double())
     assert b.select([1]).baseline.tolist() == [2.0]

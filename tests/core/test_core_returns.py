@@ -25,9 +25,9 @@ def random_columns(b, seed, num):
     return torch.randn(num, b.num_tokens, generator=generator, dtype=torch.float32)
 
 
-def by_hand(rewards, values, gamma, lam):
+def by_hand(rewards, values, gamma, lam, beyond=0.0):
     """GAE over a list of steps."""
-    advantages, ahead, running = [], 0.0, 0.0
+    advantages, ahead, running = [], beyond, 0.0
     for r, v in zip(reversed(rewards), reversed(values), strict=True):
         running = r + gamma * ahead - v + gamma * lam * running
         ahead = v
@@ -35,15 +35,16 @@ def by_hand(rewards, values, gamma, lam):
     return advantages[::-1]
 
 
-@given(MASKS, SHARE, SHARE, st.sampled_from(["actions", "all"]), st.integers(0, 99))
-def test_gae_is_its_definition_over_the_steps(masks, gamma, lam, over, seed):
+@given(MASKS, SHARE, SHARE, st.sampled_from(["actions", "all"]), st.booleans(), st.integers(0, 99))
+def test_gae_is_its_definition_over_the_steps(masks, gamma, lam, over, cut, seed):
     b = batch(*(tool_sample(mask, trajectory=str(i)) for i, mask in enumerate(masks)))
     rewards, values = random_columns(b, seed, 2)
     steps = time_steps(b, over)
-    advantages, returns = gae(b.with_(values=values), rewards, steps, gamma=gamma, lam=lam)
-    for start, length in zip(b.starts.tolist(), b.lengths.tolist(), strict=True):
+    beyond = torch.randn(b.num_samples) if cut else torch.zeros(b.num_samples)
+    advantages, returns = gae(b.with_(values=values), rewards, steps, gamma=gamma, lam=lam, beyond=beyond if cut else None)
+    for start, length, end in zip(b.starts.tolist(), b.lengths.tolist(), beyond.tolist(), strict=True):
         places = [t for t in range(start, start + length) if steps[t]]
-        expected = by_hand([float(rewards[t]) for t in places], [float(values[t]) for t in places], gamma, lam)
+        expected = by_hand([float(rewards[t]) for t in places], [float(values[t]) for t in places], gamma, lam, end)
         assert advantages[places].tolist() == pytest.approx(expected, abs=1e-9)
         assert returns[places].tolist() == pytest.approx([a + float(values[t]) for a, t in zip(expected, places, strict=True)], abs=1e-9)
 
@@ -67,6 +68,15 @@ def test_with_lambda_1_gae_is_the_return_less_the_value_and_gamma_counts_actions
     assert advantages[b.loss_mask].tolist() == [1.0, 2.0, 5.0]
     _, everything = gae(b, rewards_on_tokens(b), time_steps(b, "all"), gamma=0.5)
     assert everything[1:].tolist() == [0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_what_a_cut_trajectory_goes_on_with_is_that_of_its_last_sample_and_reaches_its_last_action():
+    """The last action is followed by the environment's tokens, which are no steps: the value beyond them passes through."""
+    samples = (tool_sample(".#..", order=1), sample(".#", trajectory="other", group="h"), tool_sample(".#", order=0))
+    b = batch(*samples)
+    beyond, nothing = torch.tensor([10.0, 0.0, 99.0]), torch.zeros(b.num_tokens)
+    advantages, _ = gae(b.with_(values=nothing), nothing, b.loss_mask, gamma=0.5, beyond=beyond)
+    assert advantages[b.loss_mask].tolist() == [5.0, 0.0, 2.5]
 
 
 def test_gae_without_values_says_so():

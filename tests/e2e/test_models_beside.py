@@ -10,6 +10,7 @@ from tiny_run import SHAPE, checkpoints_of, make_files, metrics_of, run_config, 
 from transformers import AutoModelForSequenceClassification
 
 from whet.commands import train
+from whet.observe import read_records
 from whet.quickstart.model import make_model
 from whet.replay import replay_batch
 from whet.train.base import NonFinite
@@ -119,6 +120,28 @@ def test_a_warm_up_leaves_the_policys_bits_alone(folder):
     assert "trained nothing" not in (folder / "warm/log.txt").read_text()
     with pytest.raises(ValueError, match="warmup_rollouts is 4, but the run has 4 rollouts, so the policy would never learn"):
         train(run_config(folder, "never", **{**PPO, "critic": {"warmup_rollouts": 4}}))
+
+
+def test_a_trajectory_that_was_cut_goes_on_with_the_critics_value_where_that_is_asked_for(folder):
+    """With lambda 0 that value is in one advantage alone, that of the last trained token."""
+    made = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
+    torch.nn.init.constant_(made.score.weight, 0.25)
+    shutil.copytree(folder / "model", folder / "sure")
+    made.save_pretrained(folder / "sure")
+    batch, rows = {"prompts_per_rollout": 4, "samples_per_prompt": 8}, {}
+    for bootstrap in (False, True):
+        algo = {"name": "ppo", "ppo": {"whiten": False, "lam": 0.0, "bootstrap_truncated": bootstrap}}
+        name = f"cut_{bootstrap}"
+        train(run_config(folder, name, num_rollouts=1, batch=batch, algo=algo, critic={"path": str(folder / "sure")}))
+        rows[bootstrap] = read_records(folder / name / "rollouts")
+    assert {row["outcome"] for row in rows[True]} == {"truncated", "completed"}
+    for plain, cut in zip(rows[False], rows[True], strict=True):
+        assert plain["tokens"] == cut["tokens"] and plain["loss_mask"][-1]
+        with torch.no_grad():
+            value = float(made.score(made.model(torch.tensor([cut["tokens"]])).last_hidden_state[0, -1]))
+        further = [a - b for a, b in zip(cut["advantages"], plain["advantages"], strict=True)]
+        assert abs(value) > 0.01 and further[:-1] == [0.0] * (len(further) - 1)
+        assert further[-1] == pytest.approx(value if cut["outcome"] == "truncated" else 0.0, abs=1e-5)
 
 
 def test_a_critic_may_begin_with_a_reward_model_of_its_own(folder):

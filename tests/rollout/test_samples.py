@@ -67,6 +67,7 @@ def test_only_valid_outcomes_with_a_reward_count(outcome):
     whole = trajectory(turn([1], [2]), outcome=outcome)
     (sample,) = samples_of(whole)
     assert sample.valid == (outcome in (Outcome.COMPLETED, Outcome.TRUNCATED))
+    assert sample.truncated == (outcome is Outcome.TRUNCATED)
     (unscored,) = samples_of(replace(whole, rewards=None))
     assert (unscored.valid, unscored.reward) == (False, 0.0)
 

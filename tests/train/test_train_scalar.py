@@ -49,15 +49,17 @@ def step_batch():
     return batch.with_(weights=REDUCERS["token_mean"](batch), values=values, returns=returns)
 
 
-def plain_values(model, batch):
-    """Values one sequence at a time through transformers' own model: the head on the state before each token, 0 before the first."""
+def plain_values(model, batch, *, after=False):
+    """Values one sequence at a time through transformers' own model: the head on the state before each token, 0 before the first; or
+    `after` each token."""
     twin = AutoModelForSequenceClassification.from_config(model.config, attn_implementation="eager", dtype=torch.float64)
     twin.load_state_dict(model.hf.state_dict())
     twin.eval()
     out = []
     for tokens in batch.tokens.split(batch.lengths.tolist()):
         hidden = twin.model(input_ids=tokens[None]).last_hidden_state[0]
-        out.append(torch.cat([hidden.new_zeros(1), (hidden @ twin.score.weight[0])[:-1]]))
+        scores = hidden @ twin.score.weight[0]
+        out.append(scores if after else torch.cat([hidden.new_zeros(1), scores[:-1]]))
     return twin, torch.cat(out)
 
 
@@ -65,13 +67,16 @@ def plain_values(model, batch):
 @pytest.mark.parametrize("rows", ["chains", "forest"])
 def test_values_are_the_heads_on_the_state_before_each_token_of_every_valid_sample(dtype, rows):
     model, batch = critic(dtype), rollout()
-    found = backend(model, budget=40, rows=rows).annotate(batch, Need.VALUES).values
+    annotated = backend(model, budget=40, rows=rows).annotate(batch, Need.VALUES)
+    found = annotated.values
     with torch.no_grad():
-        _, expected = plain_values(model, batch)
+        (_, expected), (_, after) = plain_values(model, batch), plain_values(model, batch, after=True)
     valid = batch.valid[batch.sample_of_token]
     assert not bool(valid.all()) and not bool(batch.loss_mask[valid].all())
     assert found.dtype == torch.float32 and found[~valid].tolist() == [0.0] * int((~valid).sum())
     torch.testing.assert_close(found.double()[valid], expected[valid], rtol=1e-5, atol=1e-5)
+    longer = valid & (batch.lengths > 1)[batch.sample_of_token]  # a sample of one token has none to be trained
+    torch.testing.assert_close(annotated.scores.double()[longer], after[longer], rtol=1e-5, atol=1e-5)
     assert not any(p.grad is not None for p in model.hf.parameters())
 
 

@@ -26,10 +26,11 @@ class Need(StrEnum):
     SQUARED_PROBS = "squared_probs"
     """With the old log-probs, of the same distributions."""
     VALUES = "values"
+    """A critic's estimates before each token; with them come its `scores`, the estimates after it."""
     SCORES = "scores"
     """A reward model's, of each token itself."""
     BASELINE = "baseline"
-    """Comes with the rollout: the reward of a greedy reply to each prompt."""
+    """Comes with the rollout: what the greedy trajectory of each task scored."""
 
 
 @dataclass(frozen=True, slots=True)

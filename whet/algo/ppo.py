@@ -11,6 +11,7 @@ from whet.algo.credit import Assign, Credit, of_tokens
 from whet.algo.policy import PolicyConfig, PolicyGradient
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.losses import value_loss
+from whet.core.preference import last_tokens
 from whet.core.returns import CreditOver, RewardAt, gae, rewards_on_tokens, time_steps
 from whet.core.weights import ReducerName, ScaledReducerName
 from whet.observe.metrics import Mean
@@ -28,6 +29,9 @@ class PPOConfig(PolicyConfig):
     tokens are steps too (slime)."""
     reward_at: RewardAt = "last_action"
     """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime)."""
+    bootstrap_truncated: bool = False
+    """Where a token or turn limit cut a trajectory, its return goes on with the critic's value after its last token; false: nothing
+    follows, as in slime and verl."""
     whiten: bool = True
     """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens (verl always does, slime if asked)."""
     reducer: ReducerName | ScaledReducerName = "token_mean"
@@ -55,9 +59,23 @@ def ppo(config: PPOConfig, plan: StepPlan) -> PPO:
     def assign(batch: TrainBatch) -> Credit:
         rewards = rewards_on_tokens(batch, config.reward_at)
         steps = time_steps(batch, config.credit_over)
-        return of_tokens(batch, *gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam))
+        beyond = values_beyond(batch) if config.bootstrap_truncated else None
+        return of_tokens(batch, *gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam, beyond=beyond))
 
     return PPO(config, plan, assign)
+
+
+def values_beyond(batch: TrainBatch) -> Tensor | None:
+    """What the critic expects after each sample's last token where its trajectory was cut; 0 where it ended by itself. [N]
+
+    Raises:
+        ValueError: if the critic's scores are missing.
+    """
+    if batch.truncated is None:
+        return None
+    if batch.scores is None:
+        raise ValueError("a truncated trajectory goes on with the critic's score of its last token, and this batch has no scores")
+    return batch.scores[last_tokens(batch)] * batch.truncated
 
 
 def value_terms(batch: TrainBatch, predicted: Tensor, config: PPOConfig) -> LossTerms:

@@ -58,6 +58,8 @@ class TrainBatch:
     """Place among the samples of the same trajectory. [N] int64"""
     valid: Tensor
     """False where the trajectory failed, or has no valid greedy one to be compared with: it neither trains nor counts. [N] bool"""
+    truncated: Tensor | None = None
+    """Whether a limit cut the sample's trajectory, which would have gone on. None: none was cut. [N] bool"""
     weights: Tensor | None = None
     """Share of each token in the loss: loss = sum(weights * terms). [T] float32"""
     old_logprobs: Tensor | None = None
@@ -71,7 +73,8 @@ class TrainBatch:
     values: Tensor | None = None
     """The critic's estimate of the return before each token. [T] float32"""
     scores: Tensor | None = None
-    """A reward model's score of each token, which it has seen; a sample's is that of its last. [T] float32"""
+    """A scalar head's number for each token, which it has seen. A reward model's score of a sample is that of its last token; a critic's is
+    the estimate of the return after the token. [T] float32"""
     token_rewards: Tensor | None = None
     """Rewards of single tokens, beside the trajectory's. [T] float32"""
     nucleus_sizes: Tensor | None = None
@@ -163,7 +166,9 @@ class TrainBatch:
         return [as_list(piece) for piece in torch.split(column, as_list(self.lengths))]
 
 
-PER_SAMPLE = frozenset({"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "baseline", "unit", "margin"})
+PER_SAMPLE = frozenset(
+    {"lengths", "temperature", "rewards", "group", "trajectory", "order", "valid", "truncated", "baseline", "unit", "margin"}
+)
 
 
 def stretches(lengths: Tensor, chosen: Tensor) -> Tensor:
@@ -220,6 +225,7 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         trajectory=torch.tensor([trajectories[s.trajectory] for s in samples], dtype=torch.int64),
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
+        truncated=torch.tensor([s.truncated for s in samples], dtype=torch.bool) if any(s.truncated for s in samples) else None,
         token_rewards=_token_rewards(samples),
         baseline=_baseline(samples),
         **_nucleus(samples),

@@ -84,12 +84,13 @@ def turn_returns(batch: TrainBatch, rewards: Tensor, gamma: float = 1.0) -> Tens
 
 
 def gae(
-    batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+    batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0, beyond: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over the time steps: advantages and returns, neither whitened. [T], [T] float64
 
     delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t + 1 is the next step of the
-    trajectory; after the last one V = A = 0. A token that is no step has the next one's advantage. Returns are A + V.
+    trajectory; after the last one A = 0 and V is `beyond`. A token that is no step has the next one's advantage. Returns
+    are A + V.
     Source: arXiv 1506.02438, eq. 16.
 
     Args:
@@ -98,14 +99,19 @@ def gae(
         steps: which tokens are time steps. [T] bool
         gamma: discount.
         lam: 0: one-step bootstrap; 1: the whole return.
+        beyond: the value of what would have followed each sample's last token; of a trajectory, that of its last sample
+            counts. None: 0, nothing follows. [N]
     """
     if batch.values is None:
         raise ValueError("generalized advantage estimation needs the critic's values, and this batch has none")
     values, rewards = batch.values.double(), rewards.double()
     step = steps.to(values.dtype)
     chains = chains_of(batch)
-    ahead = _scan(batch, step * values, 1 - step)[chains.index].roll(-1)
-    ahead[chains.starts - 1] = 0.0
+    ends = chains.starts + chains.lengths - 1
+    last = chains.index[ends]
+    end = torch.zeros_like(values[last]) if beyond is None else beyond.double()[batch.sample_of_token[last]]
+    following = (step * values).index_add(0, last, (1 - step[last]) * end)
+    ahead = _scan(batch, following, 1 - step)[chains.index].roll(-1).index_copy(0, ends, end)
     delta = rewards + gamma * chains.put_back(ahead) - values
     advantages = _scan(batch, step * delta, step * gamma * lam + (1 - step))
     return advantages, advantages + values

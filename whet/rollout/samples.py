@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from whet.train.batching import TrainOn
-from whet.types import UNSAMPLED, Group, Origin, Sample, Trajectory, Turn
+from whet.types import UNSAMPLED, Group, Origin, Outcome, Sample, Trajectory, Turn
 
 
 def samples_of(trajectory: Trajectory, train_on: TrainOn = "model") -> list[Sample]:
@@ -72,4 +72,5 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_
         temperature=trajectory.temperature,
         token_rewards=tuple(rewards) if any(turn.token_rewards for turn in chain) else None,
         nucleus=tuple(nucleus) if any(turn.nucleus for turn in chain) else None,
+        truncated=trajectory.outcome is Outcome.TRUNCATED,
     )

@@ -42,7 +42,7 @@ class Annotator(Protocol):
     """A model that says something about the tokens of a batch."""
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        """Fill one column under the present weights, without gradient.
+        """Fill the column of that name under the present weights, without gradient; with the values come the scores that they are of.
 
         Raises:
             ValueError: if a model of this kind does not compute it: values come from a scalar head, log-probs from a language model.

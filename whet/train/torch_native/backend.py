@@ -89,11 +89,12 @@ class TorchBackend:
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
-        column = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        columns = {name: torch.zeros(batch.num_tokens, dtype=torch.float32) for name in self._head.computes[need]}
         with torch.no_grad():
             for micro in self._micro_batches(self._head.annotated(batch)):
-                _scatter(column, batch, micro.samples, self._head.column(micro, need))
-        return batch.with_(**{need.value: column})
+                for column, values in zip(columns.values(), self._head.columns(micro, need), strict=True):
+                    _scatter(column, batch, micro.samples, values)
+        return batch.with_(**columns)
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         assert batch.weights is not None, "weights are assigned before the batch is cut"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,17 +19,15 @@ from whet.train.torch_native.layout import Lines, MicroBatch, lines_of
 class Head(Protocol):
     """A model's outputs in sample space."""
 
-    @property
-    def computes(self) -> frozenset[Need]:
-        """The columns that it can annotate."""
-        ...
+    computes: ClassVar[Mapping[Need, tuple[str, ...]]]
+    """What it can annotate, and the columns that each fills."""
 
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         """The batch with the tokens masked in whose samples are to be annotated."""
         ...
 
-    def column(self, micro: MicroBatch, need: Need) -> Tensor:
-        """One of the columns that it `computes`, without gradient. [T]"""
+    def columns(self, micro: MicroBatch, need: Need) -> tuple[Tensor, ...]:
+        """The columns of something that it `computes`, without gradient. Each [T]"""
         ...
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
@@ -49,7 +48,9 @@ def head_of(model: CausalModel | ScalarModel, chunk_tokens: int) -> Head:
 class LanguageHead:
     """Log-probs of the trained tokens; the vocabulary is only projected to where one follows."""
 
-    computes = frozenset({Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.TEACHER_LOGPROBS, Need.SQUARED_PROBS})
+    computes: ClassVar[Mapping[Need, tuple[str, ...]]] = {
+        need: (need.value,) for need in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.TEACHER_LOGPROBS, Need.SQUARED_PROBS)
+    }
 
     def __init__(self, model: CausalModel, chunk_tokens: int) -> None:
         self.model = model
@@ -58,12 +59,12 @@ class LanguageHead:
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         return batch
 
-    def column(self, micro: MicroBatch, need: Need) -> Tensor:
+    def columns(self, micro: MicroBatch, need: Need) -> tuple[Tensor, ...]:
         if need is not Need.SQUARED_PROBS:
-            return self.outputs(micro, entropy_grad=False).logprobs
+            return (self.outputs(micro, entropy_grad=False).logprobs,)
         lines, hidden = self._lines(micro)
         found = chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens, nucleus=lines.nucleus)
-        return lines.spread(found)
+        return (lines.spread(found),)
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         lines, hidden = self._lines(micro)
@@ -88,7 +89,7 @@ class LanguageHead:
 class ScalarHead:
     """One number for each token, at the token and before it."""
 
-    computes = frozenset({Need.VALUES, Need.SCORES})
+    computes: ClassVar[Mapping[Need, tuple[str, ...]]] = {Need.VALUES: ("values", "scores"), Need.SCORES: ("scores",)}
 
     def __init__(self, model: ScalarModel) -> None:
         self.model = model
@@ -98,11 +99,10 @@ class ScalarHead:
         mask = batch.valid[batch.sample_of_token]
         return batch.with_(loss_mask=mask.index_fill(0, batch.starts[batch.lengths > 0], False))
 
-    def column(self, micro: MicroBatch, need: Need) -> Tensor:
+    def columns(self, micro: MicroBatch, need: Need) -> tuple[Tensor, ...]:
         out = self.outputs(micro, entropy_grad=False)
-        column = out.values if need is Need.VALUES else out.scores
-        assert column is not None
-        return column
+        assert out.values is not None and out.scores is not None
+        return (out.values, out.scores) if need is Need.VALUES else (out.scores,)
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         part, row = micro.part, micro.row
