@@ -147,8 +147,10 @@ def test_a_tracker_that_raises_loses_no_rollout(tmp_path, folder):
     assert [row["step"] for row in metrics_of(folder / "tracked")] == [1, 2, 3, 4]
 
 
-def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monkeypatch, stop):
-    """Outside deterministic mode, what has ended by the stop is kept with the checkpoint, and only the rest is played."""
+@pytest.mark.parametrize(("name", "played"), [("grpo", 6), ("remax", 8)])
+def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monkeypatch, stop, name, played):
+    """Outside deterministic mode, what has ended by the stop is kept with the checkpoint, greedy trajectories too, and only the rest is
+    played."""
     calls = tmp_path / "calls"
     (tmp_path / "counted.py").write_text(
         "import asyncio\n"
@@ -159,11 +161,12 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
         "        await asyncio.sleep(0.5)\n"
         "    return len(trajectory.response) % 5\n"
     )
-    config = run_config(folder, "half", deterministic=False, num_rollouts=2, reward={"name": f"{tmp_path / 'counted.py'}:score"})
+    reward = {"name": f"{tmp_path / 'counted.py'}:score"}
+    config = run_config(folder, f"half-{name}", deterministic=False, num_rollouts=2, reward=reward, algo={"name": name})
     asked = []
 
-    async def ask_when_four_have_ended():
-        while not calls.exists() or len(calls.read_text().splitlines()) < 12 - 2:
+    async def ask_when_all_but_two_have_ended():
+        while not calls.exists() or len(calls.read_text().splitlines()) < 2 * played - 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         stop.ask(signal.SIGINT)
@@ -173,7 +176,7 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
     inner = Player.play
 
     async def play(self, *args):
-        asked.append(asyncio.ensure_future(ask_when_four_have_ended()))
+        asked.append(asyncio.ensure_future(ask_when_all_but_two_have_ended()))
         return await inner(self, *args)
 
     with monkeypatch.context() as patch:
@@ -184,13 +187,14 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
     assert checkpoints_of(run_dir) == ["rollout_000001"]
     state = json.loads((run_dir / "checkpoints/rollout_000001/state.json").read_text())
     kept = {trajectory["id"] for trajectory in state["others"]["underway"]}
-    assert len(kept) >= 4 and not any(name.endswith("/2") for name in kept)
+    assert len(kept) >= played - 2 and not any(name.endswith("/2") for name in kept)
+    assert sum(name.endswith("/greedy") for name in kept) == played - 6
     before = calls.read_text().splitlines()
     stop._number = None
     train(config)
     after = calls.read_text().splitlines()[len(before) :]
     assert not kept & set(after), "what was kept is not played again"
-    assert len(kept) + len(after) == 6, "every trajectory of the rollout was scored exactly once for training"
+    assert len(kept) + len(after) == played, "every trajectory of the rollout was scored exactly once for training"
 
 
 def test_a_supervised_run_stops_after_its_step(folder, monkeypatch, stop):

@@ -146,6 +146,10 @@ def test_a_greedy_trajectory_is_marked_and_every_token_of_it_is_there(tmp_path):
     assert (found["order"], found["valid"], found["reward"], found["temperature"]) == (None, True, 0.25, 0.0)
     assert found["tokens"] == list(SAMPLE.tokens) and found["versions"] == list(SAMPLE.versions)
     assert not any(found["loss_mask"]) and found["advantages"] is None
+    rewarded = replace(greedy, turns=(replace(CALL, token_rewards=(0.5, -1.0)), ANSWER))
+    columns = {"token_rewards": [[0.0, 0.0, 0.25, 0.0, 0.0, 0.0]]}
+    rows = read_records(RecordWriter(tmp_path).write(0, [Group(TASK, (SOLVED, FAILED), rewarded)], [SAMPLE], columns))
+    assert [row["token_rewards"] for row in rows] == [*columns["token_rewards"], None, [0.0, 0.0, 0.5, -1.0, 0.0, 0.0]]
     greedy_too = replace(greedy, id="train:3/0")
     with pytest.raises(ValueError, match="two trajectories with one id"):
         RecordWriter(tmp_path).write(1, [Group(TASK, (SOLVED,), greedy_too)], [SAMPLE])

@@ -4,15 +4,16 @@ from whet.rollout.constant import WARN_AFTER, ConstantReward, RewardGuard
 from whet.types import Group, Outcome, Rewards, Task, Trajectory
 
 
-def rollout(*rewards: float | None) -> list[Group]:
-    """One group; None is a trajectory that failed, with a reward that does not count."""
+def rollout(*rewards: float | None, greedy: float | None = None) -> list[Group]:
+    """One group; None is a trajectory that failed, with a reward that does not count. `greedy`: what its greedy trajectory scored."""
     task = Task("t", "?")
 
     def trajectory(i: int, reward: float | None) -> Trajectory:
         failed = reward is None
         return Trajectory(f"t/{i}", task, (), Outcome.TIMEOUT if failed else Outcome.COMPLETED, Rewards(9.0 if failed else reward))
 
-    return [Group(task, tuple(trajectory(i, reward) for i, reward in enumerate(rewards)))]
+    baseline = None if greedy is None else trajectory(len(rewards), greedy)
+    return [Group(task, tuple(trajectory(i, reward) for i, reward in enumerate(rewards)), baseline)]
 
 
 def test_a_constant_is_warned_of_once_and_then_stopped():
@@ -25,6 +26,13 @@ def test_a_constant_is_warned_of_once_and_then_stopped():
     guard.see(rollout(0.5))
     with pytest.raises(ConstantReward, match=r"all 5 rollouts so far was given the reward 0\.5: .*stop_after_constant_rewards"):
         guard.check()
+
+
+def test_a_greedy_trajectory_that_scores_otherwise_is_something_to_learn_from():
+    for greedy, varied in ((0.5, False), (0.0, True)):
+        guard = RewardGuard(limit=1)
+        guard.see(rollout(0.5, 0.5, greedy=greedy))
+        assert guard.state()["varied"] is varied
 
 
 @pytest.mark.parametrize("other", [(0.0, 1.0), (1.0, 1.0)])

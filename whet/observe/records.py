@@ -221,14 +221,19 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 
 def _unsampled_fields(trajectory: Trajectory) -> dict[str, Any]:
-    """The tokens of a trajectory that gave no sample: its turns' contexts and tokens, none of them trained."""
+    """The tokens of a trajectory that gave no sample: its turns' contexts and tokens, none of them trained. Their rewards are there if
+    the file has a column for them."""
     fields: dict[str, list[Any]] = {"tokens": [], "origin": [], "logprobs": [], "versions": []}
+    rewarded: list[float] = []
     for turn in trajectory.turns:
         num_context = len(turn.context)
         fields["tokens"] += [*turn.context, *turn.tokens]
         fields["origin"] += [*turn.context_origin, *[Origin.MODEL] * len(turn.tokens)]
         fields["logprobs"] += [*[0.0] * num_context, *turn.logprobs]
         fields["versions"] += [*[UNSAMPLED] * num_context, *turn.versions]
+        rewarded += [*[0.0] * num_context, *(turn.token_rewards or [0.0] * len(turn.tokens))]
+    if any(turn.token_rewards for turn in trajectory.turns):
+        fields["token_rewards"] = rewarded
     untrained = {"loss_mask": [False] * len(fields["tokens"]), "temperature": trajectory.temperature}
     return {"order": None, "valid": trajectory.outcome.valid, **fields, **untrained}
 

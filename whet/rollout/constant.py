@@ -34,7 +34,7 @@ class RewardGuard:
         Returns:
             What the person should know, the first time that there is something.
         """
-        scores = (score_of(trajectory) for group in groups for trajectory in group.trajectories)
+        scores = (score_of(trajectory) for group in groups for trajectory in group.played)
         rewards = {score for score in scores if score is not None}
         self._varied = self._varied or len(rewards | {self._value} - {None}) > 1
         if self._varied or not rewards:
