@@ -10,6 +10,7 @@ from real_memory import Alive, as_wide_as_the_vocabulary, batch, deepseek, pair,
 from safetensors.torch import load_file
 
 from whet.algo.sft import sft_loss
+from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.preflight.memory import Sampling, Workload, checkpoint_bytes, largest_row, plan_memory
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
@@ -95,8 +96,28 @@ def test_the_cache_is_that_of_a_rollout(shape, dtype):
     meta, model = pair(SHAPES[shape](), dtype=dtype)
     params = SamplingParams(max_tokens=8)
     engine, _ = played(model, params, 2)
-    plan = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=Sampling(ENGINE, (params,), 2)))
+    plan = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=Sampling(ENGINE, (params,), 2, 60)))
     assert plan.bytes_of("KV cache") == engine.core.store.size_bytes > 0
+
+
+@pytest.mark.parametrize(("num", "new_tokens"), [(1, 4), (4, 60), (4, 90), (6, 90), (1, 300)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rows_for_decoding_are_those_of_a_rollout(shape, num, new_tokens):
+    """In the last case a row of 512 places is more than the cache of 336 tokens: the reply ends without one."""
+    meta, model = pair(SHAPES[shape]())
+    engine = EngineCore(model, cache_tokens=330, block_size=16, max_running=6, max_batch_tokens=64)
+    for i in range(num):
+        engine.add(Request(f"r{i}", (1, 2, 3 + i), SamplingParams(new_tokens), f"c{i}"))
+    most = 0
+    while engine.has_work:
+        for item in engine.step():
+            most = max(most, engine.rows.size_bytes)
+            if item.finish is not None:
+                engine.finish(item.sequence)
+    sampling = Sampling(ENGINE, (SamplingParams(new_tokens),), num, 3 + new_tokens)
+    plan = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=sampling))
+    assert plan.bytes_of("decode rows") == pytest.approx(most, rel=0.1)
+    assert engine.rows.size_bytes == 0, "nobody decodes any more"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -107,7 +128,7 @@ def test_the_logits_of_sampling_are_those_of_a_rollout(params, dtype):
     meta, model = pair(qwen3(), dtype=dtype)
     chosen = SamplingParams(max_tokens=8, **params)
     _, peak = played(model, chosen, ENGINE.max_running)
-    sampling = Sampling(ENGINE, (SamplingParams(8, 0.0), chosen), ENGINE.max_running)
+    sampling = Sampling(ENGINE, (SamplingParams(8, 0.0), chosen), ENGINE.max_running, 60)
     plan = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=sampling))
     assert plan.bytes_of("sampling logits") == pytest.approx(peak, rel=0.1)
 
@@ -156,7 +177,7 @@ def test_recomputing_layers_keeps_less():
 
 def test_planning_leaves_the_model_as_it_was():
     meta, _ = pair(qwen3(), dtype="bfloat16")
-    work = Workload(TrainConfig(), (100,), reference=True, sampling=Sampling(ENGINE, (SamplingParams(8),), 4))
+    work = Workload(TrainConfig(), (100,), reference=True, sampling=Sampling(ENGINE, (SamplingParams(8),), 4, 60))
     first, second = plan_memory(meta, work), plan_memory(meta, work)
     assert first == second
     assert all(p.grad is None and p.is_meta for p in meta.hf.parameters())
@@ -165,7 +186,7 @@ def test_planning_leaves_the_model_as_it_was():
 def test_a_reference_is_another_set_of_parameters_and_the_engine_has_none_of_its_own():
     meta, _ = pair(qwen3())
     alone = plan_memory(meta, Workload(TrainConfig(), (100,)))
-    both = plan_memory(meta, Workload(TrainConfig(), (100,), reference=True, sampling=Sampling(ENGINE, (SamplingParams(8),), 4)))
+    both = plan_memory(meta, Workload(TrainConfig(), (100,), reference=True, sampling=Sampling(ENGINE, (SamplingParams(8),), 4, 60)))
     assert alone.bytes_of("reference model") == 0
     assert both.bytes_of("reference model") == both.bytes_of("parameters")
     assert both.bytes_of("engine weights") == 0 and "engine weights" in [part.name for part in both.parts]

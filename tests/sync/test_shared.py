@@ -9,6 +9,7 @@ from transformers import Qwen3Config
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import engine as engine_module
+from whet.engine.embedded import rows as rows_module
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.model.causal import ModelConfig, random_causal
 from whet.sync.base import SyncError
@@ -280,6 +281,41 @@ def test_a_block_that_outlives_an_update_stops_the_run():
         assert engine.core.scheduler.num_cached_tokens == len(PROMPT)
         keep_the_cache(engine)
         with pytest.raises(SyncError, match="20 tokens cached from older weights"):
+            await publisher.publish(2)
+
+    with_engine(play)
+
+
+def test_rows_for_decoding_that_outlive_an_update_stop_the_run():
+    """What lies side by side for the next decode step is a cache like the blocks, and the receipt counts it."""
+
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        stream = engine.generate(Request("a", PROMPT, SamplingParams(40, 1.0), "a", chunk_tokens=1))
+        assert len((await anext(stream)).tokens) == 1
+        while engine.core.rows.num_tokens < len(PROMPT) + 2:
+            await asyncio.sleep(0)
+        engine.core.rows.clear = lambda: None
+        with pytest.raises(SyncError, match=r"still has 2\d tokens cached from older weights"):
+            await publisher.publish(2)
+        await stream.aclose()
+
+    with_engine(play)
+
+
+@pytest.mark.parametrize("which", ["keys", "values"])
+def test_the_probe_reads_the_rows_that_decoding_reads(which, monkeypatch):
+    """A fault in the rows alone, the blocks as they should be, shows in the probe."""
+    take = rows_module.SeatsOn.take
+
+    def wrong(self, *args):
+        keys, values = take(self, *args)
+        return (keys + 0.1 * torch.randn_like(keys), values) if which == "keys" else (keys, values * 1.2)
+
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        monkeypatch.setattr(rows_module.SeatsOn, "take", wrong)
+        with pytest.raises(SyncError, match=r"scores the probe .* nats away"):
             await publisher.publish(2)
 
     with_engine(play)

@@ -108,7 +108,12 @@ def workload(scene: Scene) -> Workload:
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
-        sampling=Sampling(sizes, tuple(ways), min(sizes.max_running, sizes.max_batch_tokens, together)),
+        sampling=Sampling(
+            sizes,
+            tuple(ways),
+            min(sizes.max_running, sizes.max_batch_tokens, together),
+            max(rollout.max_tokens for rollout in rollouts),
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from whet.core.logprobs import Nucleus, chunked_logprobs
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.rows import Shelf, capacity_for
 from whet.engine.embedded.sampler import sample
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
@@ -87,6 +88,8 @@ class Sampling:
     """The ways in which training and evaluation sample."""
     rows: int
     """Sequences that get a token in one step, at most."""
+    longest: int
+    """Tokens of the longest sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +215,11 @@ def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
     slots = torch.zeros(1, dtype=torch.int64, device=META)
 
+    shelf = _largest_shelf(store, sampling)
+
     def write(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         store.write(layer, slots, k, v)
+        shelf.room(layer, k, v)
         return q.new_empty(*q.shape[:2], v.shape[-1])
 
     with LiveBytes(lambda _: None), torch.no_grad():
@@ -221,8 +227,18 @@ def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
         Part("KV cache", store.size_bytes, ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("decode rows", shelf.size_bytes, ("rollout",), "lower engine.embedded.max_running", estimate=True),
         Part("sampling logits", round(logits), ("rollout",), "lower engine.embedded.max_running"),
     ]
+
+
+def _largest_shelf(store: KVStore, sampling: Sampling) -> Shelf:
+    """The rows of all sequences that decode together, when they take the most: rows double on the way to the longest."""
+    tokens, capacities = store.num_blocks * store.block_size, [capacity_for(1, store.block_size)]
+    while capacities[-1] < sampling.longest:
+        capacities.append(2 * capacities[-1])
+    shelves = [Shelf(capacity, min(sampling.rows, tokens // capacity)) for capacity in capacities]
+    return max(shelves, key=lambda shelf: shelf.num_rows * shelf.capacity)
 
 
 def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:

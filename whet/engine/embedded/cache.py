@@ -34,7 +34,8 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Known to the index and held by nobody, the one unused longest first."""
         self._holders = [0] * num_blocks
-        self._epoch = 0
+        self.epoch = 0
+        """How often the weights have changed."""
         self._filled_in = [0] * num_blocks
         """The epoch in which each block was handed out: its contents are of that epoch's weights."""
 
@@ -62,13 +63,13 @@ class BlockPool:
         else:
             raise OutOfBlocks
         self._holders[block] = 1
-        self._filled_in[block] = self._epoch
+        self._filled_in[block] = self.epoch
         return block
 
     def begin_epoch(self) -> None:
         """The weights have changed: blocks that are handed out from now on belong to the new ones, and only they may be read."""
-        self._epoch += 1
-        self.index.begin(self._epoch)
+        self.epoch += 1
+        self.index.begin(self.epoch)
 
     def check_fresh(self, blocks: Iterable[int]) -> None:
         """See that blocks were filled under the present weights.
@@ -77,8 +78,8 @@ class BlockPool:
             StaleCache: naming the first that was not.
         """
         for block in blocks:
-            if self._filled_in[block] != self._epoch:
-                age = self._epoch - self._filled_in[block]
+            if self._filled_in[block] != self.epoch:
+                age = self.epoch - self._filled_in[block]
                 raise StaleCache(f"cache block {block} holds keys and values of the weights of {age} update(s) ago: it was not dropped")
 
     def hold(self, block: int) -> None:

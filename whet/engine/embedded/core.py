@@ -12,12 +12,16 @@ from torch import Tensor
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
 from whet.engine.embedded.logits import Raw, adjusted, raw_of
-from whet.engine.embedded.paged import Planned, buckets, lay_out
+from whet.engine.embedded.paged import Part, buckets, lay_out
+from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel
 from whet.types import Finish, Request, SamplingParams
+
+SCORE_DECODED = 5
+"""Tokens of a score that go through decoding, so that it tells of that path, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,12 @@ class EngineCore:
         self.num_computed = 0
         """Tokens that went through the model in steps; what the cache saved is not among them."""
         self.store = KVStore(num_blocks, block_size)
-        self.scheduler = Scheduler(
-            BlockPool(num_blocks, block_size), self.store.copy_block, max_running, max_batch_tokens
-        )
+        pool = BlockPool(num_blocks, block_size)
+        self.rows = DecodeRows(self.store, pool)
+        self.scheduler = Scheduler(pool, self.store.copy_block, max_running, max_batch_tokens)
         self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
         """Longest sequence, prompt and reply together."""
-        self._max_batch_tokens = max_batch_tokens
+        self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
         self._decode = decode
         self._arrivals = 0
 
@@ -111,6 +115,11 @@ class EngineCore:
         return sequence
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Tokens in the cache, those side by side for decoding counted again."""
+        return self.scheduler.num_cached_tokens + self.rows.num_tokens
+
+    @property
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
@@ -122,10 +131,10 @@ class EngineCore:
             ValueError: if the model gives logits that are not finite.
             StaleCache: if a sequence holds a block that older weights filled; nothing is sampled then.
         """
-        parts = buckets(self.scheduler.plan())
+        parts = buckets(self.scheduler.plan(), self.rows)
         assert parts, "the engine has work but could not plan any of it"
         hidden = self._forward(parts)
-        plan = list(chain.from_iterable(parts))
+        plan = list(chain.from_iterable(part.planned for part in parts))
         for sequence, new in plan:
             self.scheduler.advance(sequence, new)
         ready = [i for i, (sequence, _) in enumerate(plan) if sequence.pending == 0]
@@ -140,35 +149,50 @@ class EngineCore:
         drawn = zip(sequences, tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
         return [self._append(*item) for item in drawn]
 
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out; with the last one the rows for decoding give their memory back."""
+        self.scheduler.finish(sequence)
+        if not self.scheduler.running:
+            self.rows.clear()
+
+    def drop_caches(self) -> None:
+        """Forget every cached token; running sequences compute theirs again."""
+        self.scheduler.drop_caches()
+        self.rows.clear()
+
     def begin_version(self, version: int) -> None:
         """The weights are those of `version` now: forget what older ones cached; running sequences compute it again."""
-        self.scheduler.drop_caches()
+        self.drop_caches()
         self.scheduler.pool.begin_epoch()
         self.version = version
 
     def forget(self) -> None:
         """Drop the caches and give their memory back."""
-        self.scheduler.drop_caches()
+        self.drop_caches()
         self.store.clear()
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...], temperature: float) -> list[float]:
-        """Log-probs of tokens[1:]: the first half is prefilled, the rest goes through decoding one token at a time."""
+        """Log-probs of tokens[1:]: all but the last few are prefilled, those go through decoding one token at a time."""
         given = tokens[:-1]
         probe = Sequence(Request("score", given, SamplingParams(max_tokens=1)), 0, list(given))
         probe.blocks = self.scheduler.lend(len(given))
-        half = -(-len(given) // 2)
+        prefill = len(given) - min(len(given) // 2, SCORE_DECODED)
         out: list[float] = []
         try:
             while probe.pending:
-                new = min(half - probe.cached, self._max_batch_tokens) if probe.cached < half else 1
-                logits = self.model.logits(self._forward([[(probe, new)]]))
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-                targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=logits.device)
-                out.extend(torch.log_softmax(logits, -1).gather(-1, targets[:, None]).squeeze(-1).tolist())
+                new = min(prefill - probe.cached, self._max_batch_tokens) if probe.cached < prefill else 1
+                hidden = self._forward(buckets([(probe, new)], self.rows))
+                targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=hidden.device)
+                for states, wanted in zip(hidden.split(self._max_running), targets.split(self._max_running), strict=True):
+                    logits = self.model.logits(states)
+                    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+                    out.extend(torch.log_softmax(logits, -1).gather(-1, wanted[:, None]).squeeze(-1).tolist())
                 probe.cached += new
         finally:
             self.scheduler.give_back(probe.blocks)
+            if not self.scheduler.running:
+                self.rows.clear()
         return out
 
     def _append(self, sequence: Sequence, token: int, logprob: float, kept: bytes, raw: Raw | None) -> Progressed:
@@ -182,9 +206,9 @@ class EngineCore:
             sequence.top_logprobs.append(raw.top)
         return Progressed(sequence, finish_of(sequence, self._decode))
 
-    def _forward(self, parts: list[list[Planned]]) -> Tensor:
+    def _forward(self, parts: list[Part]) -> Tensor:
         """Hidden states of the planned tokens, in the plan's order. [T, H]"""
-        self.scheduler.pool.check_fresh(block for sequence, _ in chain.from_iterable(parts) for block in sequence.blocks)
+        self.scheduler.pool.check_fresh(block for part in parts for sequence, _ in part.planned for block in sequence.blocks)
         step = lay_out(parts, self.store, self.model.device)
         self.num_computed += len(step.tokens)
         return self.model.hidden(step.tokens, step.positions, step.attend)

@@ -103,7 +103,7 @@ class EmbeddedEngine:
         self._open.discard(conversation)
         self._runner.kick()  # whoever waited for it to come back may go on
         if self._capabilities.deterministic and not self._open:  # what an evaluation cached must not change the next rollout's steps
-            self._runner.post(self.core.scheduler.drop_caches)
+            self._runner.post(self.core.drop_caches)
 
     async def generate(self, request: Request) -> AsyncIterator[Chunk]:
         self._runner.check_open()
@@ -196,7 +196,7 @@ class EmbeddedEngine:
     def _retire(self, call: _Call) -> None:
         """Take a call's sequence out of the core."""
         if call.sequence is not None:
-            self.core.scheduler.finish(call.sequence)
+            self.core.finish(call.sequence)
             call.sequence = None
 
     def _deliver(self, call: _Call, finish: Finish | None) -> None:
@@ -250,7 +250,7 @@ class EmbeddedEngine:
             wire={name: resident[name] for name, _ in wire} if shared else digests_of(wire),
             resident=resident,
             size_bytes=sum(t.nbytes for _, t in wire),
-            num_stale_tokens=self.core.scheduler.num_cached_tokens,
+            num_stale_tokens=self.core.num_cached_tokens,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.engine.embedded.cache import KVStore
+from whet.engine.embedded.rows import DecodeRows, Seats, SeatsOn
 from whet.engine.embedded.scheduler import Sequence
 
 Planned = tuple[Sequence, int]
@@ -34,6 +35,8 @@ class Rows:
     """Index in their part of the row of each padded query; None for decoding, one query each. [B, Q] int64"""
     place: Tensor | None
     """For each real query, its index among the padded ones. [stop - start] int64"""
+    seats: SeatsOn | None = None
+    """Where decoding sequences have their keys and values side by side; None: they are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,13 @@ class PagedAttend:
         self._store.write(layer, self._slots, k, v)
         outs: list[Tensor] = []
         for rows in self._rows:
-            keys, values = self._store.read(layer, rows.blocks)
+            part = slice(rows.start, rows.stop)
+            if rows.seats is None:
+                keys, values = self._store.read(layer, rows.blocks)
+            else:
+                keys, values = rows.seats.take(layer, self._store, rows.blocks, k[part], v[part])
             attend = _decode if rows.queries is None else _prefill
-            outs.append(attend(q[rows.start : rows.stop], keys, values, rows, scale))
+            outs.append(attend(q[part], keys, values, rows, scale))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -83,20 +90,35 @@ def _prefill(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) 
     return out.transpose(1, 2).reshape(num * width, heads, out.shape[-1]).index_select(0, rows.place)
 
 
-def buckets(plan: Seq[Planned]) -> list[list[Planned]]:
-    """The plan in parts that are padded together: decoding apart from prefill, lengths within a factor of two."""
-    parts: list[list[Planned]] = []
-    for item in sorted(plan, key=lambda item: (item[1] > 1, -item[1], -item[0].cached)):
-        if parts and _similar(parts[-1][0], item):
-            parts[-1].append(item)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences of a step that are padded together."""
+
+    planned: list[Planned]
+    seats: Seats | None = None
+    """Where those that decode have their rows."""
+
+
+def buckets(plan: Seq[Planned], rows: DecodeRows) -> list[Part]:
+    """The plan in parts that are padded together: decoding by the length of its rows, then prefill of lengths within a factor of two.
+
+    Raises:
+        StaleCache: if rows that older weights filled were not dropped.
+    """
+    decoding = rows.seat([sequence for sequence, new in plan if new == 1])
+    parts = [Part([(sequence, 1) for sequence in together], seats) for together, seats in decoding]
+    chunks: list[list[Planned]] = []
+    for item in sorted((item for item in plan if item[1] > 1), key=lambda item: (-item[1], -item[0].cached)):
+        if chunks and _similar(chunks[-1][0], item):
+            chunks[-1].append(item)
         else:
-            parts.append([item])
-    return parts
+            chunks.append([item])
+    return parts + [Part(chunk) for chunk in chunks]
 
 
-def lay_out(parts: Seq[Seq[Planned]], store: KVStore, device: torch.device) -> StepInput:
+def lay_out(parts: Seq[Part], store: KVStore, device: torch.device) -> StepInput:
     """The tensors of a step that computes the given buckets, in their order."""
-    plan = list(chain.from_iterable(parts))
+    plan = list(chain.from_iterable(part.planned for part in parts))
     new = np.array([count for _, count in plan])
     cached = np.array([sequence.cached for sequence, _ in plan])
     ends = new.cumsum()
@@ -111,8 +133,9 @@ def lay_out(parts: Seq[Seq[Planned]], store: KVStore, device: torch.device) -> S
     rows: list[Rows] = []
     first = 0
     for part in parts:
-        span = slice(first, first := first + len(part))
-        rows.append(_rows(tables[span], cached[span], new[span], int(ends[span.start] - new[span.start]), size, device))
+        span = slice(first, first := first + len(part.planned))
+        found = _rows(tables[span], cached[span], new[span], int(ends[span.start] - new[span.start]), size, device)
+        rows.append(found if part.seats is None else replace(found, seats=part.seats.on(device)))
     return StepInput(
         torch.tensor(list(chain.from_iterable(tokens)), device=device),
         torch.from_numpy(positions).to(device),
@@ -121,7 +144,7 @@ def lay_out(parts: Seq[Seq[Planned]], store: KVStore, device: torch.device) -> S
 
 
 def _similar(longest: Planned, item: Planned) -> bool:
-    if (longest[1] > 1) != (item[1] > 1) or longest[1] > 2 * item[1] + 64:
+    if longest[1] > 2 * item[1] + 64:
         return False
     short, long = sorted((longest[0].cached + longest[1], item[0].cached + item[1]))
     return long <= 2 * short + 64

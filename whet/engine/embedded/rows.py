@@ -1,0 +1,188 @@
+"""Keys and values of decoding sequences side by side, kept from step to step: a decode step then reads them where they lie.
+
+The block cache stays the truth. A row is a copy of what a sequence's blocks hold; gathering it anew at every step was about half of the
+step's time. A row is only used for the same sequence, of the same length and under the same weights; otherwise it is gathered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from whet.engine.base import StaleCache
+from whet.engine.embedded.cache import BlockPool, KVStore
+from whet.engine.embedded.scheduler import Sequence
+
+MIN_BLOCKS = 4
+"""Blocks of the shortest rows."""
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Rows of one length."""
+
+    capacity: int
+    """Tokens per row."""
+    num_rows: int = 0
+    """Rows that its tensors have; those behind the members' are spare."""
+    members: list[Sequence] = field(default_factory=list[Sequence])
+    """Whose the first rows are."""
+    lengths: list[int] = field(default_factory=list[int])
+    """Tokens in each of them."""
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
+    """[num_rows, kv_heads, capacity, D], keys and values."""
+
+    def arrange(self, sequences: Seq[Sequence], max_rows: int) -> Seats:
+        """Give the first rows to these sequences, who get a token each in this step; `max_rows` is not less than their number."""
+        num = len(sequences)
+        wanted = set(sequences)
+        kept = {s: row for row, s in enumerate(self.members) if s in wanted and self.lengths[row] == s.cached}
+        stay = {row: s for s, row in kept.items() if row < num}
+        moving = [s for s, row in kept.items() if row >= num]
+        coming = [s for s in sequences if s not in kept]
+        holes = [row for row in range(num) if row not in stay]
+        moves = [(kept[s], row) for s, row in zip(moving, holes, strict=False)]
+        loads = holes[len(moving) :]
+        stay.update(zip(holes, moving + coming, strict=True))
+        self.members = [stay[row] for row in range(num)]
+        self.lengths = [s.cached + 1 for s in self.members]
+        if num > self.num_rows:
+            self.num_rows = min(max(num, 2 * self.num_rows), max_rows)
+        elif 4 * num <= self.num_rows or self.num_rows > max_rows:
+            self.num_rows = min(2 * num, max_rows)
+        return Seats(self, list(self.members), moves, loads)
+
+    def room(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's rows, made for or brought to `num_rows`; k, v [*, kv_heads, D] tell what is kept."""
+        pair = self.layers.get(layer)
+        if pair is None or len(pair[0]) != self.num_rows:
+            keys, values = (x.new_zeros(self.num_rows, x.shape[1], self.capacity, x.shape[2]) for x in (k, v))
+            for new, old in zip((keys, values), pair or (), strict=False):
+                count = min(len(new), len(old))
+                new[:count] = old[:count]
+            pair = self.layers[layer] = keys, values
+        return pair
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(x.nbytes for pair in self.layers.values() for x in pair)
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Where the decoding sequences of one step have their rows."""
+
+    shelf: Shelf
+    sequences: list[Sequence]
+    """In the order of their rows, which are the first ones."""
+    moves: list[tuple[int, int]]
+    """(from, to) of rows, before anything else."""
+    loads: list[int]
+    """Rows to gather from the blocks, after the moves."""
+
+    def on(self, device: torch.device) -> SeatsOn:
+        """With its indices as tensors, made once for all layers."""
+        moves = torch.tensor(self.moves, device=device).unbind(1) if self.moves else None
+        loads = torch.tensor(self.loads, device=device) if self.loads else None
+        lengths = torch.tensor([s.cached for s in self.sequences], device=device)
+        return SeatsOn(self.shelf, torch.arange(len(lengths), device=device), lengths, moves, loads)
+
+
+@dataclass(frozen=True, slots=True)
+class SeatsOn:
+    """`Seats` for the layers of a step."""
+
+    shelf: Shelf
+    rows: Tensor
+    """[B]"""
+    places: Tensor
+    """Of each new token in its row. [B]"""
+    moves: tuple[Tensor, ...] | None
+    loads: Tensor | None
+
+    def take(self, layer: int, store: KVStore, blocks: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's rows with this step's keys and values k, v [B, kv_heads, D], which are in `blocks` [B, NB] already.
+
+        Returns:
+            [B, kv_heads, NB * block_size, D], twice.
+        """
+        num, width = blocks.shape[0], blocks.shape[1] * store.block_size
+        if self.moves is not None:
+            source, target = self.moves
+            for rows in self.shelf.layers[layer]:
+                rows[target, :, :width] = rows[source, :, :width]
+        pair = self.shelf.room(layer, k, v)
+        if self.loads is not None:
+            for rows, gathered in zip(pair, store.read(layer, blocks[self.loads]), strict=True):
+                rows[self.loads, :, :width] = gathered
+        for rows, new in zip(pair, (k, v), strict=True):
+            rows[self.rows, :, self.places] = new
+        return pair[0][:num, :, :width], pair[1][:num, :, :width]
+
+
+class DecodeRows:
+    """Shelves by length, doubling from one to the next, so that a sequence moves on seldom.
+
+    Args:
+        store: the block cache.
+        pool: tells under which weights the rows were filled. All rows together take no more places than its blocks; a sequence that finds
+            no room is gathered from its blocks at every step.
+    """
+
+    def __init__(self, store: KVStore, pool: BlockPool) -> None:
+        self._store, self._pool = store, pool
+        self._shelves: dict[int, Shelf] = {}
+        self._epoch = pool.epoch
+
+    def seat(self, sequences: Seq[Sequence]) -> list[tuple[list[Sequence], Seats | None]]:
+        """Give rows to the sequences that decode in this step, by length; rows of others are given up.
+
+        Returns:
+            The sequences that are computed together, and their rows; None: they are gathered.
+
+        Raises:
+            StaleCache: if rows that older weights filled were not dropped.
+        """
+        if self._shelves and self._epoch != self._pool.epoch:
+            raise StaleCache(f"{self.num_tokens} tokens lie ready for decoding from the weights of an older version: they were not dropped")
+        self._epoch = self._pool.epoch
+        block_size, room = self._store.block_size, self._store.num_blocks * self._store.block_size
+        groups: dict[int, list[Sequence]] = {}
+        for sequence in sequences:
+            groups.setdefault(capacity_for(sequence.cached + 1, block_size), []).append(sequence)
+        parts: list[tuple[list[Sequence], Seats | None]] = []
+        old, self._shelves = self._shelves, {}
+        for capacity, group in sorted(groups.items()):
+            fit = room // capacity
+            if fit:
+                shelf = self._shelves[capacity] = old.get(capacity) or Shelf(capacity)
+                seats = shelf.arrange(group[:fit], fit)
+                parts.append((seats.sequences, seats))
+                room -= shelf.num_rows * capacity
+            if group[fit:]:
+                parts.append((group[fit:], None))
+        return parts
+
+    @property
+    def num_tokens(self) -> int:
+        """In all rows."""
+        return sum(sum(shelf.lengths) for shelf in self._shelves.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shelf.size_bytes for shelf in self._shelves.values())
+
+    def clear(self) -> None:
+        """Give everything up, and the memory back."""
+        self._shelves.clear()
+
+
+def capacity_for(num_tokens: int, block_size: int) -> int:
+    """Tokens that the row of a sequence of so many tokens has room for."""
+    capacity = MIN_BLOCKS * block_size
+    while capacity < num_tokens:
+        capacity *= 2
+    return capacity
