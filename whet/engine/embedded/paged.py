@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.rows import DecodeRows, Seats, SeatsOn
+from whet.engine.embedded.rows import DecodeRows, Seats, SeatsOn, tables
 from whet.engine.embedded.scheduler import Sequence
 
 Planned = tuple[Sequence, int]
@@ -27,16 +25,14 @@ class Rows:
     start: int
     stop: int
     """Their new tokens' part of the step's row."""
-    blocks: Tensor
-    """Block table, padded with block 0. [B, NB] int64"""
+    source: Tensor | SeatsOn
+    """Where their keys and values are read: a block table to gather them by, [B, NB] int64, or the rows that decoding keeps."""
     visible: Tensor
     """Which cached tokens each query sees. [B, 1, Q, NB * block_size] bool"""
     queries: Tensor | None
     """Index in their part of the row of each padded query; None for decoding, one query each. [B, Q] int64"""
     place: Tensor | None
     """For each real query, its index among the padded ones. [stop - start] int64"""
-    seats: SeatsOn | None = None
-    """Where decoding sequences have their keys and values side by side; None: they are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,10 @@ class PagedAttend:
         outs: list[Tensor] = []
         for rows in self._rows:
             part = slice(rows.start, rows.stop)
-            if rows.seats is None:
-                keys, values = self._store.read(layer, rows.blocks)
+            if isinstance(rows.source, SeatsOn):
+                keys, values = rows.source.take(layer, self._store, k[part], v[part])
             else:
-                keys, values = rows.seats.take(layer, self._store, rows.blocks, k[part], v[part])
+                keys, values = self._store.read(layer, rows.source)
             attend = _decode if rows.queries is None else _prefill
             outs.append(attend(q[part], keys, values, rows, scale))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -118,29 +114,21 @@ def buckets(plan: Seq[Planned], rows: DecodeRows) -> list[Part]:
 
 def lay_out(parts: Seq[Part], store: KVStore, device: torch.device) -> StepInput:
     """The tensors of a step that computes the given buckets, in their order."""
-    plan = list(chain.from_iterable(part.planned for part in parts))
-    new = np.array([count for _, count in plan])
-    cached = np.array([sequence.cached for sequence, _ in plan])
-    ends = new.cumsum()
-    owner = np.repeat(np.arange(len(plan)), new)
-    positions = np.arange(ends[-1]) + (cached + new - ends)[owner]
-    tables = np.zeros((len(plan), max(len(sequence.blocks) for sequence, _ in plan)), dtype=np.int64)
-    for table, (sequence, _) in zip(tables, plan, strict=True):
-        table[: len(sequence.blocks)] = sequence.blocks
     size = store.block_size
-    slots = tables[owner, positions // size] * size + positions % size
-    tokens = [sequence.tokens[sequence.cached : sequence.cached + count] for sequence, count in plan]
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
     rows: list[Rows] = []
-    first = 0
     for part in parts:
-        span = slice(first, first := first + len(part.planned))
-        found = _rows(tables[span], cached[span], new[span], int(ends[span.start] - new[span.start]), size, device)
-        rows.append(found if part.seats is None else replace(found, seats=part.seats.on(device)))
-    return StepInput(
-        torch.tensor(list(chain.from_iterable(tokens)), device=device),
-        torch.from_numpy(positions).to(device),
-        PagedAttend(store, torch.from_numpy(slots).to(device), rows),
-    )
+        start = len(tokens)
+        for sequence, new in part.planned:
+            span = range(sequence.cached, sequence.cached + new)
+            tokens += sequence.tokens[span.start : span.stop]
+            positions += span
+            slots += [sequence.blocks[place // size] * size + place % size for place in span]
+        rows.append(_rows(part, start, size, device))
+    tokens_T, positions_T, slots_T = (torch.tensor(column, device=device) for column in (tokens, positions, slots))
+    return StepInput(tokens_T, positions_T, PagedAttend(store, slots_T, rows))
 
 
 def _similar(longest: Planned, item: Planned) -> bool:
@@ -150,26 +138,23 @@ def _similar(longest: Planned, item: Planned) -> bool:
     return long <= 2 * short + 64
 
 
-def _rows(
-    tables: NDArray[np.int64],
-    cached: NDArray[np.int64],
-    new: NDArray[np.int64],
-    start: int,
-    block_size: int,
-    device: torch.device,
-) -> Rows:
-    """One bucket: sequences whose `new` tokens [B] follow `cached` ones [B]; the first one's begin at `start` in the step's row."""
+def _rows(part: Part, start: int, block_size: int, device: torch.device) -> Rows:
+    """One bucket, whose new tokens begin at `start` in the step's row."""
+    cached, new = (np.array(column) for column in zip(*((s.cached, count) for s, count in part.planned), strict=True))
     width, longest = -(-int((cached + new).max()) // block_size), int(new.max())
+    places = torch.arange(width * block_size, device=device)
+    stop = start + int(new.sum())
+    sequences = [sequence for sequence, _ in part.planned]
+    source = tables(sequences, width).to(device) if part.seats is None else part.seats.on(device, width)
+    if longest == 1:
+        visible = places <= torch.from_numpy(cached).to(device)[:, None, None, None]
+        return Rows(start, stop, source, visible, None, None)
     steps = np.arange(longest)
     inside = steps < new[:, None]
     # A padded query sees its sequence's first token, so that no softmax is over nothing; its output is dropped.
     last_seen = torch.from_numpy(np.where(inside, cached[:, None] + steps, 0)).to(device)
-    visible = (torch.arange(width * block_size, device=device) <= last_seen[:, :, None])[:, None]
-    blocks = torch.from_numpy(np.ascontiguousarray(tables[:, :width])).to(device)
-    stop = start + int(new.sum())
-    if longest == 1:
-        return Rows(start, stop, blocks, visible, None, None)
+    visible = (places <= last_seen[:, :, None])[:, None]
     begins = (new.cumsum() - new)[:, None]
     queries = torch.from_numpy(np.where(inside, begins + steps, begins)).to(device)
     place = torch.from_numpy(np.flatnonzero(inside)).to(device)
-    return Rows(start, stop, blocks, visible, queries, place)
+    return Rows(start, stop, source, visible, queries, place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,12 +84,13 @@ class Seats:
     loads: list[int]
     """Rows to gather from the blocks, after the moves."""
 
-    def on(self, device: torch.device) -> SeatsOn:
-        """With its indices as tensors, made once for all layers."""
+    def on(self, device: torch.device, num_blocks: int) -> SeatsOn:
+        """With its indices as tensors, made once for all layers; the longest sequence has `num_blocks` blocks."""
         moves = torch.tensor(self.moves, device=device).unbind(1) if self.moves else None
         loads = torch.tensor(self.loads, device=device) if self.loads else None
+        blocks = tables([self.sequences[row] for row in self.loads], num_blocks).to(device)
         lengths = torch.tensor([s.cached for s in self.sequences], device=device)
-        return SeatsOn(self.shelf, torch.arange(len(lengths), device=device), lengths, moves, loads)
+        return SeatsOn(self.shelf, torch.arange(len(lengths), device=device), lengths, moves, loads, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +104,24 @@ class SeatsOn:
     """Of each new token in its row. [B]"""
     moves: tuple[Tensor, ...] | None
     loads: Tensor | None
+    """[L]"""
+    blocks: Tensor
+    """The block table of the rows that are loaded. [L, NB]"""
 
-    def take(self, layer: int, store: KVStore, blocks: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's rows with this step's keys and values k, v [B, kv_heads, D], which are in `blocks` [B, NB] already.
+    def take(self, layer: int, store: KVStore, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's rows with this step's keys and values k, v [B, kv_heads, D], which are in the sequences' blocks already.
 
         Returns:
             [B, kv_heads, NB * block_size, D], twice.
         """
-        num, width = blocks.shape[0], blocks.shape[1] * store.block_size
+        num, width = len(self.rows), self.blocks.shape[1] * store.block_size
         if self.moves is not None:
             source, target = self.moves
             for rows in self.shelf.layers[layer]:
                 rows[target, :, :width] = rows[source, :, :width]
         pair = self.shelf.room(layer, k, v)
         if self.loads is not None:
-            for rows, gathered in zip(pair, store.read(layer, blocks[self.loads]), strict=True):
+            for rows, gathered in zip(pair, store.read(layer, self.blocks), strict=True):
                 rows[self.loads, :, :width] = gathered
         for rows, new in zip(pair, (k, v), strict=True):
             rows[self.rows, :, self.places] = new
@@ -186,3 +191,12 @@ def capacity_for(num_tokens: int, block_size: int) -> int:
     while capacity < num_tokens:
         capacity *= 2
     return capacity
+
+
+def tables(sequences: Seq[Sequence], num_blocks: int) -> Tensor:
+    """Block tables, padded with block 0. [B, num_blocks] int64"""
+    out = np.zeros((len(sequences), num_blocks), dtype=np.int64)
+    for table, sequence in zip(out, sequences, strict=True):
+        blocks = sequence.blocks[:num_blocks]
+        table[: len(blocks)] = blocks
+    return torch.from_numpy(out)

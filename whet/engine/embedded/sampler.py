@@ -75,14 +75,16 @@ def sample(
     if warm:
         rows = [params[i] for i in warm]
         temperature = torch.tensor([p.temperature for p in rows], device=logits.device, dtype=logits.dtype)
+        if len(warm) < len(params):
+            logits, top = logits[warm], top[warm]
         # Less the maximum first: a division by a small temperature would overflow otherwise.
-        heated = torch.log_softmax((logits[warm] - top[warm, None]) / temperature[:, None], dim=-1)
+        heated = torch.log_softmax((logits - top[:, None]) / temperature[:, None], dim=-1)
         filtered = _filter(heated, rows)
         drawn, chances = _draw(filtered, uniforms([p.seed for p in rows], [positions[i] for i in warm]))
-        for i, token, logprob, row in zip(warm, drawn, chances, filtered, strict=True):
-            tokens[i], logprobs[i] = token, logprob
+        for row, i in enumerate(warm):
+            tokens[i], logprobs[i] = drawn[row], chances[row]
             if params[i].nucleus and params[i].narrows:
-                kept[i] = row.isfinite().nonzero().squeeze(-1).to("cpu", torch.int32).numpy().tobytes()
+                kept[i] = filtered[row].isfinite().nonzero().squeeze(-1).to("cpu", torch.int32).numpy().tobytes()
     return tokens, logprobs, kept
 
 
