@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
+from whet.build_engine import engine_model, engine_of
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
@@ -21,7 +22,7 @@ from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_tokenizer
-from whet.engine.embedded.engine import EmbeddedEngine
+from whet.engine.base import Engine
 from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
@@ -63,7 +64,7 @@ class Parts:
 
     folder: Path
     model: CausalModel
-    engine: EmbeddedEngine
+    engine: Engine
     player: Player
     rewards: list[Reward]
     thread: ThreadPoolExecutor
@@ -101,25 +102,21 @@ def read_texts(config: RunConfig) -> Texts:
 def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator[Parts]:
     """Model, engine, environment and reward; closed at the end. The process is prepared already."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
-    thread = ThreadPoolExecutor(1, "torch")
+    sizes = config.engine.embedded
+    held_as = engine_model(config.model, sizes)
+    own = trainable and sizes.has_own_weights
     rewards: list[Reward] = []
+    thread = ThreadPoolExecutor(1, "torch")
     try:
         rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
-        model = load_causal(folder, config.model, trainable=trainable)
-        own = trainable and config.engine.embedded.own_weights
-        held = load_causal(folder, config.model, trainable=False) if own else model
-        engine = EmbeddedEngine(
-            held,
-            config.engine.embedded,
-            thread,
-            shares_weights=not own,
-            deterministic=config.deterministic,
-            decode=texts.renderer.decode,
-        )
-        player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
-        if trainable:  # the trainer computes log-probs over what each token was drawn from
-            player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
-        yield Parts(folder, model, engine, player, rewards, thread)
+        model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
+        held = load_causal(folder, held_as, trainable=False) if own else model
+        settings = {"shares_weights": not own, "deterministic": config.deterministic}
+        with engine_of(held, config.model, sizes, folder, thread, texts.renderer.decode, **settings) as engine:
+            player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
+            if trainable:  # the trainer computes log-probs over what each token was drawn from
+                player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
+            yield Parts(folder, model, engine, player, rewards, thread)
     finally:
         for reward in rewards:
             reward.close()
@@ -133,13 +130,16 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
     tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
     parser = build_parser(config.parser)
     renderer = Renderer(tokenizer, parser, config.template_options)
-    model = load_causal(folder, config.model, trainable=False)
+    sizes = config.engine.embedded
+    model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
     beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
-    with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "texts") as texts:
+    with (
+        ThreadPoolExecutor(1, "torch") as thread,
+        ThreadPoolExecutor(1, "texts") as texts,
+        engine_of(model, config.model, sizes, folder, thread, renderer.decode, shares_weights=False, deterministic=False) as engine,
+    ):
         yield Service(
-            engine=EmbeddedEngine(
-                model, config.engine.embedded, thread, shares_weights=False, deterministic=False, decode=renderer.decode
-            ),
+            engine=engine,
             renderer=renderer,
             parse=parser,
             config=config,
@@ -166,7 +166,7 @@ def _player(
     rollout: RolloutConfig,
     env: EnvConfig,
     reward: Reward,
-    engine: EmbeddedEngine,
+    engine: Engine,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Player:
     check_fits(rollout, engine.capabilities.max_tokens)
@@ -179,7 +179,7 @@ def _player(
         sampling=rollout.sampling(renderer.stop_token_ids),
         limits=rollout.limits(),
         timeout_s=rollout.timeout_s,
-        max_in_flight=None if config.deterministic else config.engine.embedded.max_running,
+        max_in_flight=None if config.deterministic else config.engine.embedded.max_running * config.engine.embedded.copies,
         deterministic=config.deterministic,
     )
 

@@ -111,7 +111,7 @@ async def skip(engine, update, weights, version):
 
 async def in_engine(engine, update, weights, version, fault):
     """Takes the weights over; then `fault` changes the engine's own memory, and it answers for what it holds."""
-    take_over = engine_module._copy
+    take_over = engine_module.copy_weights
 
     def copy_and_spoil(own, wire):
         before = {name: tensor.clone() for name, tensor in own.items()}
@@ -119,11 +119,11 @@ async def in_engine(engine, update, weights, version, fault):
         with torch.no_grad():
             fault(own, before)
 
-    engine_module._copy = copy_and_spoil
+    engine_module.copy_weights = copy_and_spoil
     try:
         return await update(weights, version)
     finally:
-        engine_module._copy = take_over
+        engine_module.copy_weights = take_over
 
 
 def one_element(own, before):

@@ -146,8 +146,8 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
         parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
         adapter = 0 if model.adapter is None else sum(p.nbytes for p in trained_weights(model).values())
-        own = weights - adapter if work.sampling.engine.own_weights else 0  # else the engine reads the trainer's own parameters
-        parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false"))
+        own = weights - adapter if work.sampling.engine.has_own_weights else 0  # else the engine reads the trainer's own parameters
+        parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false and copies=1"))
         assert isinstance(model, CausalModel), "only a language model samples"
         parts += _engine_parts(model, work.sampling)
     return MemoryPlan((*parts, *_update_parts(model, work)))
@@ -226,9 +226,9 @@ def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
         model.hidden(slots, slots, write)
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
-        Part("KV cache", store.size_bytes, ALWAYS, "lower engine.embedded.cache_tokens"),
-        Part("decode rows", shelf.size_bytes, ("rollout",), "lower engine.embedded.max_running", estimate=True),
-        Part("sampling logits", round(logits), ("rollout",), "lower engine.embedded.max_running"),
+        Part("KV cache", store.size_bytes * engine.copies, ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("decode rows", shelf.size_bytes * engine.copies, ("rollout",), "lower engine.embedded.max_running", estimate=True),
+        Part("sampling logits", round(logits) * engine.copies, ("rollout",), "lower engine.embedded.max_running"),
     ]
 
 

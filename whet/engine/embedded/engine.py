@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.config import Config
@@ -24,7 +24,7 @@ from whet.types import Chunk, Finish, Receipt, Request
 
 
 class EmbeddedConfig(Config):
-    """The engine that runs in the trainer's own process."""
+    """The engine that runs in the trainer's own process, or in several beside it."""
 
     cache_tokens: int = Field(default=65_536, gt=0)
     """Tokens that the KV cache holds, over all sequences."""
@@ -36,6 +36,22 @@ class EmbeddedConfig(Config):
     """Tokens that one step computes at most: long prompts are prefilled in chunks, mixed with decoding."""
     own_weights: bool = False
     """Keep a copy of the weights in memory of the engine's own, brought up to date at every version; false: read the trainer's."""
+    copies: int = Field(default=1, ge=1)
+    """1: the engine runs in the trainer's process; more: so many run in processes of their own, each with the sizes above, and hold one
+    copy of the weights between them, in shared memory."""
+    copy_devices: list[str] = Field(default_factory=list)
+    """Where each copy computes (`cuda:1`; each then has weights of its own there). Empty: all on the CPU, or, where the model is on a GPU,
+    on one GPU after the other."""
+
+    @model_validator(mode="after")
+    def _one_device_each(self) -> EmbeddedConfig:
+        if self.copy_devices and len(self.copy_devices) != self.copies:
+            raise ValueError(f"copy_devices names {len(self.copy_devices)} devices for {self.copies} copies; name one for each, or none")
+        return self
+
+    @property
+    def has_own_weights(self) -> bool:
+        return self.own_weights or self.copies > 1
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +256,7 @@ class EmbeddedEngine:
         wire = list(weights)
         own = dict(self.core.model.named_weights())
         if not self._capabilities.shares_weights:
-            _copy(own, wire)
+            copy_weights(own, wire)
         self.core.begin_version(version)
         self._updated = True
         resident = digests_of(self.core.model.named_state())
@@ -254,7 +270,7 @@ class EmbeddedEngine:
         )
 
 
-def _copy(own: dict[str, Tensor], wire: list[tuple[str, Tensor]]) -> None:
+def copy_weights(own: dict[str, Tensor], wire: list[tuple[str, Tensor]]) -> None:
     """Copy arrived weights into the engine's own, all or none.
 
     Raises:

@@ -1,0 +1,235 @@
+"""Copies of the engine in processes of their own: one engine to whoever uses it, and no process outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
+
+from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.embedded.copies import EngineCopies
+from whet.engine.embedded.engine import EmbeddedConfig, copy_weights
+from whet.model.causal import ModelConfig, random_causal
+from whet.model.digest import digests_of
+from whet.model.shared import MEMORY, attach, share
+from whet.sync.base import SyncError
+from whet.sync.shared import SharedPublisher
+from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.types import Finish, Request, SamplingParams
+
+SIZES = EmbeddedConfig(cache_tokens=2048, block_size=4, max_running=32, max_batch_tokens=256, copies=2)
+
+
+def model(seed=0):
+    return random_causal(CONFIGS["small"](), ModelConfig(path="", dtype="float64", device="cpu"), seed=seed)
+
+
+def copies_of(held, *, devices=("cpu", "cpu"), deterministic=False):
+    return EngineCopies(held, SIZES, devices, deterministic=deterministic)
+
+
+def requests(num, max_tokens=12, temperature=1.0):
+    return [
+        Request(f"r{i}", tuple((5 * i + k) % 97 for k in range(3 + i % 7)), SamplingParams(max_tokens, temperature, seed=i))
+        for i in range(num)
+    ]
+
+
+async def play(engine, asked):
+    replies = await asyncio.wait_for(asyncio.gather(*(reply_to(engine, request) for request in asked)), DEADLINE_S)
+    return [(reply.tokens, reply.logprobs, reply.finish) for reply in replies]
+
+
+VERSIONS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Two copies, the second with weights of its own, as on another device ("cpu:0" stands for one). Each test publishes what it needs."""
+    made = copies_of(model(0), devices=("cpu", "cpu:0"))
+    yield made
+    made.end()
+
+
+async def publish(engine, trainer):
+    with ThreadPoolExecutor(1) as thread:
+        backend = TorchBackend(trainer, TrainConfig(), None)
+        return await SharedPublisher(backend, trainer, engine, thread).publish(next(VERSIONS))
+
+
+async def play_alone(trainer, asked):
+    alone = engine_of(trainer)
+    try:
+        return await play(alone, asked)
+    finally:
+        await alone.close()
+
+
+def test_a_shared_model_is_one_piece_of_memory():
+    mine = model()
+    before = digests_of(mine.named_state())
+    shared = share(mine)
+    try:
+        theirs = attach(shared)
+    finally:
+        shared.path.unlink()
+    assert digests_of(mine.named_state()) == before == digests_of(theirs.named_state())
+    with torch.no_grad():
+        next(mine.hf.parameters()).add_(1.0)
+    assert digests_of(theirs.named_state()) == digests_of(mine.named_state()) != before
+
+
+def test_replies_are_those_of_one_engine_and_both_copies_work(engine):
+    asked = [*requests(16), *(replace(request, id=f"greedy {request.id}") for request in requests(8, temperature=0.0))]
+    seen = set()
+
+    async def main():
+        await publish(engine, model(5))
+        playing = asyncio.ensure_future(play(engine, asked))
+        while not playing.done():
+            seen.update(i for i, found in enumerate(engine._copies) if found.load)
+            await asyncio.sleep(0.001)
+        return await playing
+
+    many = asyncio.run(main())
+    assert seen == {0, 1} and [found.load for found in engine._copies] == [0, 0]
+    for (tokens, logprobs, finish), (same, close, end) in zip(asyncio.run(play_alone(model(5), asked)), many, strict=True):
+        assert (tokens, finish) == (same, end)
+        assert close == pytest.approx(logprobs, abs=1e-9)
+
+
+def test_new_weights_reach_every_copy_and_replies_go_on_under_them(engine):
+    async def main():
+        first = await publish(engine, model(0))
+        long = asyncio.gather(*(reply_to(engine, request) for request in requests(6, max_tokens=100)))
+        await asyncio.sleep(0.02)
+        second = await publish(engine, trainer := model(3))
+        replies = await asyncio.wait_for(long, DEADLINE_S)
+        assert second.receipt.resident == digests_of(trainer.named_state()) != first.receipt.resident
+        with pytest.raises(ValueError, match=f"holds version {engine.version} already"):
+            await engine.update(trainer.named_weights(), engine.version)
+        with pytest.raises(ValueError, match="missing, unknown or of another shape"):
+            await engine.update([("nothing", torch.zeros(1))], next(VERSIONS))
+        return replies, {first.receipt.version, second.receipt.version}, await play(engine, requests(8))
+
+    replies, versions, after = asyncio.run(main())
+    assert all(set(reply.versions) <= versions and len(reply.tokens) == 100 for reply in replies)
+    assert any(set(reply.versions) == versions for reply in replies), "a reply goes on under new weights, and says so"
+    assert [tokens for tokens, _, _ in after] == [tokens for tokens, _, _ in asyncio.run(play_alone(model(3), requests(8)))]
+
+
+@pytest.mark.parametrize(("fault", "words"), [("changed", "mlp.up_proj.weight"), ("skipped", "lm_head.weight|embed_tokens.weight")])
+def test_a_fault_in_the_shared_weights_is_caught_and_named(engine, fault, words, monkeypatch):
+    def put(own, wire):
+        if fault == "changed":
+            copy_weights(own, wire)
+            with torch.no_grad():
+                own["model.layers.0.mlp.up_proj.weight"][1, 2] += 1e-6
+
+    asyncio.run(publish(engine, model(1)))
+    monkeypatch.setattr("whet.engine.embedded.copies.copy_weights", put)
+    with pytest.raises(SyncError, match=f"the engine holds other weights than the trainer's: .*({words})"):
+        asyncio.run(publish(engine, model(2)))
+
+
+def test_copies_that_disagree_are_not_believed(engine, monkeypatch):
+    asyncio.run(publish(engine, model(1)))
+    call = type(engine._copies[1]).call
+
+    async def wrong(self, method, *arguments):
+        found = await call(self, method, *arguments)
+        return [found[0] + 0.5, *found[1:]] if method == "score" and self is engine._copies[1] else found
+
+    monkeypatch.setattr(type(engine._copies[1]), "call", wrong)
+    with pytest.raises(EngineFailed, match=r"engine copy 1 scores the same tokens 0\.5 nats away from engine copy 0"):
+        asyncio.run(engine.score((1, 2, 3)))
+
+
+def test_it_can_be_paused_asked_refused_and_aborted(engine):
+    async def main():
+        await engine.pause()
+        waiting = asyncio.gather(*(reply_to(engine, request) for request in requests(4)))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await engine.resume()
+        assert all(reply.finish is Finish.LENGTH for reply in await asyncio.wait_for(waiting, DEADLINE_S))
+        assert len(await engine.score((1, 2, 3, 4))) == 3
+        await engine.flush()
+        with pytest.raises(EngineRefused, match="over the limit"):
+            await reply_to(engine, Request("long", (1,) * 500, SamplingParams(10)))
+        long = asyncio.ensure_future(reply_to(engine, Request("x", (1, 2), SamplingParams(200))))
+        await asyncio.sleep(0.05)
+        with pytest.raises(ValueError, match="'x' is already running"):
+            await reply_to(engine, Request("x", (1, 2), SamplingParams(5)))
+        await engine.abort("x")
+        assert (await asyncio.wait_for(long, DEADLINE_S)).finish is Finish.ABORT
+        dropped = engine.generate(Request("y", (1, 2), SamplingParams(200), chunk_tokens=1))
+        await anext(dropped)
+        await dropped.aclose()
+        assert (await play(engine, requests(2)))[0][2] is Finish.LENGTH
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_dies_is_named_and_the_others_go_on():
+    before = set(MEMORY.glob("whet-weights-*"))
+    async def main():
+        engine = copies_of(model())
+        children = [found._child for found in engine._copies]
+        try:
+            for i, conversation in enumerate(("a", "b")):
+                engine.open(conversation)
+                assert conversation in engine._copies[i].conversations, "new conversations go where the fewest are"
+            asked = [Request(c, (1, 2), SamplingParams(200), conversation=c) for c in ("a", "b")]
+            running = [asyncio.ensure_future(reply_to(engine, request)) for request in asked]
+            await asyncio.sleep(0.05)
+            os.kill(engine._copies[0]._child.pid, signal.SIGKILL)
+            first, second = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), DEADLINE_S)
+            with pytest.raises(EngineFailed, match=r"engine copy 0 died \(killed by signal 9\)"):
+                await reply_to(engine, Request("again", (1, 2), SamplingParams(2), conversation="a"))
+            return first, second
+        finally:
+            await engine.close()
+            assert [child.returncode for child in children] == [-signal.SIGKILL, 0], "no process is left"
+            with pytest.raises(EngineFailed, match="the engine was closed"):
+                await reply_to(engine, requests(1)[0])
+
+    first, second = asyncio.run(main())
+    assert isinstance(first, EngineFailed) and "engine copy 0 died (killed by signal 9)" in str(first)
+    assert second.finish is Finish.LENGTH and len(second.tokens) == 200
+    assert set(MEMORY.glob("whet-weights-*")) <= before, "and no file"
+
+
+def test_copies_end_with_a_trainer_that_was_killed():
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_engine_copies as t; e = t.copies_of(t.model());"
+        "print(*[c._child.pid for c in e._copies], flush=True); import time; time.sleep(600)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", script, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + DEADLINE_S
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a copy outlived its trainer"
+        time.sleep(0.1)
+    assert len(pids) == 2
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

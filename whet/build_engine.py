@@ -1,0 +1,76 @@
+"""From `[engine]` to a live engine: in this process, or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from whet.engine.base import Engine
+from whet.engine.embedded.copies import EngineCopies
+from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.stops import Decode
+from whet.model.causal import CausalModel, ModelConfig, pick_device
+
+
+def engine_model(config: ModelConfig, sizes: EmbeddedConfig) -> ModelConfig:
+    """How an engine's own model is held: copies have theirs in the CPU's memory, whatever they compute on."""
+    return config if sizes.copies == 1 else config.model_copy(update={"device": "cpu"})
+
+
+@contextmanager
+def engine_of(
+    model: CausalModel,
+    config: ModelConfig,
+    sizes: EmbeddedConfig,
+    folder: Path,
+    thread: Executor,
+    decode: Decode,
+    *,
+    shares_weights: bool,
+    deterministic: bool,
+) -> Iterator[Engine]:
+    """The engine that the settings ask for; its processes end with it. Whoever runs it closes it.
+
+    Args:
+        model: whose weights it samples from; made by `engine_model`, unless it is the trainer's.
+        config: of the model.
+        sizes: `[engine.embedded]`.
+        folder: of the tokenizer.
+        thread: where an engine of this process takes its steps.
+        decode: token ids to text.
+        shares_weights: whether the model is the trainer's.
+        deterministic: as for the engines.
+    """
+    if sizes.copies == 1:
+        yield EmbeddedEngine(model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode)
+        return
+    devices = copy_devices(sizes, config)
+    trust = config.trust_remote_code
+    copies = EngineCopies(model, sizes, devices, deterministic=deterministic, tokenizer=folder, trust_remote_code=trust)
+    try:
+        yield copies
+    finally:
+        copies.end()
+
+
+def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
+    """Where each copy computes.
+
+    Raises:
+        ValueError: if a device is not there, or they are fewer than copies.
+    """
+    if sizes.copy_devices:
+        return [str(pick_device(name)) for name in sizes.copy_devices]
+    device = pick_device(config.device)
+    if device.type != "cuda":
+        return [device.type] * sizes.copies
+    if sizes.copies > torch.cuda.device_count():
+        raise ValueError(
+            f"engine.embedded.copies is {sizes.copies}, but torch sees {torch.cuda.device_count()} CUDA devices; lower it, or name a "
+            "device for each in engine.embedded.copy_devices"
+        )
+    return [f"cuda:{i}" for i in range(sizes.copies)]

@@ -1,0 +1,154 @@
+"""One copy of the engine, in a process of its own: `python -m whet.engine.embedded.worker FD`, FD being its end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from whet.data.template import Renderer, load_tokenizer
+from whet.engine.base import EngineFailed, EngineRefused, StaleCache
+from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.model.causal import CausalModel
+from whet.model.shared import SharedModel, attach
+from whet.types import Receipt, Request
+
+KNOWN = (EngineRefused, EngineFailed, StaleCache, ValueError)
+"""What a caller may want to tell apart; anything else becomes an `EngineFailed` with its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a copy is made of."""
+
+    model: SharedModel
+    config: EmbeddedConfig
+    device: str
+    deterministic: bool
+    threads: int
+    """torch's, of this copy."""
+    tokenizer: Path | None
+    """Folder of the tokenizer that finds stop texts."""
+    trust_remote_code: bool
+
+
+class Copy:
+    """An embedded engine at the end of a connection.
+
+    Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", request), ("drop", request id).
+    Messages out: ("ready", capabilities), ("returned", number, value), ("raised", number, error), ("chunk", request id, chunk),
+    ("ended", request id, error).
+    """
+
+    def __init__(self, connection: Connection, setup: Setup) -> None:
+        self._connection = connection
+        self._weights = attach(setup.model)
+        on_cpu = torch.device(setup.device) == torch.device("cpu")
+        model = self._weights if on_cpu else _beside(self._weights, setup.device)
+        decode = None
+        if setup.tokenizer is not None:
+            decode = Renderer(load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)).decode
+        self._engine = EmbeddedEngine(
+            model,
+            setup.config,
+            ThreadPoolExecutor(1, "engine"),
+            shares_weights=on_cpu,
+            deterministic=setup.deterministic,
+            decode=decode,
+        )
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Do as told until told to close, or the other end is gone."""
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]]()
+        threading.Thread(target=self._read, args=(lambda m: loop.call_soon_threadsafe(inbox.put_nowait, m),), daemon=True).start()
+        self._connection.send(("ready", self._engine.capabilities))
+        while (message := await inbox.get())[0] != "close":
+            self._handle(message)
+        await self._engine.close()
+
+    def _read(self, take: Callable[[tuple[Any, ...]], object]) -> None:
+        try:
+            while True:
+                take(self._connection.recv())
+        except (EOFError, OSError):
+            os._exit(0)  # nobody is there to answer any more, and a step may be under way
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("tell", method, arguments):
+                getattr(self._engine, method)(*arguments)
+            case ("call", number, method, arguments):
+                made = self._begin(*arguments) if method == "begin" else getattr(self._engine, method)(*arguments)
+                task = asyncio.create_task(self._answer(number, made))
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
+            case ("generate", request):
+                self._running[request.id] = asyncio.create_task(self._generate(request))
+            case ("drop", request_id):
+                if (task := self._running.get(request_id)) is not None:
+                    task.cancel()
+            case _:
+                raise AssertionError(f"an engine's copy was sent {message!r}")
+
+    async def _answer(self, number: int, made: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self._connection.send(("returned", number, await made))
+        except Exception as error:  # raised again where it was called
+            self._connection.send(("raised", number, _portable(error)))
+
+    async def _generate(self, request: Request) -> None:
+        try:
+            async for chunk in self._engine.generate(request):
+                self._connection.send(("chunk", request.id, chunk))
+        except Exception as error:  # raised again where the request came from
+            self._connection.send(("ended", request.id, _portable(error)))
+        finally:
+            del self._running[request.id]
+
+    async def _begin(self, version: int) -> Receipt:
+        """Take over what was put into the shared memory."""
+        return await self._engine.update(self._weights.named_weights(), version)
+
+
+def _beside(weights: CausalModel, device: str) -> CausalModel:
+    """A copy of a model on another device."""
+    model = copy.deepcopy(weights)
+    nn.Module.to(model.hf, torch.device(device))
+    return model
+
+
+def _portable(error: Exception) -> Exception:
+    cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__}: {error.__cause__})"
+    if type(error) in KNOWN:
+        return type(error)(f"{error}{cause}")
+    return EngineFailed(f"{type(error).__name__}: {error}{cause}")
+
+
+def main(descriptor: int) -> None:
+    """The process: set up, serve, end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    connection = Connection(descriptor)
+    setup: Setup = connection.recv()
+    torch.set_num_threads(setup.threads)
+    if setup.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(setup.deterministic)
+    asyncio.run(Copy(connection, setup).serve())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
