@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,8 +106,8 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     held_as = engine_model(config.model, sizes)
     own = trainable and sizes.has_own_weights
     rewards: list[Reward] = []
-    thread = ThreadPoolExecutor(1, "torch")
-    try:
+    with ThreadPoolExecutor(1, "torch") as thread, ExitStack() as ends:
+        ends.callback(lambda: close_all(rewards))
         rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
@@ -117,10 +117,13 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
             yield Parts(folder, model, engine, player, rewards, thread)
-    finally:
+
+
+def close_all(rewards: Iterable[Reward]) -> None:
+    """Close every one, whichever of them fails to."""
+    with ExitStack() as ends:
         for reward in rewards:
-            reward.close()
-        thread.shutdown()
+            ends.callback(reward.close)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from whet.algo import StepPlan, build_algorithm
+from whet.algo import Need, StepPlan, build_algorithm
 from whet.build import (
     RL_HEADLINES,
     Parts,
@@ -83,7 +83,8 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
         with build_parts(config, texts, trainable=True) as parts:  # the weights take long: whatever else can be wrong was read before
             backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
             learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
-            evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards)
+            rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
+            evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             underway = Underway(kept=not config.deterministic)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
             if isinstance(algorithm, Stateful):

@@ -73,7 +73,8 @@ class RunConfig(BaseRunConfig):
     num_epochs: float | None = Field(default=None, gt=0)
     """Passes over the prompts; num_rollouts follows from it."""
     stop_after_constant_rewards: int | None = Field(default=50, gt=0)
-    """Stop when so many rollouts, from the run's start, gave every trajectory the same reward; none: never."""
+    """Stop when so many rollouts, from the run's start, gave every trajectory the same reward; none: never. A run that learns from a
+    teacher does not stop for it."""
     data: DataConfig
     """Training prompts."""
     batch: BatchConfig = Field(default_factory=BatchConfig)

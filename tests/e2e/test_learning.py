@@ -134,7 +134,8 @@ def distillation_config(folder, name, teacher):
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     data = write_rows(folder / "unrewarded.jsonl", [{**row, "label": "neither"} for row in rows])
     algo = {"name": "grpo", "grpo": {"distill_coef": 1.0}}
-    return rl_config(folder, name, folder / "start/model", algo=algo, teacher={"path": teacher}, data={"train": str(data)})
+    more = {"teacher": {"path": teacher}, "data": {"train": str(data)}, "stop_after_constant_rewards": 3}  # which is not for lessons
+    return rl_config(folder, name, folder / "start/model", algo=algo, **more)
 
 
 def test_distillation_learns_what_its_teacher_says(folder, teachers):

@@ -17,6 +17,10 @@ from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights
 import whet.opened
 from whet.commands import train
 from whet.config import dump_toml
+from whet.data.template import load_tokenizer
+from whet.model.causal import ModelConfig
+from whet.model.scalar import load_scalar
+from whet.reward.model_reward import ModelReward
 from whet.stop import Stop, Stopped, on_signals
 from whet.supervised import sft
 from whet.supervised_settings import SupervisedRunConfig
@@ -195,6 +199,22 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
     after = calls.read_text().splitlines()[len(before) :]
     assert not kept & set(after), "what was kept is not played again"
     assert len(kept) + len(after) == played, "every trajectory of the rollout was scored exactly once for training"
+
+
+def test_a_stop_while_a_reward_model_scores_is_a_stop(tmp_path, folder, monkeypatch, stop):
+    held = load_scalar(folder / "model", ModelConfig(path="", device="cpu"), trainable=False, new_head="normal")
+    held.hf.save_pretrained(tmp_path / "scores")
+    load_tokenizer(folder / "model").save_pretrained(tmp_path / "scores")
+
+    def slowly(reward, sequences):
+        stop.ask(signal.SIGTERM)
+        time.sleep(0.3)
+        return [0.0] * len(sequences)
+
+    monkeypatch.setattr(ModelReward, "_scores", slowly)
+    reward = {"name": "model", "options": {"path": str(tmp_path / "scores"), "device": "cpu"}}
+    with pytest.raises(Stopped):
+        train(run_config(folder, "scoring", reward=reward, deterministic=False))
 
 
 def test_a_supervised_run_stops_after_its_step(folder, monkeypatch, stop):

@@ -182,6 +182,26 @@ def test_what_waits_as_it_is_closed_fails_and_what_is_being_scored_does_not(fold
     assert all(isinstance(other, RewardError) and "closed before" in str(other) for other in others)
 
 
+def test_closing_after_everybody_gave_up_is_no_error_and_closes_the_others_too(folder, monkeypatch):
+    table = {"one": {"name": "model", "options": {"path": str(folder / "reward"), "device": "cpu"}}, "two": {"name": "random"}}
+    reward = build_reward(RewardConfig.model_validate({"components": table}), folder / "policy")
+    go_on, closed = threading.Event(), []
+    monkeypatch.setattr("whet.reward.model_reward.PackedRow", lambda *arguments: go_on.wait(10) and PackedRow(*arguments))
+    monkeypatch.setattr(reward._pool, "close", lambda: closed.append("pool"))
+
+    async def give_up():
+        waiting = [asyncio.ensure_future(reward(said(folder, word))) for word in WORDS]
+        await asyncio.sleep(0.2)
+        for wait in waiting:
+            wait.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(give_up())
+    go_on.set()
+    reward.close()
+    assert closed == ["pool"]
+
+
 def test_reward_models_are_found_wherever_they_are():
     by_row = {"table": "none", "rewards": {"x": {"name": "model", "options": {"path": "two"}}}}
     table = {"a": {"name": "model", "options": {"path": "one"}}, "b": {"name": "random"}, "c": {"name": "dispatch", "options": by_row}}

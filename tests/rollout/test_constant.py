@@ -70,3 +70,10 @@ def test_it_goes_on_where_it_was():
     other.restore(guard.state())
     other.see(rollout(1.0))
     other.check()
+
+
+def test_where_a_teacher_teaches_rewards_may_be_constant():
+    guard = RewardGuard(limit=2, rewards_teach=False)
+    for _ in range(9):
+        assert guard.see(rollout(0.0, 0.0)) is None
+        guard.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -222,9 +223,10 @@ class WeightedReward:
 
     def close(self) -> None:
         """End the worker processes; calls in flight fail."""
-        for reward, _ in self._parts.values():
-            reward.close()
-        self._pool.close()
+        with ExitStack() as ends:  # one that fails to close keeps no other from it
+            ends.callback(self._pool.close)
+            for reward, _ in self._parts.values():
+                ends.callback(reward.close)
 
     def _components(self, scores: Mapping[str, Rewards]) -> dict[str, float]:
         components: dict[str, float] = {}

@@ -85,7 +85,9 @@ class ModelReward:
         """What waits fails; what is being scored is waited for."""
         self._thread.shutdown(cancel_futures=True)
         while self._queue:
-            self._queue.popleft().score.set_exception(RewardError("the reward model was closed before it had scored this"))
+            waiting = self._queue.popleft()
+            if waiting.score.set_running_or_notify_cancel():
+                waiting.score.set_exception(RewardError("the reward model was closed before it had scored this"))
 
     def _tokens(self, trajectory: Trajectory, name: str) -> tuple[int, ...]:
         """What the model reads, up to the last token that the policy said: the end of its turn, unless it was cut."""

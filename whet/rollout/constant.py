@@ -20,10 +20,12 @@ class RewardGuard:
 
     Args:
         limit: rollouts with one and the same reward, from the run's start, before it stops; None: any number.
+        rewards_teach: False where something else does, such as a teacher: then nothing is said of them, and they never stop a run.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, *, rewards_teach: bool = True) -> None:
         self._limit = limit
+        self._rewards_teach = rewards_teach
         self._value: float | None = None
         self._num_constant = 0
         self._varied = False
@@ -37,7 +39,7 @@ class RewardGuard:
         scores = (score_of(trajectory) for group in groups for trajectory in group.played)
         rewards = {score for score in scores if score is not None}
         self._varied = self._varied or len(rewards | {self._value} - {None}) > 1
-        if self._varied or not rewards:
+        if self._varied or not rewards or not self._rewards_teach:
             return None
         self._value = rewards.pop()
         self._num_constant += 1
