@@ -253,6 +253,8 @@ def record(
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
     if run.observer.records is not None:
         found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
+        if batch.values is not None:
+            found |= {"values": batch.values, "returns": batch.returns}
         columns = {name: batch.ragged(column) for name, column in found.items() if column is not None}
         run.observer.records.write(progress.rollout_id - 1, groups, samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}

@@ -144,6 +144,26 @@ def test_a_trajectory_that_was_cut_goes_on_with_the_critics_value_where_that_is_
         assert further[-1] == pytest.approx(value if cut["outcome"] == "truncated" else 0.0, abs=1e-5)
 
 
+def test_records_hold_what_the_critic_expected_and_learned(folder):
+    made = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
+    torch.nn.init.constant_(made.score.weight, 0.25)
+    shutil.copytree(folder / "model", folder / "known")
+    made.save_pretrained(folder / "known")
+    algo = {"name": "ppo", "ppo": {"whiten": False, "lam": 0.5}}
+    train(run_config(folder, "expects", num_rollouts=1, algo=algo, critic={"path": str(folder / "known"), "optim": {"lr": 1e-2}}))
+    rows = read_records(folder / "expects/rollouts")
+    assert rows
+    for row in rows:
+        with torch.no_grad():
+            scores = made.score(made.model(torch.tensor([row["tokens"]])).last_hidden_state[0]).squeeze(-1).tolist()
+        assert row["values"] == pytest.approx([0.0, *scores[:-1]], abs=1e-5), "of the critic that the rollout began with"
+        expected = [a + v if m else 0.0 for a, v, m in zip(row["advantages"], row["values"], row["loss_mask"], strict=True)]
+        assert row["returns"] == pytest.approx(expected, abs=1e-6)
+        assert row["returns"][-1] == pytest.approx(row["reward"], abs=1e-6) and len(set(row["returns"])) > 2
+    train(run_config(folder, "expects_nothing", num_rollouts=1))
+    assert not {"values", "returns"} & read_records(folder / "expects_nothing/rollouts")[0].keys()
+
+
 def test_a_critic_may_begin_with_a_reward_model_of_its_own(folder):
     made = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
     torch.nn.init.constant_(made.score.weight, 0.25)

@@ -109,6 +109,15 @@ def test_greedy_trajectories_are_among_the_records(here):
     assert sizes["remax"] == 1.5 * sizes["rloo"] > 0, "2 samples of a prompt, and a greedy one"
 
 
+def test_a_critics_values_and_returns_are_among_the_records(here):
+    sizes = {}
+    for name in ("rloo", "ppo"):
+        _, scene = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
+        sizes[name] = disk.record_bytes(scene)
+        tokens = scene.total * scene.batch.prompts_per_rollout * scene.played_per_prompt * scene.rl.rollout.max_tokens
+    assert sizes["ppo"] - sizes["rloo"] == 8 * tokens > 0, "two columns of float32"
+
+
 def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
     """Written with texts and numbers that do not compress well: every trajectory as long as it may be."""
     long = ["num_rollouts=1", "evaluate.sets.test.limit=1", "batch.prompts_per_rollout=24", "rollout.max_tokens=500"]

@@ -17,6 +17,8 @@ from whet.settings import RunConfig
 
 TEXT_BYTES_PER_TOKEN = 6
 """Of the prompts, replies and answers that a record also holds as text."""
+CRITIC_BYTES_PER_TOKEN = 8
+"""Of the values and returns that a record holds where there is a critic."""
 
 
 def check_disk(scene: Scene) -> Iterator[Note]:
@@ -71,10 +73,12 @@ def record_bytes(scene: Scene) -> int:
     recorded = -(-total // config.observe.records_every)
     tokens = recorded * plan.prompts_per_rollout * scene.played_per_prompt * config.rollout.max_tokens
     evaluations = 1 + (total // config.evaluate.interval if config.evaluate.interval else 0) + config.evaluate.before_training
+    evaluated = 0
     for name, chosen in config.evaluate.sets.items():
         played = len(scene.rows.get(name, ())) * chosen.samples_per_prompt
-        tokens += evaluations * played * chosen.rollout.over(config.rollout).max_tokens
-    return round(tokens * per_token)
+        evaluated += evaluations * played * chosen.rollout.over(config.rollout).max_tokens
+    critic = CRITIC_BYTES_PER_TOKEN if scene.beside is not None and scene.beside.critic is not None else 0
+    return round((tokens + evaluated) * per_token + tokens * critic)
 
 
 def _existing(folder: Path) -> Path:
