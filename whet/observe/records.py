@@ -76,8 +76,9 @@ null where the trajectory gave no sample; then the tokens are those of all its t
 the greedy trajectory that its group is compared with; if it failed, the group's samples are not `valid`. `reward` is
 the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
 trainer's log-probs of the same tokens. A run with a critic adds `values`, what the critic expected before each token
-(0 in samples that are not `valid`), and `returns`, what it learned there, 0 where nothing trained. A prompt without a role is plain text. `tool_calls` and `metadata` are JSON.
-A turn added `num_context` tokens of context and then `num_tokens` sampled ones.
+(0 in samples that are not `valid`), and `returns`, what it learned there, 0 where nothing trained. A prompt without a
+role is plain text. `tool_calls` and `metadata` are JSON. A turn added `num_context` tokens of context and then
+`num_tokens` sampled ones.
 """
 
 
