@@ -8,7 +8,7 @@ from whet.observe import flatten
 from whet.rollout.collect import RolloutConfig
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.report import RolloutFailed
-from whet.types import Failure, Group, Outcome, Rewards, Task, Trajectory
+from whet.types import Failure, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 
 class Scripted:
@@ -48,6 +48,16 @@ def test_failed_trajectories_are_counted_and_not_scored_zero():
     assert values["eval/x/mean@2"] == 1.0
     assert values["eval/x/pass@2"] == 1.0, "over the one task that has two valid samples"
     assert values["eval/x/outcome/failed"] == 0.25
+
+
+def test_token_rewards_count_in_mean_and_pass_as_they_do_in_training():
+    said = {"context": (1,), "context_origin": (Origin.PROMPT,), "logprobs": (-1.0, -1.0), "versions": (0, 0), "finish": Finish.STOP}
+    turns = tuple(Turn(tokens=(2, 3), message=Message("assistant", "x"), token_rewards=row, **said) for row in ((0.5, 0.0), (0.0, 0.25)))
+    task = Task("0", "?")
+    group = Group(task, tuple(Trajectory(str(k), task, turns, Outcome.COMPLETED, Rewards(total)) for k, total in enumerate((0.25, 0.0))))
+    values = flatten(EvaluationSet("x", [task], Scripted([]), 2, 1.0, None).summarise(0, [group]))
+    assert values["eval/x/mean@2"] == (1.0 + 0.75) / 2
+    assert (values["eval/x/pass@1"], values["eval/x/pass@2"]) == (0.5, 1.0), "with its tokens' rewards the first has the 1.0 that passes"
 
 
 def test_a_set_in_which_everything_failed_says_why():

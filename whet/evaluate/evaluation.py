@@ -17,7 +17,7 @@ from whet.reward import RewardConfig
 from whet.rollout.collect import Player
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.report import require_valid, rollout_metrics
-from whet.rollout.samples import samples_of_groups
+from whet.rollout.samples import samples_of_groups, score_of
 from whet.types import Group, Task
 
 EVALUATIONS = "evaluations"
@@ -42,7 +42,7 @@ class EvaluationSetConfig(Config):
     reward: RewardConfig | None = None
     """Reward, if it differs."""
     pass_reward: float = 1.0
-    """A trajectory whose total reward is at least this passes, for pass@k."""
+    """A trajectory whose reward, with those of its tokens, is at least this passes, for pass@k."""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> EvaluationSetConfig:
@@ -83,8 +83,8 @@ class EvaluationSet:
         """Record what was played after `rollout_id` rollouts, and sum it up.
 
         Returns:
-            Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes.
-            Failed trajectories are counted and left out of the means.
+            Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes. Both count the
+            rewards of tokens. Failed trajectories are counted and left out of the means.
 
         Raises:
             RolloutFailed: if every trajectory failed.
@@ -114,8 +114,8 @@ class EvaluationSet:
 
 
 def _totals(group: Group) -> list[float]:
-    """Rewards of a task's valid trajectories."""
-    return [t.rewards.total for t in group.trajectories if t.outcome.valid and t.rewards is not None]
+    """Scores of a task's valid trajectories."""
+    return [score for t in group.trajectories if (score := score_of(t)) is not None]
 
 
 def set_folder(run_dir: Path, name: str) -> Path:
