@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algo.dpo import DpoConfig
 from whet.algo.reward_model import RewardModelConfig
@@ -62,6 +62,15 @@ class DpoRunConfig(PairRunConfig):
 
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     """The loss."""
+
+    @model_validator(mode="after")
+    def _margins_count(self) -> DpoRunConfig:
+        if self.dpo.loss == "ipo" and self.data.margin_key is not None:
+            raise ValueError(
+                f"data.margin_key is {self.data.margin_key!r}, but dpo.loss is ipo, whose loss has no margin; use dpo.loss=sigmoid, or "
+                "leave data.margin_key out"
+            )
+        return self
 
 
 class RewardModelRunConfig(PairRunConfig):

@@ -32,7 +32,7 @@ class PairColumns(Config):
     rejected_key: str = "rejected"
     """Column of the other reply, in the same form."""
     margin_key: str | None = None
-    """Column of a number by how much the chosen reply is to win; unset: 0 for all."""
+    """Column of a number by how much the chosen reply is to win; unset: 0 for all. `dpo.loss = "ipo"` has none."""
     tools_key: str | None = "tools"
     """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
     mask: MaskName = "delta"
