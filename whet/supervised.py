@@ -23,6 +23,7 @@ from whet.data.hub import resolve_model_path
 from whet.data.preference import PreferenceSource, preference_source
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
+from whet.loop import Evaluated
 from whet.model.causal import load_causal
 from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe import Headline, Metrics, merge_metrics
@@ -191,8 +192,9 @@ def held_out(config: PairRunConfig, held: PreferenceSource | None, judge: Callab
 def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: TorchBackend, job: Job) -> dict[str, float]:
     """Train to the end, with everything that any run has: checkpoints, metrics, a display, a model at the end."""
     with closing(build_observer(config, opened, job.headlines)) as observer:
-        state = build_run_state(config, opened, backend, observer, job.source, {})
-        run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, state, observer, opened.stop)
+        evaluated = Evaluated()
+        state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated})
+        run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
         warn_all(observer.display, [*opened.notes, *backend.notes])
         with batches_kept(config, opened, lambda _: backend):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from whet.algo.base import LossFunction
 from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
-from whet.loop import Observer
+from whet.loop import Evaluated, Observer
 from whet.observe import Metrics, flatten, merge_metrics
 from whet.stop import Stop
 from whet.train.base import Backend
@@ -40,6 +40,8 @@ class SupervisedRun:
     loss: LossFunction
     backend: Backend
     held_out: HeldOut | None
+    evaluated: Evaluated
+    """The last values of what is held out; a checkpoint has them too."""
     checkpoint: RunState
     observer: Observer
     stop: Stop
@@ -49,7 +51,7 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
     """Optimizer steps on a source's batches, with what is held out measured at its interval.
 
     Returns:
-        The last values of `eval/...`; nothing where nothing is held out.
+        The last values of `eval/...`, also where the run had come to its end before; nothing where nothing is held out.
 
     Raises:
         Stopped: if a signal asked for it, after the step was finished and saved.
@@ -57,7 +59,6 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
     progress = run.checkpoint.resume()
     if progress.optimizer_step == 0:
         log(run, 0, {})
-    values: dict[str, float] = {}
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
             found, metrics = optimizer_step(run.backend, run.take(), run.loss)
@@ -67,7 +68,7 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         values = log(run, progress.optimizer_step, metrics)
         save_if_due(run, progress, values)
         run.stop.check()
-    return {name: value for name, value in values.items() if name.startswith("eval/")}
+    return run.evaluated.values
 
 
 def log(run: SupervisedRun, step: int, metrics: Metrics) -> dict[str, float]:
@@ -76,7 +77,8 @@ def log(run: SupervisedRun, step: int, metrics: Metrics) -> dict[str, float]:
         with run.observer.phases.span("evaluate"):
             found = run.held_out.measure()
         metrics = merge_metrics(metrics, found)
-        rows = [(name.removeprefix("eval/"), value) for name, value in flatten(found).items()]
+        run.evaluated.after, run.evaluated.values = step, flatten(found)
+        rows = [(name.removeprefix("eval/"), value) for name, value in run.evaluated.values.items()]
         run.observer.display.table(f"held out, after {step} steps", ("metric", "value"), rows)
     if not metrics:
         return {}

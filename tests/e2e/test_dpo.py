@@ -45,6 +45,27 @@ def test_a_second_start_gives_the_bits_of_one_long_run(tmp_path):
     assert trained[0] == trained[1]
 
 
+def test_a_finished_run_that_is_started_again_gives_its_held_out_values(tmp_path):
+    make_pairs(tmp_path)
+    values = run(tmp_path, "run")
+    lines = metrics_of(tmp_path / "run")
+    assert values.keys() == {name for name in lines[-1] if name.startswith("eval/")} and len(values) == 6
+    assert run(tmp_path, "run") == values
+    assert metrics_of(tmp_path / "run") == lines, "nothing was measured again"
+
+
+def test_ipo_refuses_the_margins_that_it_would_not_read(tmp_path):
+    settings = pair_settings(tmp_path, "run", dpo={"loss": "ipo"})
+    settings["data"] = {**settings["data"], "margin_key": "gap"}
+    with pytest.raises(ValueError, match=r"data\.margin_key is 'gap', but dpo\.loss is ipo, whose loss has no margin; use"):
+        DpoRunConfig.model_validate(settings)
+    (tmp_path / "dpo.toml").write_text("\n".join(["run_dir = 'run'", "num_steps = 1", "model = {path = 'model'}",
+                                                  "data = {path = 'x.jsonl', margin_key = 'gap'}", "dpo = {loss = 'ipo'}"]))  # fmt: skip
+    found = check(tmp_path / "dpo.toml", [], lambda finding: None)
+    assert any(f.status == "FAIL" and "dpo.loss is ipo, whose loss has no margin" in f.text for f in found.findings)
+    assert DpoRunConfig.model_validate({**settings, "dpo": {"loss": "sigmoid"}}).data.margin_key == "gap"
+
+
 def test_the_best_checkpoint_is_kept_by_what_held_out_pairs_say(tmp_path):
     make_pairs(tmp_path)
     run(tmp_path, "run", checkpoint={"interval": None, "best": "eval/dpo/margin", "keep": 1})
