@@ -230,6 +230,19 @@ def test_save_and_load_go_on_bit_for_bit(dtype, tmp_path):
     assert second.optimizer.steps == 5
 
 
+def test_weights_alone_are_what_a_bfloat16_step_goes_on_from(tmp_path):
+    """The float32 masters are made anew from what was loaded: the old ones would undo it at the first step."""
+    batch = rollout()
+    batch = batch.with_(weights=REDUCERS["sample_mean"](batch))
+    first, second = (backend(policy("bfloat16", seed=seed), lr=0.0) for seed in (9, 0))
+    first.save(tmp_path)
+    second.load(tmp_path, optimizer=False)
+    second.forward_backward(batch, sft_loss)
+    second.optim_step()
+    expected, found = dict(first.named_weights()), dict(second.named_weights())
+    assert all(torch.equal(expected[name], weight) for name, weight in found.items()), "a learning rate of 0 leaves what was restored"
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trained = backend(policy())
     trained.save(tmp_path)

@@ -83,8 +83,8 @@ class EvaluationSet:
         """Record what was played after `rollout_id` rollouts, and sum it up.
 
         Returns:
-            Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes. Both count the
-            rewards of tokens. Failed trajectories are counted and left out of the means.
+            Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes.
+            Rewards of tokens count in both. Failed trajectories are counted and left out of the means.
 
         Raises:
             RolloutFailed: if every trajectory failed.
