@@ -198,24 +198,48 @@ def test_the_kl_in_the_reward_adapts_after_its_use():
     found, metrics = algorithm.assign_credit(batch)
     assert found.advantages.tolist() == pytest.approx([0, 1 - 0.25 - 0.125, 1 - 0.125])
     assert flatten(metrics)["reward_kl/kl"] == pytest.approx(0.375) and flatten(metrics)["reward_kl/coef"] == 0.5
-    assert algorithm.kl_reward_coef == pytest.approx(0.5 * (1 + 0.2 * 1 / 10))
+    assert algorithm.reward_kl.coef == pytest.approx(0.5 * (1 + 0.2 * 1 / 10))
     assert found.token_rewards is None
 
     resumed = algorithm_of("reinforce_plus_plus", whiten=False, kl_reward={"coef": 0.5, "target": 0.1, "horizon": 10})
     resumed.restore(json.loads(json.dumps(algorithm.state())))
-    assert resumed.kl_reward_coef == algorithm.kl_reward_coef != 0.5
+    assert resumed.reward_kl.coef == algorithm.reward_kl.coef != 0.5
     fixed = algorithm_of("reinforce_plus_plus", kl_reward={"coef": 0.25})
     fixed.restore(algorithm.state())
-    assert fixed.kl_reward_coef == 0.25, "what is configured and does not adapt is not overruled"
+    assert fixed.reward_kl.coef == 0.25, "what is configured and does not adapt is not overruled"
     resumed.restore(fixed.state())
-    assert resumed.kl_reward_coef == algorithm.kl_reward_coef
+    assert resumed.reward_kl.coef == algorithm.reward_kl.coef
 
 
-@pytest.mark.parametrize("settings", [{"kl_reward": {"coef": 0.1}}, {"distill_coef": 1.0}, {"loss": {"name": "kl_cov"}}])
-def test_credit_that_reads_log_probs_has_them_recomputed_even_for_one_step(settings):
+def test_the_kl_in_the_reward_adapts_to_what_trains_and_counts_a_trajectory_once():
+    algorithm = algorithm_of("reinforce_plus_plus", whiten=False, kl_reward={"coef": 0.5, "target": 0.1, "horizon": 10})
+    batch = rollout(("a", 1.0, True, [".##", ".#"]), ("a", 9.0, False, [".##"]), ("a", 0.0, True, [".."]))
+    shift = torch.tensor([0, 0.08, 0.12, 0, 0.12, 0, 3.0, 3.0, 0, 0])
+    _, metrics = algorithm.assign_credit(batch.with_(old_logprobs=-torch.ones(10), ref_logprobs=-1 - shift))
+    kl = (0.10 + 0.12) / 2
+    assert flatten(metrics)["reward_kl/kl"] == pytest.approx(kl)
+    assert algorithm.reward_kl.coef == pytest.approx(0.5 * (1 + (kl / 0.1 - 1) * 1 / 10))
+
+    nothing = rollout(("a", 1.0, False, [".#"]))
+    unmoved = algorithm.reward_kl.coef
+    _, metrics = algorithm.assign_credit(nothing.with_(old_logprobs=-torch.ones(2), ref_logprobs=-torch.ones(2)))
+    assert algorithm.reward_kl.coef == unmoved and "reward_kl/kl" not in flatten(metrics)
+
+
+@pytest.mark.parametrize(
+    ("settings", "who"),
+    [
+        ({"kl_reward": {"coef": 0.1}}, "kl_reward"),
+        ({"distill_coef": 1.0}, "distill_coef"),
+        ({"loss": {"name": "kl_cov"}}, "loss.name=kl_cov"),
+        ({"correction": {"weights": "token"}}, "correction"),
+        ({"correction": {"veto": 1e-4}, "distill_coef": 1.0}, "distill_coef and correction"),
+    ],
+)
+def test_what_reads_log_probs_before_the_step_has_them_recomputed_even_for_one_step(settings, who):
     config = AlgorithmConfig.model_validate({"grpo": settings})
     assert Need.OLD_LOGPROBS in build_algorithm(config, StepPlan(1)).needs
-    with pytest.raises(ValueError, match="credit needs log-probs before it"):
+    with pytest.raises(ValueError, match=f"algo.grpo.old_logprobs=current .* needed before it by {who}; use recompute or auto"):
         build_algorithm(AlgorithmConfig.model_validate({"grpo": {**settings, "old_logprobs": "current"}}), StepPlan(1))
 
 

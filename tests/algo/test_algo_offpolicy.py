@@ -7,8 +7,8 @@ import torch
 from algo_batches import rollout
 from pydantic import ValidationError
 
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
-from whet.algo.offpolicy import CorrectionConfig, correction_metrics, correction_weights, kept_tokens
+from whet.algo import AlgorithmConfig, Need, StepPlan, build_algorithm
+from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics, kept_tokens
 from whet.core.batch import TokenOutputs
 from whet.observe.metrics import flatten
 from whet.train.learners import mismatch
@@ -21,16 +21,21 @@ def two_samples():
     return batch, torch.tensor([0.0, -1.0, 0.0, 0.0, -2.0, -4.0])
 
 
+def step_weights(batch, train, config):
+    """What the loss of a step that is the whole batch is multiplied by."""
+    return corrected_step(corrected(batch.with_(weights=torch.ones(batch.num_tokens)), train, config), config).correction
+
+
 def test_weights_times_what_is_kept():
     batch, train = two_samples()
     config = CorrectionConfig.model_validate(
         {"weights": "token", "high": 2.0, "reject": [{"statistic": "token_k1", "high": math.exp(1.5), "low": 0.1}]}
     )
     assert kept_tokens(batch, train, config).tolist() == [True, True, True, True, True, False]
-    found = correction_weights(batch, train, config)
+    found = step_weights(batch, train, config)
     assert found[batch.loss_mask].tolist() == pytest.approx([1.0, 2.0, math.exp(-1), 0.0])
-    assert correction_weights(batch, train, CorrectionConfig(veto=0.1))[batch.loss_mask].tolist() == [1.0, 1.0, 0.0, 0.0]
-    whole = correction_weights(batch, train, CorrectionConfig(weights="token", normalize=True))
+    assert step_weights(batch, train, CorrectionConfig(veto=0.1))[batch.loss_mask].tolist() == [1.0, 1.0, 0.0, 0.0]
+    whole = step_weights(batch, train, CorrectionConfig(weights="token", normalize=True))
     assert whole[batch.loss_mask].mean().item() == pytest.approx(1.0)
 
 
@@ -66,12 +71,56 @@ def test_a_rejected_token_counts_in_denominators_or_as_never_sampled():
     assert shares == {"weigh": [0, 0.25, 0.25, 0, 0.25, 0], "mask": [0, *(pytest.approx(1 / 3),) * 2, 0, pytest.approx(1 / 3), 0]}
 
 
+def test_one_step_a_rollout_rejects_what_more_steps_reject():
+    """A rejected token loses every term of the loss, its KL and entropy too, and the metrics say so."""
+    batch, train = two_samples()
+    losses, shares = {}, {}
+    for num_steps in (1, 2):
+        chosen = algorithm({"reject": [{"statistic": "token_k2", "high": 1.0}]}, num_steps, entropy_coef=0.5, kl_coef=0.3)
+        assert {Need.OLD_LOGPROBS, Need.REF_LOGPROBS} == chosen.needs
+        credited, metrics = chosen.assign_credit(batch.with_(old_logprobs=train, ref_logprobs=train - 0.5))
+        step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
+        out = TokenOutputs(train.clone().requires_grad_(True), torch.full((6,), 2.0, requires_grad=True))
+        (step.weights * chosen.loss(step, out).terms).sum().backward()
+        losses[num_steps] = out.logprobs.grad.tolist() + out.entropy.grad.tolist()
+        shares[num_steps] = flatten(metrics)["correction/rejected"]
+        assert out.logprobs.grad[5] == out.entropy.grad[5] == 0 and out.logprobs.grad[4] != 0 != out.entropy.grad[4]
+    assert losses[1] == losses[2] and shares == {1: 0.25, 2: 0.25}
+
+
+def test_masked_tokens_count_in_the_weights_and_rejections_of_the_others():
+    """Weights and kept tokens are of everything that was sampled, whatever of it is masked afterwards."""
+    batch, train = two_samples()
+    correction = {"weights": "sequence", "high": 10.0, "rejected": "mask", "reject": [{"statistic": "token_k2", "high": 1.0}]}
+    chosen = algorithm(correction)
+    credited, _ = chosen.assign_credit(batch.with_(old_logprobs=train))
+    step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
+    assert step.loss_mask.tolist() == [False, True, True, False, True, False]
+    assert step.correction[step.loss_mask].tolist() == pytest.approx([math.e, math.e, math.exp(-4)])
+
+    divided = algorithm(correction | {"normalize": True})
+    credited, _ = divided.assign_credit(batch.with_(old_logprobs=train))
+    step = divided.prepare(credited.with_(weights=divided.reducer(credited)))
+    mean = (math.e + math.exp(-4)) / 2
+    assert step.correction[step.loss_mask].tolist() == pytest.approx([math.e / mean, math.e / mean, math.exp(-4) / mean])
+
+
+@pytest.mark.parametrize("rejected", ["weigh", "mask"])
+def test_the_optimal_token_baseline_takes_the_weights_of_the_whole_rollout(rejected):
+    batch, train = two_samples()
+    batch = batch.with_(old_logprobs=train, squared_probs=torch.full((6,), 0.5))
+    correction = {"weights": "sequence", "high": 10.0, "rejected": rejected, "reject": [{"statistic": "token_k2", "high": 1.0}]}
+    config = AlgorithmConfig.model_validate({"name": "otb", "otb": {"correction": correction}})
+    found, _ = build_algorithm(config, StepPlan(2)).assign_credit(batch)
+    energy = [math.exp(2) * (1.5 - 2 * math.exp(-1)), math.exp(-8) * (1.5 - 2 * math.exp(-2))]
+    assert found.advantages[[1, 4]].tolist() == pytest.approx([1 - energy[0] / sum(energy), -energy[0] / sum(energy)], rel=1e-3)
+
+
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_weights_multiply_the_policy_loss_alone(num_steps):
-    """One step: the weights are of the present policy; more: of the one before the first step."""
     batch, train = two_samples()
     chosen = algorithm({"weights": "token", "high": 2.0}, num_steps, entropy_coef=0.5)
-    credited, _ = chosen.assign_credit(batch.with_(old_logprobs=train if num_steps == 2 else None))
+    credited, _ = chosen.assign_credit(batch.with_(old_logprobs=train))
     step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
     logprobs = train.clone().requires_grad_(True)
     out = TokenOutputs(logprobs, torch.full((6,), 2.0))
@@ -114,6 +163,6 @@ def test_what_nobody_sampled_has_the_ratio_1():
     mixed, train = batch.with_(origin=origin, rollout_logprobs=logprobs), train.masked_fill(given, -7.0)
     reject = [{"statistic": "token_k1", "high": 2.0, "low": 0.5}]
     config = CorrectionConfig.model_validate({"weights": "token", "high": 2.0, "reject": reject})
-    assert correction_weights(mixed, train, config)[1] == 1.0
+    assert step_weights(mixed, train, config)[1] == 1.0
     assert flatten(correction_metrics(mixed, train, config))["correction/kl"] == pytest.approx((0 - 1 + 1 + 3) / 4)
     assert flatten(mismatch(mixed, train))["mismatch/logprob_max"] == 3.0

@@ -14,7 +14,7 @@ from whet.algo.base import StepPlan
 from whet.algo.cispo import CISPOConfig
 from whet.algo.grpo import GRPOConfig, grpo
 from whet.algo.gspo import GSPOConfig
-from whet.algo.offpolicy import CorrectionConfig
+from whet.algo.offpolicy import CorrectionConfig, corrected
 from whet.algo.policy import PolicyGradient
 from whet.algo.sft import sft_loss
 from whet.algo.surrogates import LossConfig
@@ -44,8 +44,12 @@ def loss_function(case):
         if algorithm.old_logprobs == "rollout":
             columns["old_logprobs"] = columns["rollout_logprobs"]
         elif algorithm.old_logprobs == "recompute":
-            columns["old_logprobs"] = rows.column(given["log_probs"])
-        loss, log = _policy(algorithm, rows, batch.with_(**columns), out, params)
+            # Where slime has no old log-probs it takes the present ones; a correction of whet's is found before the step.
+            columns["old_logprobs"] = rows.column(given["log_probs"]) if given["log_probs"] else out.logprobs.detach()
+        batch = batch.with_(**columns)
+        if algorithm.config.correction.used:
+            batch = corrected(batch, columns["old_logprobs"], algorithm.config.correction)
+        loss, log = _policy(algorithm, rows, batch, out, params)
     else:
         raise ValueError(f"there is no loss {params['loss_type']!r}")
     return _scaled(loss, log, params, tokens) | {"grad_logits": gradient(loss * _scale(params), logits)}
@@ -69,7 +73,7 @@ def _algorithm(params: dict[str, Any], has_old: bool) -> PolicyGradient:
     """slime's flags as whet's settings."""
     if params["custom_pg_loss_reducer_function_path"] is not None or params["rollout_top_p"] != 1.0:
         raise ValueError("this adapter has neither slime's own reducers nor top-p data")
-    old = "rollout" if params["use_rollout_logprobs"] else "recompute" if has_old else "current"
+    old = "rollout" if params["use_rollout_logprobs"] else "recompute" if has_old or params["use_tis"] else "current"
     correction = CorrectionConfig()
     if params["use_tis"]:
         bound = {None: "clip", ICEPOP: "icepop"}[params["custom_tis_function_path"]]
@@ -118,10 +122,9 @@ def _policy(algorithm: PolicyGradient, rows: Rows, batch, out: TokenOutputs, par
     if params["use_kl_loss"]:
         log["kl_loss"] = reduced(parts.kl)
     if params["use_tis"]:
-        train = parts.old if batch.old_logprobs is not None else logprobs
         config = algorithm.config.correction
         found = correct(
-            batch, sampling_log_ratio(train, batch.rollout_logprobs), Correction("token", config.bound, config.high, config.low)
+            batch, sampling_log_ratio(parts.old, batch.rollout_logprobs), Correction("token", config.bound, config.high, config.low)
         )
         log |= {
             "ois": reduced((-drift).exp()),

@@ -53,7 +53,7 @@ class CorrectionConfig(Config):
     low: float | None = Field(default=None, ge=0)
     """Lower bound; unset: 1 / high."""
     normalize: bool = False
-    """Divide weights by their mean over the step."""
+    """Divide weights by their mean over the step's trained tokens (which with rejected=mask are the kept ones)."""
     reject: list[RejectionConfig] = Field(default_factory=list[RejectionConfig])
     """A token trains if all of these keep it."""
     veto: float | None = Field(default=None, gt=0)
@@ -96,18 +96,26 @@ def kept_tokens(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionCon
     return keep if weights is None else keep & weights.keep
 
 
-def correction_weights(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionConfig) -> Tensor:
-    """What each token's term is multiplied by; 0 where it is rejected. [T]"""
+def corrected(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionConfig) -> TrainBatch:
+    """The rollout with `correction` and `kept`, both from the statistics of all of its trained tokens.
+
+    With `rejected="mask"` the tokens that are not kept stop training afterwards, so nothing is to be found again from those that are left.
+    """
     log_ratio = sampling_log_ratio(train_logprobs, rollout_logprobs(batch, train_logprobs))
     found = _weights(batch, log_ratio, config)
-    keep = kept_tokens(batch, train_logprobs, config).to(log_ratio.dtype)
-    if found is None:
-        return keep
-    weights = found.weights
+    keep = kept_tokens(batch, train_logprobs, config)
+    mask = batch.loss_mask & keep if config.rejected == "mask" else batch.loss_mask
+    return batch.with_(correction=torch.ones_like(log_ratio) if found is None else found.weights, kept=keep, loss_mask=mask)
+
+
+def corrected_step(batch: TrainBatch, config: CorrectionConfig) -> TrainBatch:
+    """One optimizer step with `correction` as the loss takes it; a rejected token has no weight in any term of the loss."""
+    assert batch.correction is not None and batch.kept is not None and batch.weights is not None, "found with the credit; then reduced"
+    correction = batch.correction
     if config.normalize:
         assert config.weights is not None
-        weights = weights / normalizer(batch, weights, config.weights)
-    return weights * keep
+        correction = correction / normalizer(batch, correction, config.weights)
+    return batch.with_(correction=correction * batch.kept, weights=batch.weights * batch.kept)
 
 
 def correction_metrics(batch: TrainBatch, train_logprobs: Tensor, config: CorrectionConfig) -> Metrics:

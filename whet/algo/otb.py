@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from whet.algo.base import Need, StepPlan
 from whet.algo.credit import Credit, compared
-from whet.algo.offpolicy import correction_weights
 from whet.algo.policy import PolicyConfig, PolicyGradient
 from whet.core.batch import TrainBatch
 from whet.core.returns import discounted_returns, rewards_on_tokens
@@ -26,8 +25,8 @@ def otb(config: OTBConfig, plan: StepPlan) -> PolicyGradient:
 
     def assign(batch: TrainBatch) -> Credit:
         logprobs = batch.old_logprobs if batch.old_logprobs is not None else batch.rollout_logprobs
-        if config.correction.used:
-            batch = batch.with_(correction=correction_weights(batch, logprobs, config.correction))
+        if batch.correction is not None and batch.kept is not None:
+            batch = batch.with_(correction=batch.correction * batch.kept)
         returns = discounted_returns(batch, rewards_on_tokens(batch), batch.loss_mask)
         baseline = optimal_token_baseline(batch, returns, logprobs, align=config.align, zero_tail=config.zero_tail)
         usable = compared(batch, batch.rewards).usable

@@ -16,33 +16,20 @@ from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
-from whet.algo.offpolicy import CorrectionConfig, correction_metrics, correction_weights, kept_tokens
+from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics
+from whet.algo.reward_kl import RewardKL, RewardKLConfig
 from whet.algo.surrogates import NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surrogate
 from whet.config import Config
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.correction import geometric_weight
 from whet.core.covariance import covariances, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
-from whet.core.kl import KL_ESTIMATORS, KLName, adapted_kl_coef
+from whet.core.kl import KL_ESTIMATORS, KLName
 from whet.core.losses import ClipTerms, log_ratio_of, sequence_mask
-from whet.core.segments import per_sample_mean
 from whet.core.weights import Reducer, ReducerName, ScaledReducerName, build_reducer
 from whet.core.whiten import whiten
-from whet.observe.metrics import Last, Max, Mean, Metrics
+from whet.observe.metrics import Max, Mean, Metrics
 from whet.types import JSON
-
-
-class RewardKLConfig(Config):
-    """KL(policy || reference) as a part of the reward."""
-
-    coef: float = Field(default=0.0, ge=0)
-    """Each trained token's reward is lowered by coef times its KL."""
-    estimator: KLName = "k1"
-    """How KL is estimated from the sampled tokens."""
-    target: float | None = Field(default=None, gt=0)
-    """Adapt the coefficient so that the KL of a trajectory's mean token stays near this; unset: a fixed coefficient."""
-    horizon: int = Field(default=10_000, gt=0)
-    """Trajectories over which a deviation of 20% changes the coefficient by 20%."""
 
 
 class PolicyConfig(Config):
@@ -72,7 +59,8 @@ class PolicyConfig(Config):
     """Keep a frozen copy of the first policy. Unset: only if a KL has a weight; true observes the KL at 0 too."""
     old_logprobs: Literal["auto", "recompute", "rollout", "current"] = "auto"
     """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the
-    present ones, detached (right only if a rollout feeds one step); auto: current if it feeds one, else recompute."""
+    present ones, detached (right only if a rollout feeds one step, and nothing needs them before it, as correction does);
+    auto: current where that is right, else recompute."""
     loss: LossConfig = Field(default_factory=LossConfig)
     """The policy loss."""
     whiten: bool = False
@@ -103,11 +91,15 @@ class PolicyConfig(Config):
         return (self.kl_coef > 0 or self.kl_reward.coef > 0) if self.reference is None else self.reference
 
     @property
-    def needs_logprobs_for_credit(self) -> bool:
-        """Whether the trainer's log-probs must be there before a step is taken."""
-        correction = self.correction
-        early = correction.normalize or (correction.rejects and correction.rejected == "mask")
-        return self.kl_reward.coef > 0 or self.distill_coef > 0 or early or self.loss.name in NEEDS_CHOICE
+    def reads_logprobs_early(self) -> list[str]:
+        """The settings for which the trainer's log-probs must be there before a step is taken."""
+        readers = {
+            "kl_reward": self.kl_reward.coef > 0,
+            "distill_coef": self.distill_coef > 0,
+            "correction": self.correction.used,
+            f"loss.name={self.loss.name}": self.loss.name in NEEDS_CHOICE,
+        }
+        return [name for name, reads in readers.items() if reads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +149,7 @@ class PolicyGradient:
         limit = float(plan.max_tokens) if scaled and plan.max_tokens is not None else None
         self.reducer: Reducer = build_reducer(config.reducer, config.reducer_scale if config.reducer_scale is not None else limit)
         self.entropy_grad = config.entropy_coef > 0
-        self.kl_reward_coef = config.kl_reward.coef
-        """The present coefficient of the KL in the reward: state of the run where it adapts."""
+        self.reward_kl = RewardKL(config.kl_reward)
         self._assign = assign
         self._surrogate = build_surrogate(config.loss, config)
         if compares and plan.samples_per_prompt is not None and plan.samples_per_prompt < 2:
@@ -166,7 +157,7 @@ class PolicyGradient:
                 f"{name} compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
                 f"not {plan.samples_per_prompt}"
             )
-        early = config.needs_logprobs_for_credit or Need.OLD_LOGPROBS in needs
+        early = config.reads_logprobs_early + (["the credit"] if Need.OLD_LOGPROBS in needs else [])
         self.old_logprobs = config.old_logprobs
         if self.old_logprobs == "auto":
             self.old_logprobs = "current" if plan.num_steps == 1 and not early else "recompute"
@@ -178,7 +169,8 @@ class PolicyGradient:
                 )
             if early:
                 raise ValueError(
-                    f"algo.{name}.old_logprobs=current is known in the step alone, but credit needs log-probs before it; use recompute"
+                    f"algo.{name}.old_logprobs=current is known in the step alone, but needed before it by {' and '.join(early)}; "
+                    "use recompute or auto"
                 )
         found = set(needs) - {Need.OLD_LOGPROBS}
         if self.old_logprobs == "recompute":
@@ -195,13 +187,14 @@ class PolicyGradient:
         metrics = group_metrics(batch)
         if self.old_logprobs == "rollout":
             batch = batch.with_(old_logprobs=batch.rollout_logprobs)
-        if config.correction.used and batch.old_logprobs is not None:
+        if config.correction.used:
+            assert batch.old_logprobs is not None, "annotated before credit"
             metrics |= correction_metrics(batch, batch.old_logprobs, config.correction)
-            if config.correction.rejects and config.correction.rejected == "mask":
-                batch = batch.with_(loss_mask=batch.loss_mask & kept_tokens(batch, batch.old_logprobs, config.correction))
+            batch = corrected(batch, batch.old_logprobs, config.correction)
         given = batch.token_rewards
         if config.kl_reward.coef > 0:
-            batch = self._penalize(batch, metrics)
+            batch, found = self.reward_kl.penalize(batch)
+            metrics |= found
         credit = self._assign(batch)
         mask = batch.loss_mask & credit.usable[batch.sample_of_token]
         advantages = credit.advantages.double()
@@ -216,13 +209,10 @@ class PolicyGradient:
         return batch.with_(**masked, loss_mask=mask, valid=credit.usable, token_rewards=given), metrics
 
     def prepare(self, batch: TrainBatch) -> TrainBatch:
-        """Correction weights, and the tokens that a covariance criterion picks, on the whole optimizer step."""
+        """What the correction found, applied, and the tokens that a covariance criterion picks, on the whole optimizer step."""
         config, old = self.config, batch.old_logprobs
-        if config.correction.used and old is not None:
-            batch = batch.with_(correction=correction_weights(batch, old, config.correction))
-            if config.correction.rejects and batch.weights is not None:
-                keep = kept_tokens(batch, old, config.correction)
-                batch = batch.with_(weights=batch.weights * keep)
+        if config.correction.used:
+            batch = corrected_step(batch, config.correction)
         if config.loss.name in NEEDS_CHOICE:
             assert old is not None and batch.advantages is not None, "annotated before the step"
             mask = batch.loss_mask
@@ -266,7 +256,8 @@ class PolicyGradient:
         clip = self._surrogate(batch, out.logprobs, old, batch.advantages)
         policy, correction, kept = clip.terms, None, None
         if config.correction.used:
-            correction = batch.correction if batch.correction is not None else correction_weights(batch, old, config.correction)
+            correction = batch.correction
+            assert correction is not None, "found with the credit"
             if config.loss.name in ONE_RATIO:
                 correction = geometric_weight(batch, correction)
             policy = policy * correction
@@ -285,27 +276,12 @@ class PolicyGradient:
 
     def state(self) -> JSON:
         """What a resumed run goes on from: the coefficient of the KL in the reward, where it adapts."""
-        return {} if self.config.kl_reward.target is None else {"kl_reward_coef": self.kl_reward_coef}
+        return {} if self.config.kl_reward.target is None else {"kl_reward_coef": self.reward_kl.coef}
 
     def restore(self, state: JSON) -> None:
         """Go on from what `state` gave. A coefficient that does not adapt is the configured one, whatever it was."""
         if self.config.kl_reward.target is not None:
-            self.kl_reward_coef = float(state.get("kl_reward_coef", self.kl_reward_coef))
-
-    def _penalize(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
-        """The KL in the reward; the coefficient adapts after its use, to the mean over samples of their mean KL."""
-        config = self.config.kl_reward
-        assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "annotated before credit"
-        kl = KL_ESTIMATORS[config.estimator](batch.old_logprobs, batch.ref_logprobs) * batch.loss_mask
-        mean = float(per_sample_mean(batch, kl).mean())
-        metrics |= {"reward_kl/kl": Mean(mean, 1), "reward_kl/coef": Last(self.kl_reward_coef)}
-        given = torch.zeros_like(kl) if batch.token_rewards is None else batch.token_rewards
-        penalized = batch.with_(token_rewards=given - self.kl_reward_coef * kl)
-        if config.target is not None:
-            self.kl_reward_coef = adapted_kl_coef(
-                self.kl_reward_coef, mean, batch.num_samples, target=config.target, horizon=config.horizon
-            )
-        return penalized
+            self.reward_kl.coef = float(state.get("kl_reward_coef", self.reward_kl.coef))
 
 
 def _mean(column: Tensor, mask: Tensor, count: Tensor) -> Mean:

@@ -85,7 +85,9 @@ class TrainBatch:
     """What the greedy trajectory of the sample's task scored, for ReMax; as in `rewards`, 0 and without meaning where `valid` is False.
     [N] float64"""
     correction: Tensor | None = None
-    """Importance weight of the trainer's policy over the engine's; 0 where a token is rejected. [T] float32"""
+    """Importance weight of the trainer's policy over the engine's; in an optimizer step 0 where a token is rejected. [T] float32"""
+    kept: Tensor | None = None
+    """False where off-policy correction rejects a token. [T] bool"""
     chosen: Tensor | None = None
     """Tokens that a covariance criterion picked. [T] bool"""
     advantages: Tensor | None = None
