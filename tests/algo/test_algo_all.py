@@ -166,6 +166,23 @@ def test_ppo_learns_from_a_critic_whose_values_it_asks_for():
     assert found.returns.tolist() == [0, 2, 0, 4] and found.advantages.tolist() == [0, 1, 0, 2]
 
 
+def test_a_reward_on_the_last_token_stands_on_a_time_step():
+    with pytest.raises(ValueError, match=r"reward_at=last_token with credit_over=actions loses the reward .* set credit_over=all"):
+        algorithm_of("ppo", reward_at="last_token")
+    algorithm = algorithm_of(
+        "ppo",
+        whiten=False,
+        reward_at="last_token",
+        credit_over="all",
+        correction={"rejected": "mask", "reject": [{"statistic": "token_k2", "high": 1.0}]},
+    )
+    # The second sample's only trained token is rejected: what is left of the trajectory ends with the first sample.
+    batch = rollout(("a", 4.0, True, [".#.", "..#."])).with_(values=torch.zeros(7))
+    found, _ = algorithm.assign_credit(batch.with_(old_logprobs=torch.tensor([0, -1.0, 0, 0, 0, -9.0, 0])))
+    assert found.loss_mask.tolist() == [False, True, False, False, False, False, False]
+    assert found.advantages.tolist() == [0, 4, 0, 0, 0, 0, 0]
+
+
 def test_the_optimal_token_baseline_keeps_a_tail_uncompared():
     algorithm = algorithm_of("otb")
     assert algorithm.needs == {Need.OLD_LOGPROBS, Need.SQUARED_PROBS}
@@ -239,7 +256,7 @@ def test_the_kl_in_the_reward_adapts_to_what_trains_and_counts_a_trajectory_once
 def test_what_reads_log_probs_before_the_step_has_them_recomputed_even_for_one_step(settings, who):
     config = AlgorithmConfig.model_validate({"grpo": settings})
     assert Need.OLD_LOGPROBS in build_algorithm(config, StepPlan(1)).needs
-    with pytest.raises(ValueError, match=f"algo.grpo.old_logprobs=current .* needed before it by {who}; use recompute or auto"):
+    with pytest.raises(ValueError, match=rf"algo.grpo.old_logprobs=current .* needed before it by {who}; use recompute or auto"):
         build_algorithm(AlgorithmConfig.model_validate({"grpo": {**settings, "old_logprobs": "current"}}), StepPlan(1))
 
 

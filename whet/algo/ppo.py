@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
@@ -28,7 +28,8 @@ class PPOConfig(PolicyConfig):
     """actions: trained tokens are the time steps, environment tokens carry value and advantage through (verl); all: environment
     tokens are steps too (slime)."""
     reward_at: RewardAt = "last_action"
-    """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime)."""
+    """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime), which must
+    be a time step: credit_over=all."""
     bootstrap_truncated: bool = False
     """Where a token or turn limit cut a trajectory, its return goes on with the critic's value after its last token; false: nothing
     follows, as in slime and verl."""
@@ -38,6 +39,15 @@ class PPOConfig(PolicyConfig):
     """token_mean: every token counts the same."""
     value_clip: float | None = Field(default=0.2, gt=0)
     """The critic's prediction is held within this of its old one (slime 0.2, verl 0.5); unset: no clip."""
+
+    @model_validator(mode="after")
+    def _rewards_a_step(self) -> PPOConfig:
+        if self.reward_at == "last_token" and self.credit_over != "all":
+            raise ValueError(
+                f"reward_at=last_token with credit_over={self.credit_over} loses the reward where the environment wrote the last token, "
+                "which is no time step then; set credit_over=all, or reward_at=last_action"
+            )
+        return self
 
 
 class PPO(PolicyGradient):

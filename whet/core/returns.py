@@ -48,18 +48,17 @@ def rewards_on_tokens(batch: TrainBatch, at: RewardAt = "last_action") -> Tensor
 
     Args:
         batch: the samples.
-        at: last_action: the last trained token of the trajectory (a trajectory without one gets none); last_token: its
-            last token, whoever wrote it (slime's choice for PPO).
+        at: last_action: the last trained token of the trajectory; last_token: its last token, whoever wrote it (slime's
+            choice for PPO). Only a time step can be paid for: of those over `all`, it is the last. A trajectory without one
+            gets none.
     """
     chains = chains_of(batch)
     out = torch.zeros(batch.num_tokens, dtype=batch.rewards.dtype, device=batch.rewards.device)
     ends = chains.starts + chains.lengths - 1
-    if at == "last_action":
-        trained = batch.loss_mask[chains.index]
-        places = torch.arange(batch.num_tokens, device=trained.device)
-        latest = places.masked_fill(~trained, -1).cummax(0).values[ends]
-        ends = latest[latest >= chains.starts]
-    tokens = chains.index[ends]
+    paid = (batch.loss_mask if at == "last_action" else time_steps(batch, "all"))[chains.index]
+    places = torch.arange(batch.num_tokens, device=paid.device)
+    latest = places.masked_fill(~paid, -1).cummax(0).values[ends]
+    tokens = chains.index[latest[latest >= chains.starts]]
     out[tokens] = batch.rewards[batch.sample_of_token[tokens]]
     return out if batch.token_rewards is None else out + batch.token_rewards.to(out.dtype)
 
