@@ -114,6 +114,31 @@ def test_no_order_and_no_cut_of_a_step_changes_its_gradient(name, settings, seed
     assert flatten(metrics) == pytest.approx(flatten(whole.metrics), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@settings_of_hypothesis(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 30))
+def test_no_order_of_a_rollout_changes_credit_or_gradient(name, settings, seed):
+    before = annotated(rollout(*ROLLOUT), algorithm_of(name, **settings).needs)
+    shift = near(before).logprobs.detach() if before.old_logprobs is not None else outputs(before).logprobs.detach()
+
+    def learn(batch, logprobs):
+        algorithm = algorithm_of(name, **settings)
+        found, metrics = algorithm.assign_credit(batch)
+        step = algorithm.prepare(found.with_(weights=algorithm.reducer(found)))
+        out = TokenOutputs(logprobs.clone().requires_grad_(True), -logprobs)
+        (step.weights * algorithm.loss(step, out).terms).sum().backward()
+        columns = {"advantages": found.advantages, "returns": found.returns, "gradient": out.logprobs.grad}
+        return {key: found.ragged(column) for key, column in columns.items()}, flatten(metrics)
+
+    order = torch.randperm(before.num_samples, generator=torch.Generator().manual_seed(seed)).tolist()
+    places = torch.cat([torch.arange(before.starts[i], before.starts[i] + before.lengths[i]) for i in order])
+    expected, metrics = learn(before, shift)
+    found, found_metrics = learn(before.select(order), shift[places])
+    for key, rows in expected.items():
+        assert [x for row in found[key] for x in row] == pytest.approx([x for i in order for x in rows[i]], rel=1e-4, abs=1e-6), key
+    assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
 def per_sample(batch):
     """The one advantage of each usable sample."""
     pairs = zip(batch.ragged(batch.advantages), batch.ragged(batch.loss_mask), strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.parity.golden_batches import Rows, by_source, gradient, leaf
 from tests.parity.golden_reducers import verl_weights
 from whet.core.correction import geometric_weight
-from whet.core.covariance import clip_cov, covariances, kl_cov, pick_between, pick_largest, share_of
+from whet.core.covariance import clip_cov, covariances, draws_of, kl_cov, pick_between, pick_largest, share_of
 from whet.core.losses import (
     ClipTerms,
     cispo,
@@ -133,16 +133,17 @@ def _clip_cov(rows, logprobs, old, advantages, params):
     """verl leaves out of its choice what the ratio's clip already stopped."""
     mask = rows.batch.loss_mask
     free = mask & ~clipped_surrogate(logprobs.detach(), old, advantages, *_clips(params)).clipped
-    generator = torch.Generator().manual_seed(0)
+    draws = torch.randperm(len(mask), generator=torch.Generator().manual_seed(0))
     wanted = share_of(mask, params["clip_cov_ratio"])
     covariance = covariances(logprobs, advantages, mask)
-    chosen = pick_between(free, covariance, wanted, params["clip_cov_lb"], params["clip_cov_ub"], generator)
+    chosen = pick_between(free, covariance, wanted, params["clip_cov_lb"], params["clip_cov_ub"], draws)
     return clip_cov(logprobs, old, advantages, chosen, *_clips(params))
 
 
 def _kl_cov(rows, logprobs, old, advantages, params):
     mask = rows.batch.loss_mask
-    chosen = pick_largest(mask, covariances(logprobs, advantages, mask), share_of(mask, params["kl_cov_ratio"]))
+    wanted = share_of(mask, params["kl_cov_ratio"])
+    chosen = pick_largest(mask, covariances(logprobs, advantages, mask), wanted, draws_of(rows.batch))
     return kl_cov(logprobs, old, advantages, chosen, params["ppo_kl_coef"])
 
 

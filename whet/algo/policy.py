@@ -22,7 +22,7 @@ from whet.algo.surrogates import NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surr
 from whet.config import Config
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.correction import geometric_weight
-from whet.core.covariance import covariances, pick_between, pick_largest, share_of
+from whet.core.covariance import covariances, draws_of, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
 from whet.core.kl import KL_ESTIMATORS, KLName
 from whet.core.losses import ClipTerms, log_ratio_of, sequence_mask
@@ -219,12 +219,10 @@ class PolicyGradient:
             covariance = covariances(old, batch.advantages, mask)
             wanted = share_of(mask, config.loss.covariance_share)
             if config.loss.name == "kl_cov":
-                chosen = pick_largest(mask, covariance, wanted)
+                chosen = pick_largest(mask, covariance, wanted, draws_of(batch))
             else:
-                # The seed is the step's own tokens, so a resumed run draws what an unbroken one would have.
-                generator = torch.Generator().manual_seed(int(batch.tokens.sum()) % 2**31)
                 low, high = config.loss.covariance_bounds
-                chosen = pick_between(mask, covariance, wanted, low, high, generator)
+                chosen = pick_between(mask, covariance, wanted, low, high, draws_of(batch))
             batch = batch.with_(chosen=chosen)
         return batch
 
