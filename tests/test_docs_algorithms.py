@@ -1,100 +1,165 @@
-"""The numbers of docs/algorithms.md, computed again; and its tables name what there is."""
+"""docs/algorithms.md, computed again: its numbers, its defaults, the places in the code, and that nothing of it is left unchecked."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
-from pathlib import Path
+import sys
+from typing import Any
 
 import pytest
 import torch
+from algorithms_page import NUMERAL, PATH, Page
+from algorithms_told import OWN, SOURCE, SUPERVISED, TOLD, policy_config
+from algorithms_worked import WORKED, algorithm, outputs, reply
 
-from whet.algo import ALGORITHMS, AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo import ALGORITHMS
+from whet.algo.dpo import DpoConfig, dpo_loss
 from whet.algo.policy import PolicyConfig
-from whet.core.batch import TokenOutputs, batch_of
+from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.algo.sft import sft_loss
+from whet.core.batch import batch_of
+from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
-from whet.types import Origin, Sample
+from whet.supervised_settings import SupervisedRunConfig
+from whet.types import Pair
 
-TEXT = (Path(__file__).resolve().parents[1] / "docs" / "algorithms.md").read_text()
-NEAR = {"abs": 6e-5}
+PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+CREDIT, LOSSES = "Credit", "Policy losses"
 
 
-def table(heading: str) -> list[dict[str, str]]:
-    """The first table of a section, a dict per row."""
-    section = TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("|")]
-    names = [cell.strip() for cell in lines[0]]
-    return [dict(zip(names, (cell.strip() for cell in line), strict=True)) for line in lines[2:]]
+def page() -> Page:
+    return Page(PATH.read_text())
 
 
 def names_in(rows, column) -> set[str]:
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row[column])}
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row[column].text)}
 
 
-def algorithm(name, **settings):
-    return build_algorithm(AlgorithmConfig.model_validate({"name": name, name: settings}), StepPlan(1, max_tokens=8))
+CHECKS = (*WORKED, *TOLD)
 
 
-def reply(index, num_tokens, reward):
-    mask = (False, *(True,) * num_tokens)
-    origin = (Origin.PROMPT, *(Origin.MODEL,) * num_tokens)
-    return Sample((0,) * len(mask), origin, mask, (0.0,) * len(mask), (0,) * len(mask), "g", str(index), reward=reward)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_page_is_right_and_a_changed_digit_is_found(check):
+    """Of the numerals that a check looks at, every third is changed in its last digit, and the check must notice."""
+    right = page()
+    check(right)
+    looked = bytearray(len(right.text))
+    for start, end in right.seen:
+        looked[start:end] = b"\1" * (end - start)
+    numerals = [m for m in NUMERAL.finditer(right.text) if all(looked[m.start() : m.end()])]
+    assert numerals
+    for found in numerals[::3]:
+        at = found.end() - 1
+        wrong = right.text[:at] + str((int(right.text[at]) + 1) % 10) + right.text[at + 1 :]
+        try:
+            check(Page(wrong))
+        except (AssertionError, ValueError, IndexError, RuntimeError):
+            continue
+        raise AssertionError(f"nothing noticed a wrong digit in {wrong[max(at - 60, 0) : at + 20]!r}")
 
 
-def test_a_tool_call_token_by_token():
-    rows = table("A tool call, token by token")
-    who = {"model": Origin.MODEL, "tool": Origin.ENVIRONMENT}
-    origin = (Origin.PROMPT, Origin.PROMPT, *(who[row["who"]] for row in rows))
-    mask = (False, False, *(row["m"] == "1" for row in rows))
-    sample = Sample(tuple(range(9)), origin, mask, (0.0,) * 9, (0,) * 9, "g", "t", reward=1.0)
-    batch = batch_of([sample]).with_(values=torch.tensor([0.0, 0.0, *(float(row["V"]) for row in rows)]))
-    for column, settings in {
-        "actions": {"whiten": False},
-        "all": {"whiten": False, "credit_over": "all"},
-        "whitened": {},
-    }.items():
-        found, _ = algorithm("ppo", gamma=0.9, lam=0.8, **settings).assign_credit(batch)
-        assert found.advantages[2:].tolist() == pytest.approx([float(row[column]) for row in rows], **NEAR), column
+def test_no_number_of_the_page_is_left_unchecked():
+    here = page()
+    for check in CHECKS:
+        check(here)
+    assert here.unseen() == []
 
 
-def test_a_group_of_five():
-    rows = table("A group of five")
-    batch = batch_of([reply(i, int(row["tokens"]), float(row["r"])) for i, row in enumerate(rows)])
-    last = batch.starts + batch.lengths - 1
-    for name in ("grpo", "dr_grpo", "rloo", "opo", "maxrl", "grpo_passk"):
-        found, _ = algorithm(name).assign_credit(batch)
-        assert found.advantages[last].tolist() == pytest.approx([float(row[name]) for row in rows], **NEAR), name
-    for name in ("sample_mean", "token_mean"):
-        weights = REDUCERS[name](batch)[last].tolist()
-        assert weights == pytest.approx([float(row[f"w, {name}"]) for row in rows], **NEAR)
+def places(text: str) -> set[tuple[str, str]]:
+    return set(PLACE.findall(text))
 
 
-def test_the_gradients_it_gives():
-    rows = table("A group of five")
-    batch = batch_of([reply(i, int(row["tokens"]), float(row["r"])) for i, row in enumerate(rows)])
-    grpo = algorithm("grpo")
-    batch, _ = grpo.assign_credit(batch)
-    logprobs = torch.full((batch.num_tokens,), -1.0, requires_grad=True)
-    terms = grpo.loss(batch, TokenOutputs(logprobs, torch.zeros(batch.num_tokens))).terms
-    (grpo.reducer(batch) * terms).sum().backward()
-    last = (batch.starts + batch.lengths - 1).tolist()
-    told = re.search(r"is −w·A: −([\d.]+) for reply 3's token by `sample_mean`, ([\d.]+) for each of reply 5's four", TEXT)
-    assert told is not None
-    assert -logprobs.grad[last[2]].item() == pytest.approx(float(told[1]), **NEAR)
-    assert logprobs.grad[last[4]].item() == pytest.approx(float(told[2]), **NEAR)
+def test_every_place_in_the_code_exists():
+    found = places(page().text)
+    assert len(found) > 40
+    for path, name in found:
+        target: Any = importlib.import_module(f"whet.{path.removesuffix('.py').replace('/', '.')}")
+        for part in name.split("."):
+            target = getattr(target, part)
+        assert inspect.getsourcefile(inspect.unwrap(target.fget if isinstance(target, property) else target)) == str(SOURCE / path)
+
+
+def called(work) -> set[tuple[str, str]]:
+    """Which functions of whet some work runs, by file and name."""
+    found: set[tuple[str, str]] = set()
+
+    def see(frame, event, arg):
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(str(SOURCE)):
+            found.add((path.removeprefix(f"{SOURCE}/"), frame.f_code.co_qualname))
+
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def group():
+    batch = batch_of([reply(n, str(i), reward=r, baseline=0.5) for i, (n, r) in enumerate(((2, 1.0), (3, 0.0), (1, 2.0)))])
+    zeros = torch.zeros(batch.num_tokens)
+    return batch.with_(values=zeros, old_logprobs=zeros - 1, squared_probs=zeros + 0.5)
+
+
+def step(name: str, **given: Any) -> None:
+    made = algorithm(name, num_steps=2, **given)
+    batch, _ = made.assign_credit(group())
+    made.reducer(batch)
+    made.loss(made.prepare(batch.with_(weights=made.reducer(batch))), outputs(torch.full((batch.num_tokens,), -1.1)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_runs_where_the_page_says(name):
+    (row,) = [row for row in page().table(CREDIT, "name") if row["name"].text == f"`{name}`"]
+    assert places(row["code"].text) and places(row["code"].text) <= called(lambda: step(name))
+    assert row["advantage"].text and re.fullmatch(r"arXiv [\d.]+|verl", row["source"].text)
+
+
+def test_a_loss_runs_where_the_page_says():
+    known = PolicyConfig.model_fields["loss"].annotation
+    rows = page().table(LOSSES, "`loss.name`")
+    assert len(rows) == 8
+    for row in rows:
+        name = row["loss.name"].text.strip("`")
+        assert row["slime"].text and row["verl"].text
+        assert places(row["code"].text) <= called(lambda name=name: step("grpo", loss=known(name=name))), name
+
+
+def test_what_learns_from_data_runs_where_the_page_says():
+    pair = pair_batch([Pair(reply(2, "c"), reply(1, "r"))]).with_(ref_logprobs=torch.zeros(5))
+    both = (DpoConfig(), DpoConfig(loss="ipo"))
+
+    def work(name: str) -> None:
+        out = outputs(torch.zeros(5), torch.zeros(5))
+        if name == "dpo":
+            for config in both:
+                dpo_loss(config)(pair, out)
+        elif name == "rm":
+            reward_model_loss(RewardModelConfig())(pair, out)
+        else:
+            REDUCERS[SupervisedRunConfig.model_fields["reducer"].default](pair)
+            sft_loss(pair, out)
+
+    for name, (_, heading) in SUPERVISED.items():
+        (row,) = [row for row in page().table(heading, "name") if row["name"].text == f"`{name}`"]
+        assert all(cell.text for cell in row.values())
+        assert places(row["code"].text) <= called(lambda name=name: work(name)), name
 
 
 def test_the_tables_name_what_there_is():
-    assert names_in(table("Credit"), "name") == set(ALGORITHMS)
-    assert names_in(table("Reducers"), "`reducer`") == {*REDUCERS, "constant", "constant_length"}
-    known = PolicyConfig.model_fields["loss"].annotation
-    losses = names_in(table("Policy losses"), "`loss.name`")
-    assert len(losses) == 8
-    for name in losses:
-        algorithm("grpo", loss=known(name=name))
+    here = page()
+    assert names_in(here.table(CREDIT, "name"), "name") == set(ALGORITHMS)
+    peers = here.table(OWN, "name")
+    assert [row["name"].text for row in peers] == [row["name"].text for row in here.table(CREDIT, "name")]
+    assert all(cell.text for row in peers for cell in row.values())
+    assert names_in(here.table("Reducers", "`reducer`"), "reducer") == {*REDUCERS, "constant", "constant_length"}
 
 
 def test_the_reducers_are_those_that_it_gives():
+    page().says("`sample_mean` is the default, except `token_mean` for `ppo`, `cispo` and `gpg`, and `constant_length` for `dr_grpo`")
     others = {"ppo": "token_mean", "cispo": "token_mean", "gpg": "token_mean", "dr_grpo": "constant_length"}
     for name in ALGORITHMS:
-        config = build_algorithm(AlgorithmConfig(name=name), StepPlan(1, max_tokens=8)).config
-        assert config.reducer == others.get(name, "sample_mean"), name
+        assert policy_config(name).reducer == others.get(name, "sample_mean"), name
