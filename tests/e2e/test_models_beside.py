@@ -122,6 +122,19 @@ def test_a_warm_up_leaves_the_policys_bits_alone(folder):
         train(run_config(folder, "never", **{**PPO, "critic": {"warmup_rollouts": 4}}))
 
 
+def test_a_schedule_ends_where_the_steps_of_each_model_end(folder):
+    """Of two rollouts of two steps the critic learns in both and the policy in the second alone; a linear schedule falls by as many parts
+    as there are steps."""
+    linear = {"lr": 1e-2, "schedule": "linear"}
+    settings = {**PPO, "critic": {"optim": {**linear, "lr": 2e-2}, "warmup_rollouts": 1}, "train": {"optim": linear}}
+    train(run_config(folder, "linear", num_rollouts=2, **settings))
+    first, last = metrics_of(folder / "linear")
+    assert "optim/lr" not in first and first["critic/lr"] == pytest.approx(2e-2 * (1 - 1 / 4))
+    assert last["run/optimizer_step"] == 2
+    assert last["optim/lr"] == pytest.approx(1e-2 * (1 - 1 / 2))
+    assert last["critic/lr"] == pytest.approx(2e-2 * (1 - 3 / 4))
+
+
 def test_a_trajectory_that_was_cut_goes_on_with_the_critics_value_where_that_is_asked_for(folder):
     """With lambda 0 that value is in one advantage alone, that of the last trained token."""
     made = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
