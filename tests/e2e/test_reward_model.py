@@ -1,5 +1,6 @@
 """`whet rm` from settings to a folder that transformers reads: it learns a preference, resumes exactly, can be checked and replayed."""
 
+import json
 import shutil
 
 import pytest
@@ -25,10 +26,15 @@ def config_of(folder, name, **changes):
     return RewardModelRunConfig.model_validate(pair_settings(folder, name, rm={}, **changes))
 
 
+def conversation(folder, reply):
+    """The tokens of the held-out question and a reply to it."""
+    tokens, _ = Renderer(load_tokenizer(folder)).supervised((Message("user", QUESTIONS[3]), Message("assistant", reply)))
+    return tokens
+
+
 def score(folder, reply):
     """transformers' own score of a reply to the held-out question."""
-    renderer = Renderer(load_tokenizer(folder))
-    tokens, _ = renderer.supervised((Message("user", QUESTIONS[3]), Message("assistant", reply)))
+    tokens = conversation(folder, reply)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         return float(model(input_ids=torch.tensor([tokens])).logits)
@@ -54,6 +60,39 @@ def test_a_second_start_gives_the_bits_of_one_long_run_and_a_reward_model_goes_o
     last = metrics_of(tmp_path / "whole")[-1]["eval/rm/margin"]
     reward_model(config_of(tmp_path, "more", model={"path": str(tmp_path / "whole/model"), "device": "cpu"}, num_steps=1))
     assert metrics_of(tmp_path / "more")[0]["eval/rm/margin"] == pytest.approx(last, abs=1e-5)
+
+
+def set_padding(folder, token):
+    """What the model's config has as its padding token."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": token}))
+
+
+def test_transformers_scores_a_padded_batch_as_single_conversations_where_the_base_model_names_no_padding(tmp_path):
+    make_pairs(tmp_path)
+    set_padding(tmp_path / "model", None)
+    reward_model(config_of(tmp_path, "run", num_steps=2))
+    replies = (GOOD, BAD, "Half of 90 is 45, so 45 it is.")
+    rows = [torch.tensor(conversation(tmp_path / "run/model", reply)) for reply in replies]
+    assert len({len(row) for row in rows}) > 1, "something is padded"
+    pad = load_tokenizer(tmp_path / "run/model").pad_token_id
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model").eval()
+    with torch.no_grad():
+        found = model(input_ids=padded, attention_mask=(padded != pad).long()).logits[:, 0].tolist()
+    assert found == pytest.approx([score(tmp_path / "run/model", reply) for reply in replies], abs=1e-5)
+
+
+def test_where_turns_end_with_the_padding_token_none_is_written_and_the_last_token_is_scored(tmp_path):
+    make_pairs(tmp_path)
+    stop = load_tokenizer(tmp_path / "model").eos_token_id
+    set_padding(tmp_path / "model", stop)
+    values = reward_model(config_of(tmp_path, "run"))
+    assert conversation(tmp_path / "run/model", GOOD)[-1] == stop
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model")
+    assert model.config.pad_token_id is None
+    for reply, name in ((GOOD, "chosen"), (BAD, "rejected")):
+        assert score(tmp_path / "run/model", reply) == pytest.approx(values[f"eval/rm/{name}_score"], abs=1e-4)
 
 
 def test_an_adapter_and_a_new_head_learn_it_too(tmp_path):
