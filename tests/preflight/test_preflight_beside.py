@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from real_memory import Alive
 from safetensors.torch import load_file
 from small_run import SHAPE, look, of
 
 from whet.data.template import load_tokenizer
+from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.scalar import load_scalar
 from whet.preflight.beside import checkpoint_beside
@@ -64,9 +68,28 @@ def test_a_reward_model_is_looked_at_loaded_and_counted(here):
     assert any(text.startswith("reward: Qwen3ForSequenceClassification, ") for text in of(findings, "model", "ok"))
     weights = sum(w.nbytes for _, w in critic.named_weights())
     assert scene.memory.bytes_of("reward model") == weights
-    assert scene.memory.at("rollout") == look(*AREAS)[1].memory.at("rollout") + weights
+    plain, scores = look(*AREAS)[1].memory, scene.memory.bytes_of("reward scores")
+    assert scores > 0 and scene.memory.at("rollout") == plain.at("rollout") + weights + scores
+    assert scene.memory.at("step") == plain.at("step") + weights, "it scores while the engine runs"
     fails = of(look(*AREAS, "reward", overrides=["reward.name=model", "reward.options.path=model"])[0], "reward", "FAIL")
     assert fails and all("is a language model" in text for text in fails)
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "deterministic", "lengths"), [(8192, False, [96] * 8), (200, False, [96, 96, 8]), (200, True, [96])]
+)
+def test_what_a_reward_model_takes_to_score_a_row_is_what_is_planned(here, batch_tokens, deterministic, lengths):
+    """Eight trajectories of 96 tokens wait at most. In deterministic mode each is scored alone."""
+    load_scalar(here / "model", CONFIG, trainable=False, new_head="normal").hf.save_pretrained(here / "scores")
+    load_tokenizer(here / "model").save_pretrained(here / "scores")
+    options = {"path": "scores", "device": "cpu", "batch_tokens": batch_tokens}
+    overrides = ["reward.name=model", *(f"reward.options.{key}={value}" for key, value in options.items())]
+    _, scene = look(*AREAS, overrides=[*overrides, f"deterministic={str(deterministic).lower()}"])
+    model = load_scalar(here / "scores", CONFIG, trainable=False)
+    with torch.no_grad(), Alive().ignore(p for _, p in model.named_weights()) as alive:
+        row = PackedRow(lengths, model.device)
+        model.hidden(torch.zeros(sum(lengths), dtype=torch.int64), row.positions, row)
+    assert scene.memory.bytes_of("reward scores") == pytest.approx(alive.peak, rel=0.15)
 
 
 def test_models_that_cannot_be_had_fail(here):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from whet.algo.base import Need
@@ -13,10 +13,12 @@ from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta
 from whet.model.scalar import read_meta_scalar
+from whet.preflight.activations import activation_bytes, forward_bytes
 from whet.preflight.findings import Note, ok
-from whet.preflight.memory import ALWAYS, Part, Workload, activation_bytes, checkpoint_bytes, optimizer_bytes
+from whet.preflight.memory import ALWAYS, Part, Workload, checkpoint_bytes, largest_row, optimizer_bytes
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
+from whet.reward.model import ModelRewardOptions
 from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
 from whet.settings import RunConfig
@@ -30,6 +32,8 @@ class Beside:
     frozen: dict[str, DecoderModel]
     """By what they are called; without a reference that is the policy's first weights."""
     critic: DecoderModel | None = None
+    batch_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of the reward models among them: how many tokens of what waits are scored together."""
 
 
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
@@ -43,7 +47,8 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
         path = config.reference.path if config.reference is not None else None
         models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model)
-    models.update(_reward_models(config))
+    rewards = _reward_models(config)
+    models.update({name: model for name, (model, _) in rewards.items()})
     critic = None
     if Need.VALUES in needs:
         path = (config.critic or CriticConfig()).path
@@ -51,17 +56,18 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     for name, model in {**models, **({"critic": critic} if critic is not None else {})}.items():
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
-    scene.beside = Beside(models, critic)
+    scene.beside = Beside(models, critic, {name: options.batch_tokens for name, (_, options) in rewards.items()})
 
 
-def _reward_models(config: RunConfig) -> dict[str, DecoderModel]:
-    """Those on the policy's device, each as often as it is loaded: evaluation sets with rewards of their own have models of their own."""
+def _reward_models(config: RunConfig) -> dict[str, tuple[DecoderModel, ModelRewardOptions]]:
+    """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
+    models of their own."""
     tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
-    models: dict[str, DecoderModel] = {}
+    models: dict[str, tuple[DecoderModel, ModelRewardOptions]] = {}
     for options in (options for table in tables for options in reward_models(table)):
         if pick_device(options.device).type == pick_device(config.model.device).type:
             name = f"reward {len(models) + 1}" if models else "reward"
-            models[name] = read_meta_scalar(resolve_model_path(options.path), model_config(options), key=REWARD_PATH)
+            models[name] = read_meta_scalar(resolve_model_path(options.path), model_config(options), key=REWARD_PATH), options
     return models
 
 
@@ -73,10 +79,11 @@ def has_own_reference(config: RunConfig) -> bool:
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
     """What the models hold on the device."""
     parts = [Part(f"{name} model", _weights(model), ALWAYS, f"choose a smaller {name}") for name, model in beside.frozen.items()]
+    parts += _scoring(beside, config, work)
     if beside.critic is not None:
         smaller = "choose a smaller critic (critic.path)"
         found = optimizer_bytes(beside.critic, critic_train(config, config.critic or CriticConfig()))
-        kept, peak = activation_bytes(beside.critic, work)
+        kept, peak = activation_bytes(beside.critic, work.lengths)
         parts += [
             Part("critic's parameters", _weights(beside.critic), ALWAYS, smaller),
             Part("critic's masters and moments", found.masters + found.moments, ALWAYS, smaller),
@@ -84,6 +91,16 @@ def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part
             Part("critic's step or activations", max(found.scratch, kept, peak), ("critic",), "lower train.max_tokens_per_device", True),
         ]
     return parts
+
+
+def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part]:
+    """What the reward models make of the largest row that they score, which they do while the engine runs."""
+    assert work.sampling is not None, "a run with rewards samples"
+    longest = (work.sampling.longest,)
+    for name, room in beside.batch_tokens.items():
+        lengths = longest if config.deterministic else largest_row(longest, room, work.sampling.together)
+        advice = "lower rollout.max_tokens" if len(lengths) == 1 else "lower the reward's options.batch_tokens"
+        yield Part(f"{name} scores", forward_bytes(beside.frozen[name], lengths), ("rollout",), advice, estimate=True)
 
 
 def checkpoint_beside(beside: Beside, config: RunConfig) -> int:

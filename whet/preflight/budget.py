@@ -113,6 +113,7 @@ def workload(scene: Scene) -> Workload:
             tuple(ways),
             min(sizes.max_running, sizes.max_batch_tokens, together),
             max(rollout.max_tokens for rollout in rollouts),
+            together,
         ),
     )
 

@@ -6,23 +6,20 @@ contents, on the meta device, and what it makes is counted. So a change in that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from whet.core.logprobs import Nucleus, chunked_logprobs
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.rows import Shelf, capacity_for
 from whet.engine.embedded.sampler import sample
-from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
+from whet.preflight.activations import META, activation_bytes, drop_gradient, trained_weights
 from whet.preflight.live import LiveBytes
 from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
 from whet.train.torch_native.optim import Optimizer
@@ -35,7 +32,6 @@ ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic")
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
 DRAW_VOCAB = 257
 """Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
-META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +86,8 @@ class Sampling:
     """Sequences that get a token in one step, at most."""
     longest: int
     """Tokens of the longest sequence."""
+    together: int = 1
+    """Trajectories of a rollout or an evaluation: as many may wait for their rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +155,6 @@ def checkpoint_bytes(model: DecoderModel, train: TrainConfig) -> int:
     """Bytes of one checkpoint's tensors: weights, masters, moments."""
     kept = _stepped(model, train)[0].tensors().values()
     return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained_weights(model).values())
-
-
-def trained_weights(model: DecoderModel) -> dict[str, Tensor]:
-    """The weights that train: all, or an adapter's."""
-    return {name: p for name, p in model.named_weights() if p.requires_grad}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +243,7 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
 
 
 def _update_parts(model: DecoderModel, work: Workload) -> list[Part]:
-    kept, peak = activation_bytes(model, work)
+    kept, peak = activation_bytes(model, work.lengths)
     again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"
     language = _language_parts(model, work) if isinstance(model, CausalModel) else []
@@ -268,28 +261,6 @@ def _language_parts(model: CausalModel, work: Workload) -> list[Part]:
     ]
 
 
-def activation_bytes(model: DecoderModel, work: Workload) -> tuple[int, int]:
-    """What the layers keep of a packed row once it went through them, and what there is at the worst moment of the way back."""
-    row = PackedRow(work.lengths, META)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        with _FlashStandIn():
-            return row(layer, q, k, v, scale)
-
-    tokens = torch.zeros(sum(work.lengths), dtype=torch.int64, device=META)
-    predicting = torch.zeros(work.num_predicting, dtype=torch.int64, device=META)
-    hooks = [p.register_post_accumulate_grad_hook(_drop_gradient) for p in trained_weights(model).values()]
-    try:
-        with LiveBytes(lambda _: "kept") as live:
-            picked = model.hidden(tokens, row.positions, attend).index_select(0, predicting)
-            kept = live.now("kept")
-            picked.backward(torch.empty_like(picked))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return kept, live.peak("kept")
-
-
 def _logits_peak(model: CausalModel, work: Workload) -> int:
     """Bytes of the tensors as wide as the vocabulary that are alive at a time while log-probs are computed and differentiated."""
     weight = model.lm_head.weight
@@ -298,7 +269,7 @@ def _logits_peak(model: CausalModel, work: Workload) -> int:
     num = min(work.num_predicting, 3 * chunk)  # a fourth chunk holds nothing that three do not
     hidden = torch.empty(num, weight.shape[1], dtype=model.dtype, device=META, requires_grad=True)
     targets = torch.zeros(num, dtype=torch.int64, device=META)
-    hooks = [weight.register_post_accumulate_grad_hook(_drop_gradient)] if weight.requires_grad else []
+    hooks = [weight.register_post_accumulate_grad_hook(drop_gradient)] if weight.requires_grad else []
     try:
         with LiveBytes(lambda t: "logits" if t.shape[-1:] == (model.vocab_size,) else None) as live:
             heat = torch.ones(num, device=META)
@@ -320,34 +291,3 @@ def _head_gradient(model: CausalModel, work: Workload) -> int:
     if not weight.requires_grad:
         return 0
     return weight.nbytes * (1 if work.num_predicting <= rows_per_chunk(work.train, model.vocab_size) else 2)
-
-
-def _drop_gradient(param: Tensor) -> None:
-    """A gradient that was added up is planned with the optimizer."""
-    param.grad = None
-
-
-class _Flash(torch.autograd.Function):
-    """Keeps for the backward pass what flash attention keeps: queries, keys, values, output, log-sum-exp (arXiv 2205.14135)."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, _, _ = ctx.saved_tensors
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-class _FlashStandIn(TorchFunctionMode):
-    """Puts `_Flash` in the place of torch's attention, which on the meta device would be the one that keeps every score."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _Flash.apply(*args[:3])
-        return func(*args, **(kwargs or {}))
