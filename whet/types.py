@@ -148,6 +148,7 @@ class Turn:
     """What the tokens say, with tool calls parsed."""
     finish: Finish
     reward: float | None = None
+    """What the environment gave for it (`Step.reward`): recorded, and there for a reward to read; credit does not look at it."""
     token_rewards: tuple[float, ...] | None = None
     """Optional reward for each sampled token. [T]"""
     nucleus: tuple[bytes, ...] | None = None

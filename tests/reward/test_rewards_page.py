@@ -4,14 +4,18 @@ import asyncio
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from loopback_server import answer, serving
+from reward_samples import make_trajectory
 
 from whet.evaluate.recorded import read_trajectories
 from whet.reward import RewardConfig, build_reward
+from whet.reward.base import place_token_rewards
 from whet.reward.build import REWARDS
+from whet.rollout.samples import samples_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
@@ -75,6 +79,23 @@ def check(settings, rows, folder):
         assert asyncio.run(score_all()) == pytest.approx([row["reward"] for row in rows], abs=1e-12)
     finally:
         reward.close()
+
+
+def test_what_an_environment_gives_for_a_turn_becomes_the_reward_of_its_last_token(tmp_path):
+    """The page's function, through a worker, down to the samples."""
+    (tmp_path / "my_rewards.py").write_text(block(PAGE.partition("\n## ")[0], "python"))
+    played = make_trajectory("done")
+    turns = tuple(replace(turn, reward=given) for turn, given in zip(played.turns, (0.5, None), strict=True))
+    played = replace(played, turns=turns)
+    reward = build_reward(RewardConfig(name=f"{tmp_path / 'my_rewards.py'}:each_turn", timeout_s=60.0))
+    try:
+        scored, rewards = place_token_rewards(played, asyncio.run(reward(played)))
+    finally:
+        reward.close()
+    (sample,) = samples_of(replace(scored, rewards=rewards))
+    (plain,) = samples_of(replace(played, rewards=rewards))
+    assert plain.token_rewards is None, "by itself it trains nothing"
+    assert sample.token_rewards == (0.0, 0.0, 0.0, 0.5, 0.0, 0.0), "prompt 2, said 2, environment 1, said 1"
 
 
 def test_the_first_settings_build():

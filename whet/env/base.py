@@ -25,7 +25,8 @@ class Step:
     done: bool = False
     """The conversation is over. What is answered along with it is not tokenised: nothing would be sampled after it."""
     reward: float | None = None
-    """For this turn, if the environment gives any."""
+    """For this turn, if the environment gives any: information, for the records and for a reward, which reads it as
+    `turn.reward`. It trains nothing by itself; docs/rewards.md turns it into token rewards."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened, counted."""
 
