@@ -111,7 +111,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 thread=parts.thread,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
-            warn_all(observer.display, [*opened.notes, *backend.notes])
+            warn_all(observer.display, [*opened.notes, *learners.notes])
             with batches_kept(config, opened, learners.learner):
                 values = asyncio.run(with_engine(train_rl(run), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)

@@ -31,6 +31,8 @@ from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, held_out_rows
+from whet.train.base import Annotator
+from whet.train.learners import notes_beside
 from whet.train.torch_native.backend import TorchBackend
 
 COMMON = (
@@ -66,6 +68,7 @@ class Job:
     loss: LossFunction
     held_out: HeldOut | None
     facts: dict[str, str]
+    reference: Annotator | None = None
 
 
 def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
@@ -118,7 +121,8 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
 
         facts = {"model": str(folder), **pair_facts(source, held), "device": str(backend.model.device)}
         measured = held_out(config, held, judge)
-        return run_job(config, opened, folder, backend, Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts))
+        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, reference)
+        return run_job(config, opened, folder, backend, job)
 
 
 def reward_model(config: RewardModelRunConfig, command: str = "whet rm") -> dict[str, float]:
@@ -196,7 +200,7 @@ def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: Torch
         state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated})
         run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
-        warn_all(observer.display, [*opened.notes, *backend.notes])
+        warn_all(observer.display, [*opened.notes, *backend.notes, *notes_beside({"reference": job.reference})])
         with batches_kept(config, opened, lambda _: backend):
             values = train_supervised(run)
         finish(config, observer, backend, folder, opened.folder)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tiny_pairs import make_pairs, pair_settings, write
 from tiny_run import metrics_of, weights_of
 
+from whet.model import forest_check
 from whet.preflight.check import check
 from whet.replay import replay_batch
 from whet.supervised import dpo
@@ -52,6 +53,17 @@ def test_a_finished_run_that_is_started_again_gives_its_held_out_values(tmp_path
     assert values.keys() == {name for name in lines[-1] if name.startswith("eval/")} and len(values) == 6
     assert run(tmp_path, "run") == values
     assert metrics_of(tmp_path / "run") == lines, "nothing was measured again"
+
+
+def test_the_references_notes_say_that_they_are_its(tmp_path, monkeypatch):
+    def nowhere(segments, device, dtype):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(forest_check, "forest_row", nowhere)
+    make_pairs(tmp_path)
+    run(tmp_path, "run", num_steps=1)
+    log = (tmp_path / "run/log.txt").read_text()
+    assert log.count("train.rows: chains, since") == 2 and log.count("reference: train.rows: chains, since") == 1
 
 
 def test_ipo_refuses_the_margins_that_it_would_not_read(tmp_path):

@@ -10,6 +10,7 @@ from tiny_run import SHAPE, checkpoints_of, make_files, metrics_of, run_config, 
 from transformers import AutoModelForSequenceClassification
 
 from whet.commands import train
+from whet.model import forest_check
 from whet.observe import read_records
 from whet.quickstart.model import make_model
 from whet.replay import replay_batch
@@ -239,6 +240,18 @@ def test_a_reference_and_a_teacher_of_their_own_are_other_models(folder):
             train(run_config(folder, f"{name}_{which}", num_rollouts=1, **settings, **{name: {"path": str(folder / which)}}))
             found[which] = metrics_of(folder / f"{name}_{which}")[0][kl]
         assert found["model"] == pytest.approx(0, abs=1e-6) and found["other"] > 0.01, name
+
+
+def test_the_notes_of_every_model_say_whose_they_are(folder, monkeypatch):
+    def nowhere(segments, device, dtype):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(forest_check, "forest_row", nowhere)
+    models = {"teacher": {"path": str(folder / "model")}, "algo": {"name": "ppo", "ppo": {"kl_coef": 0.1, "distill_coef": 0.1}}}
+    train(run_config(folder, "noted", num_rollouts=1, **{**PPO, **models}))
+    log = (folder / "noted/log.txt").read_text()
+    for name in ("", "critic: ", "reference: ", "teacher: "):
+        assert log.count(f" {name}train.rows: chains, since attention over forests fails on cpu") == (4 if name == "" else 1), name
 
 
 def test_models_of_another_vocabulary_are_refused_by_name(folder):

@@ -41,6 +41,9 @@ class Backward:
 class Annotator(Protocol):
     """A model that says something about the tokens of a batch."""
 
+    notes: list[str]
+    """What the person who starts a run should know of it."""
+
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         """Fill the column of that name under the present weights, without gradient; with the values come the scores that they are of.
 

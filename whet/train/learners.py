@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -93,6 +93,12 @@ class Learners:
         reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
         return {**critic, **reference}
 
+    @property
+    def notes(self) -> list[str]:
+        """What the person who starts a run should know of the models, by name for those beside the policy."""
+        critic = self.critic.backend if self.critic is not None else None
+        return [*self.policy.notes, *notes_beside({"critic": critic, "reference": self.reference, "teacher": self.teacher})]
+
     def learner(self, name: Learner) -> Backend:
         """A model that learns."""
         if name == "policy":
@@ -159,6 +165,11 @@ class Learners:
             progress.optimizer_step += 1
             num_tokens += found.num_tokens
         return Update(metrics, before, num_tokens)
+
+
+def notes_beside(models: Mapping[str, Annotator | None]) -> list[str]:
+    """The notes of models beside the policy, each with whose it is."""
+    return [f"{name}: {note}" for name, model in models.items() if model is not None for note in model.notes]
 
 
 def optimizer_step(

@@ -70,7 +70,6 @@ class TorchBackend:
         self.config = config
         self._rows: Rows = config.rows
         self.notes: list[str] = []
-        """What the person who starts a run should know."""
         if config.rows != "chains" and (fault := forest_fault(model)):
             if config.rows == "forest":
                 raise ValueError(f"train.rows is forest, but {fault}; use train.rows=chains")
@@ -202,6 +201,7 @@ class _Base:
 
     def __init__(self, backend: TorchBackend, adapter: Adapter) -> None:
         self._backend, self._adapter = backend, adapter
+        self.notes: list[str] = []  # what there is to know of it, the backend itself says
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         with self._adapter.off():
