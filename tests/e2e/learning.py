@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from two_turns import QUESTION
 
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.settings import RunConfig
 from whet.supervised import sft
-from whet.supervised_settings import DpoRunConfig, SupervisedRunConfig
+from whet.supervised_settings import DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
 
 HERE = Path(__file__).parent
 WANTED, OTHER = "blue", "red"
@@ -77,6 +77,48 @@ def pairs(*, flipped: bool) -> list[dict[str, Any]]:
     """Preference pairs over the second answer."""
     chosen, rejected = (OTHER, WANTED) if flipped else (WANTED, OTHER)
     return [{"prompt": prompt_of(opening, ready), "chosen": chosen, "rejected": rejected} for opening in OPENINGS for ready in READY]
+
+
+LIKED, DISLIKED = (WANTED, "start", "now"), (OTHER, "go", "begin")
+"""Answers for a reward model, more than two, so that a new head is right about some pairs and wrong about others."""
+
+
+def rated_pairs(*, held_out: bool, flipped: bool = False) -> list[dict[str, Any]]:
+    """Preference pairs of a liked answer and a disliked one. Half of the pairings are held out, as is one of the first turns."""
+    names = ("rejected", "chosen") if flipped else ("chosen", "rejected")
+    return [
+        {"prompt": prompt_of(opening, READY[held_out]), names[0]: liked, names[1]: disliked}
+        for opening in OPENINGS
+        for i, liked in enumerate(LIKED)
+        for k, disliked in enumerate(DISLIKED)
+        if ((i + k) % 3 == 0) == held_out
+    ]
+
+
+def rm_config(folder: Path, name: str, data: Path, model: Path, num_steps: int, lr: float) -> RewardModelRunConfig:
+    return RewardModelRunConfig.model_validate(
+        {
+            **common(folder, name, model, lr=lr),
+            "data": {"path": str(data), "prompt_key": "prompt"},
+            "num_steps": num_steps,
+            "pairs_per_step": 12,
+        }
+    )
+
+
+@torch.no_grad()
+def rated(model: Path, pairs: list[dict[str, Any]]) -> tuple[float, float]:
+    """The share of pairs whose chosen answer plain transformers scores higher with the model, and by how much on average."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    hf = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+
+    def score(pair: dict[str, Any], side: str) -> float:
+        messages = [*pair["prompt"], {"role": "assistant", "content": pair[side]}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")  # the last token is the turn's end
+        return float(hf(input_ids=torch.tensor([tokenizer.encode(text, add_special_tokens=False)])).logits)
+
+    margins = [score(pair, "chosen") - score(pair, "rejected") for pair in pairs]
+    return sum(margin > 0 for margin in margins) / len(margins), sum(margins) / len(margins)
 
 
 def common(folder: Path, name: str, model: Path, lr: float) -> dict[str, Any]:

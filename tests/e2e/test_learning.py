@@ -9,12 +9,24 @@ from __future__ import annotations
 import json
 
 import pytest
-from learning import chance_of_wanted, dpo_config, make_start, pairs, rl_config, sft_config, talks, write_rows
+from learning import (
+    chance_of_wanted,
+    dpo_config,
+    make_start,
+    pairs,
+    rated,
+    rated_pairs,
+    rl_config,
+    rm_config,
+    sft_config,
+    talks,
+    write_rows,
+)
 
 from whet.algo.policy import PolicyGradient
 from whet.commands import train
 from whet.observe import read_records
-from whet.supervised import dpo, sft
+from whet.supervised import dpo, reward_model, sft
 from whet.types import Origin
 
 MARGIN = 0.3
@@ -168,3 +180,33 @@ def test_dpo_learns_what_its_pairs_prefer(folder, turned):
     data = write_rows(folder / f"{name}.jsonl", pairs(flipped=turned))
     dpo(dpo_config(folder, name, data, folder / "start/model", num_steps=15))
     (check_not_learned if turned else check_learned)(folder, name, of_both=True)
+
+
+@pytest.fixture(scope="module")
+def unrated(folder):
+    """A reward model as it is before it learns: the decoder that every run begins with, and a new head."""
+    data = write_rows(folder / "rm-start.jsonl", rated_pairs(held_out=False))
+    reward_model(rm_config(folder, "rm-start", data, folder / "start/model", num_steps=1, lr=0.0))
+
+
+def check_rated(folder, name: str) -> None:
+    """Over pairs of answers that were held out, more are scored the right way round than before, and by more."""
+    held = rated_pairs(held_out=True)
+    (right, margin), (right_now, margin_now) = (rated(folder / run / "model", held) for run in ("rm-start", name))
+    assert 0.2 < right < 0.8, "there is something to learn, and to unlearn"
+    assert right_now >= right + 0.2, f"held-out accuracy went from {right:.3f} to {right_now:.3f}"
+    assert margin_now >= margin + 1, f"the held-out margin went from {margin:.3f} to {margin_now:.3f}"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_reward_model_learns_what_its_pairs_prefer(folder, unrated, turned):
+    name = f"rm-{turned}"
+    data = write_rows(folder / f"{name}.jsonl", rated_pairs(held_out=False, flipped=turned))
+    reward_model(rm_config(folder, name, data, folder / "start/model", num_steps=30, lr=3e-3))
+    if not turned:
+        check_rated(folder, name)
+        return
+    with pytest.raises(AssertionError, match="held-out accuracy went from"):
+        check_rated(folder, name)
+    right, margin = rated(folder / name / "model", rated_pairs(held_out=True))
+    assert right < 0.2 and margin < -1, f"what was learned is the opposite: {right:.3f} of the pairs, by {margin:.3f}"
