@@ -28,11 +28,11 @@ SUPERVISED = {"dpo": (DpoConfig(), "Preferences"), "rm": (RewardModelConfig(), "
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names; those of the correction have a section of their own."""
+    """Settings by their dotted names."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, BaseModel):
-            out |= flat(dict(value), f"{prefix}{name}.") if name != "correction" else {}
+            out |= flat(dict(value), f"{prefix}{name}.")
         elif name != "options":
             out[prefix + name] = list(value) if isinstance(value, tuple) else value
     return out
@@ -54,7 +54,7 @@ def told_defaults(here: Page) -> None:
         mine = {key: value for key, value in defaults(policy_config(name)).items() if key not in shared or shared[key] != value}
         assert flat_toml(cell.text) == mine, name
         here.see(cell.start, cell.start + len(cell.text))
-    (given, unset) = here.found(r"Shared by all: ((?:.|\n)*?) Unset: (.*?)\.\n")
+    (given, unset) = here.found(r"Shared by all: ((?:.|\n)*?) Unset: (.*)\.\n")
     assert flat_toml(given.text) == {key: value for key, value in shared.items() if value is not None}
     assert set(re.findall(r"`([\w.]+)`", unset.text)) == {key for key, value in shared.items() if value is None}
     for name, (config, heading) in SUPERVISED.items():
@@ -122,6 +122,7 @@ SAID = (
     "warns where its eps is below 1 |",
     "slime's defaults are 0.2 for both clips, 0 for every KL and entropy weight, k1, `--gamma=1 --lambd=1`,",
     "verl's are 0.2 for both clips, 0.001 for its KL weights,",
+    "Both truncate importance weights at 2.0 where these are on.",
     "are n · (k + 1) trajectories; k may be 1.",
     "that raised) is no 0. Its",
     "`distill_coef` > 0, with any algorithm",
