@@ -39,6 +39,8 @@ bench: setup
 	$(BIN)/python benchmarks/quickstart_seeds.py
 	$(BIN)/python benchmarks/quickstart_controls.py
 	$(BIN)/python benchmarks/deterministic_cost.py
+	$(BIN)/python benchmarks/rollout_speed.py 3M
+	$(BIN)/python benchmarks/roofline.py 3M
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

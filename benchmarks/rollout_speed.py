@@ -1,0 +1,135 @@
+"""Tokens per second of sampling many replies at once: whet's embedded engine beside its peers, in alternating rounds on the same weights.
+
+    python benchmarks/rollout_speed.py 3M                       # at most 5 rounds, no longer than 9 minutes
+    python benchmarks/rollout_speed.py 38M --more --peers whet generate
+
+Random weights of Qwen3's shape, float32. 8 prompts of 20 tokens with 8 samples each, up to 256 new tokens at temperature 1; one token of
+the vocabulary ends a reply, so that lengths vary. "3M, one length" has no such token; 0.6B has 16 requests of 64 tokens. Only tokens up
+to a reply's end count. whet also records each token's log-prob. Other work on the machine moves every figure: the rounds alternate, ratios
+are taken within a round, the load average is told, and so are tokens per second of processor time, which a busy machine moves less. Figures
+go to benchmarks/results/rollout_speed.json; `--more` keeps the rounds that are there and adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+import torch
+from machine import RESULTS, machine
+from rollout_peers import PAGED, PEERS, WHET, Models, Work, config_of
+
+FILE = RESULTS / "rollout_speed.json"
+LIMIT_S = 540
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured under a name."""
+
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    vocab: int
+    num_prompts: int = 8
+    samples: int = 8
+    new_tokens: int = 256
+    eos: bool = True
+    rounds: int = 5
+
+    def work(self, new_tokens: int) -> Work:
+        prompts = [tuple((7 * i + 3 * j) % 100 for j in range(20)) for i in range(self.num_prompts)]
+        return Work(tuple(prompt for prompt in prompts for _ in range(self.samples)), new_tokens, self.eos)
+
+
+SETTINGS = {
+    "3M": Setting(4, 256, 4, 64, 100),
+    "3M, one length": Setting(4, 256, 4, 64, 100, eos=False),
+    "38M": Setting(12, 512, 8, 64, 100),
+    "0.6B": Setting(28, 1024, 16, 128, 151_936, num_prompts=16, samples=1, new_tokens=64, eos=False, rounds=3),
+}
+TOLD = {
+    "whet": f"EmbeddedEngine through its event loop, {WHET.model_dump()}",
+    "transformers generate, dynamic cache": "sdpa, one padded batch, the default cache",
+    "transformers generate, static cache": "sdpa, one padded batch, cache_implementation='static', not compiled",
+    "transformers continuous batching": f"generate_batch, sdpa, {PAGED}",
+    "bare loop": "eager torch for this one shape of work (rollout_peers.bare_loop): what a step costs at least",
+    "vllm": "not measured: not installed" if find_spec("vllm") is None else "not measured: it has no place in this script yet",
+}
+
+
+def measure(name: str, peers: list[str], rounds: list[dict[str, Any]], count: int) -> None:
+    """Add rounds to `rounds`, as many as fit in the time."""
+    setting, began = SETTINGS[name], time.monotonic()
+    models = Models(config_of(setting.layers, setting.hidden, setting.heads, setting.head_dim, setting.vocab))
+    for peer in peers:
+        PEERS[peer](models, setting.work(WARM_UP_TOKENS))
+    last = 0.0
+    for _ in range(count):
+        started = time.monotonic()
+        if started - began + last > LIMIT_S:
+            return
+        wall: dict[str, float] = {}
+        processor: dict[str, float] = {}
+        load = os.getloadavg()[0]
+        for peer in peers:
+            clock, busy = time.perf_counter(), time.process_time()
+            tokens = PEERS[peer](models, setting.work(setting.new_tokens))
+            wall[peer] = round(tokens / (time.perf_counter() - clock), 2)
+            processor[peer] = round(tokens / (time.process_time() - busy), 2)
+        rounds.append({"load_average": round(load, 1), "tokens_per_second": wall, "tokens_per_processor_second": processor})
+        print(name, rounds[-1], flush=True)
+        last = time.monotonic() - started
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds, and of the rounds' ratios."""
+    kinds = ("tokens_per_second", "tokens_per_processor_second")
+    return {kind: _compared([found[kind] for found in rounds if kind in found]) for kind in kinds}
+
+
+def _compared(speeds: list[dict[str, float]]) -> dict[str, Any]:
+    peers = sorted({peer for found in speeds for peer in found})
+    over = {peer: [found["whet"] / found[peer] for found in speeds if peer in found] for peer in peers if peer != "whet"}
+    return {
+        "median": {peer: round(median(found[peer] for found in speeds if peer in found), 1) for peer in peers},
+        "whet_over": {
+            peer: {"median": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2), "rounds": len(ratios)}
+            for peer, ratios in over.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="sampling speed, side by side")
+    parser.add_argument("setting", nargs="+", choices=list(SETTINGS))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), help="parts of names; whet is always there")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--more", action="store_true", help="keep the rounds that the file has")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    peers = [name for name in PEERS if name == "whet" or any(part in name for part in args.peers)]
+    for name in args.setting:
+        rounds = _found()[name]["rounds"] if args.more and name in _found() else []
+        measure(name, peers, rounds, args.rounds or SETTINGS[name].rounds)
+        settings = _found() | {name: {"machine": machine(), **summary(rounds), "rounds": rounds}}
+        out = {"command": "python benchmarks/rollout_speed.py SETTING", "peers": TOLD, "settings": settings}
+        FILE.write_text(json.dumps(out, indent=1) + "\n")
+        print(json.dumps(summary(rounds), indent=1))
+
+
+def _found() -> dict[str, Any]:
+    return json.loads(FILE.read_text())["settings"] if FILE.exists() else {}
+
+
+if __name__ == "__main__":
+    main()
