@@ -41,6 +41,14 @@ def missing_model(bench: Bench) -> Told:
     )
 
 
+def no_effect(bench: Bench) -> Told:
+    return together(
+        bench.refused("algo.name=dr_grpo", "algo.grpo.clip_high=0.28"),
+        bench.refused("algo.options={beta = 1}"),
+        bench.refused("algo.grpo.loss.tau_positive=2.0", "algo.grpo.kl_reward.target=0.1"),
+    )
+
+
 def sampling(bench: Bench) -> Told:
     return together(bench.refused("rollout.min_p=0.1"), bench.refused("rollout.temperature=0"))
 
@@ -124,6 +132,20 @@ CONFIGURATION = (
         remedy="Set the path or the weight that the message names, or drop the table ([algorithms.md](algorithms.md)).",
         words=("set teacher.path, or distill_coef=0", "[reference] is set, but algo.name=grpo keeps none", "[critic] is set, but"),
         provoke=missing_model,
+        seen_by_check=True,
+    ),
+    Case(
+        id="no-effect",
+        title="A setting that nothing reads",
+        cause="The algorithm, loss or correction that is chosen does not have this setting, so it would be ignored.",
+        remedy="Choose what reads it, as the message says, or leave the setting out. Defaults may be written out anywhere.",
+        words=(
+            "[algo.grpo] (clip_high=0.28) has no effect with name=dr_grpo",
+            "options={beta = 1} has no effect with name=grpo",
+            "tau_positive=2.0 has no effect with name=clip; set name=sapo",
+            "target=0.1 has no effect with coef=0",
+        ),
+        provoke=no_effect,
         seen_by_check=True,
     ),
     Case(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algo.base import Algorithm, LossFunction, LossTerms, Need, StepPlan
 from whet.algo.cispo import CISPOConfig
@@ -24,7 +24,8 @@ from whet.algo.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineConf
 from whet.algo.remax import ReMaxConfig, remax
 from whet.algo.rloo import RLOOConfig, rloo
 from whet.algo.sapo import SAPOConfig
-from whet.config import Config, call_factory, resolve_callable
+from whet.config import Config, call_factory, changed_settings, refuse_unread, resolve_callable
+from whet.config.errors import show
 
 
 class AlgorithmConfig(Config):
@@ -66,6 +67,24 @@ class AlgorithmConfig(Config):
     """PPO's settings."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Handed to an algorithm of your own."""
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> AlgorithmConfig:
+        own = ":" in self.name
+        if self.name not in ALGORITHMS and not own:
+            return self  # There is no such algorithm, which is what the user should hear.
+        if not own:
+            refuse_unread(self, ["options"], f"with name={self.name}, which is built in", f"write its settings below [algo.{self.name}]")
+        instead = "an algorithm of your own is given [algo.options] alone" if own else f"it reads [algo.{self.name}] alone"
+        for other in ALGORITHMS:
+            table: Config | None = getattr(self, other)
+            if other == self.name or table is None:
+                continue
+            changed = ", ".join(f"{key}={show(value)}" for key, value in changed_settings(table, type(table)()))
+            if changed:
+                found = f"[algo.{other}] ({changed}) has no effect with name={self.name}"
+                raise ValueError(f"{found}: {instead}; move what it sets, or drop it")
+        return self
 
 
 ALGORITHMS: dict[str, Callable[[AlgorithmConfig, StepPlan], Algorithm]] = {

@@ -13,7 +13,7 @@ from whet.core.weights import ReducerName, ScaledReducerName
 
 
 class GPGConfig(PolicyConfig):
-    """GPG's settings; clip_low and clip_high have no effect."""
+    """GPG's settings; nothing is clipped, so clip_low and clip_high are refused."""
 
     reducer: ReducerName | ScaledReducerName = "token_mean"
     """token_mean: every token counts the same."""

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from whet.config import Config
+from whet.config import Config, refuse_unread
 from whet.core.batch import TrainBatch
 from whet.core.correction import (
     Bound,
@@ -70,6 +70,12 @@ class CorrectionConfig(Config):
             Rejection(criterion.statistic, criterion.high, criterion.low)
         if self.normalize and self.weights in (None, "geometric"):
             raise ValueError("normalize divides weights of the token or the sequence level by their mean; set weights to one of these")
+        if self.weights is None:
+            refuse_unread(self, ["bound", "high", "low"], "without weights, which it bounds", "set weights")
+        elif self.bound == "truncate":
+            refuse_unread(self, ["low"], "with bound=truncate, which has no lower bound", "set bound to clip, icepop or mask")
+        if not self.rejects:
+            refuse_unread(self, ["rejected"], "where nothing is rejected", "set reject, veto or bound=mask")
         return self
 
     @property

@@ -18,8 +18,8 @@ from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
 from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics
 from whet.algo.reward_kl import RewardKL, RewardKLConfig
-from whet.algo.surrogates import NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surrogate
-from whet.config import Config
+from whet.algo.surrogates import CLIP_READERS, NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surrogate
+from whet.config import Config, refuse_unread
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.correction import geometric_weight
 from whet.core.covariance import covariances, draws_of, pick_between, pick_largest, share_of
@@ -84,6 +84,9 @@ class PolicyConfig(Config):
             raise ValueError(
                 "old_logprobs=rollout puts the engine's policy into the ratio already, so correction would count it twice; use recompute"
             )
+        for key, losses in CLIP_READERS.items():
+            if self.loss.name not in losses:
+                refuse_unread(self, [key], f"with loss.name={self.loss.name}", f"set loss.name={' or '.join(losses)}")
         return self
 
     @property

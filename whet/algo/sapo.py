@@ -9,7 +9,7 @@ from whet.algo.surrogates import LossConfig
 
 
 class SAPOConfig(GRPOConfig):
-    """SAPO's settings; clip_low and clip_high have no effect."""
+    """SAPO's settings; its gate is no clip, so clip_low and clip_high are refused."""
 
     loss: LossConfig = Field(default_factory=lambda: LossConfig(name="sapo"))
     """The policy loss, with its tau_positive and tau_negative."""

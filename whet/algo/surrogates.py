@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from whet.config import Config, resolve_callable
+from whet.config import Config, refuse_unread, resolve_callable
 from whet.core.batch import TrainBatch
 from whet.core.covariance import clip_cov, kl_cov
 from whet.core.losses import (
@@ -46,6 +46,15 @@ class LossConfig(Config):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Handed to a loss of your own."""
 
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> LossConfig:
+        for key, readers in READERS.items():
+            if self.name not in readers:
+                refuse_unread(self, [key], f"with name={self.name}", f"set name={' or '.join(readers)}")
+        if ":" not in self.name:
+            refuse_unread(self, ["options"], f"with name={self.name}, which is built in", "name a module:function")
+        return self
+
 
 class Clips(Protocol):
     """The bounds of the ratio."""
@@ -61,6 +70,21 @@ class Clips(Protocol):
 Surrogate = Callable[[TrainBatch, Tensor, Tensor, Tensor], ClipTerms]
 """A micro-batch, log-probs, old log-probs and advantages to terms."""
 LossName = Literal["clip", "sequence", "cispo", "sapo", "reinforce", "geometric_mean", "clip_cov", "kl_cov"]
+READERS: dict[str, tuple[LossName, ...]] = {
+    "sequence_gradient": ("sequence",),
+    "tau_positive": ("sapo",),
+    "tau_negative": ("sapo",),
+    "covariance_share": ("clip_cov", "kl_cov"),
+    "covariance_bounds": ("clip_cov",),
+    "covariance_kl_coef": ("kl_cov",),
+}
+"""Which losses read a setting that only some of them have."""
+CLIP_READERS: dict[str, tuple[LossName, ...]] = {
+    "clip_low": ("clip", "sequence", "cispo", "geometric_mean", "clip_cov"),
+    "clip_high": ("clip", "sequence", "cispo", "geometric_mean", "clip_cov"),
+    "clip_dual": ("clip", "sequence"),
+}
+"""The same of the bounds of the ratio, which stand beside the loss."""
 NEEDS_CHOICE = frozenset({"clip_cov", "kl_cov"})
 """Losses that read `chosen`, which is made on the whole step."""
 ONE_RATIO = frozenset({"geometric_mean"})

@@ -3,6 +3,7 @@
 from whet.config.base import Config
 from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
+from whet.config.effect import changed_settings, refuse_unread
 from whet.config.errors import ConfigError
 from whet.config.load import load_config, read_tree
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
@@ -13,11 +14,13 @@ __all__ = [
     "KeyDoc",
     "Reference",
     "call_factory",
+    "changed_settings",
     "config_hash",
     "describe",
     "dump_toml",
     "load_config",
     "read_tree",
+    "refuse_unread",
     "resolve",
     "resolve_callable",
 ]

@@ -1,0 +1,38 @@
+"""Settings that nothing reads are refused: whoever sets one expects it to matter. A value that is the default was set by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from whet.config.base import Config
+from whet.config.errors import show
+from whet.config.schema import default_of
+
+
+def changed_settings(config: Config, default: Config) -> Iterator[tuple[str, Any]]:
+    """The dotted keys whose values are not the default's, with these values, in declaration order."""
+    for name in type(config).model_fields:
+        value, before = getattr(config, name), getattr(default, name)
+        if isinstance(value, Config) and type(value) is type(before):
+            yield from ((f"{name}.{key}", inner) for key, inner in changed_settings(value, before))
+        elif value != before:
+            yield name, value
+
+
+def refuse_unread(config: Config, names: Iterable[str], why: str, remedy: str) -> None:
+    """Refuse those of a model's own settings that are not read, but were set.
+
+    Args:
+        config: the model.
+        names: its settings that nothing reads as things stand.
+        why: that is so: "with name=clip".
+        remedy: what would have them read: "set name=sapo".
+
+    Raises:
+        ValueError: naming the first of them whose value is not its default.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value != default_of(type(config).model_fields[name]):
+            raise ValueError(f"{name}={show(value)} has no effect {why}; {remedy}, or leave out {name}")
