@@ -39,7 +39,7 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
-from whet.train.base import Annotator, Backend
+from whet.train.base import Backend
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
@@ -257,17 +257,16 @@ def build_run_state(
         parts={"data": data, "random": RandomState()},
         others=others,
         beside=beside,
+        reference_of_policy=not has_reference_path(config),
         config=dump_toml(config),
         facts={"config_hash": config_hash(config), "environment": opened.environment},
         note=observer.display.note,
     )
 
 
-def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -> Annotator:
-    """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy."""
-    if policy.adapter is not None:
-        return policy.base()
-    return TorchBackend(load_causal(folder, config.model, trainable=False), config.train, None)
+def has_reference_path(config: BaseRunConfig) -> bool:
+    """Whether the reference is a model of its own."""
+    return isinstance(config, RunConfig) and config.reference is not None and config.reference.path is not None
 
 
 def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from whet.algo.base import Algorithm, LearnsValues, Need
 from whet.algo.policy import PolicyGradient
-from whet.build import build_reference
+from whet.checkpoint.store import CheckpointStore
 from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
 from whet.model.causal import load_causal
 from whet.model.scalar import load_scalar
-from whet.settings import RunConfig
+from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend
 from whet.train.batching import BatchPlan
 from whet.train.critic import CriticConfig
@@ -109,11 +109,25 @@ def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remo
         )
 
 
+def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -> tuple[Annotator, Backend | None]:
+    """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
+
+    Returns:
+        The reference; and again, if checkpoints have to hold it, since the run does not begin with the weights of `folder`.
+    """
+    if policy.adapter is not None:
+        return policy.base(), None
+    copy = TorchBackend(load_causal(folder, config.model, trainable=False), config.train, None)
+    store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
+    return copy, copy if store.keeps_reference() else None
+
+
 def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
-    """The reference, and when it is refreshed."""
+    """The reference; and again, where checkpoints hold it, with when it is refreshed."""
     chosen = config.reference or ReferenceConfig()
     if chosen.path is None and chosen.refresh_every is None:
-        return build_reference(config, folder, policy), None
+        reference, kept = build_reference(config, folder, policy)
+        return reference, None if kept is None else Refresh(kept, None)
     backend = _frozen(config, folder, folder if chosen.path is None else resolve_model_path(chosen.path), "reference.path")
     return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
 

@@ -13,8 +13,10 @@ from whet.algo.base import LossFunction, Need
 from whet.algo.dpo import dpo_loss
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
-from whet.build import build_observer, build_reference, build_run_state, length_of_run
+from whet.build import build_observer, build_run_state, length_of_run
+from whet.build_learners import build_reference
 from whet.checkpoint.run_state import Stateful
+from whet.checkpoint.store import REFERENCE
 from whet.commands import batches_kept, finish, warn_all
 from whet.core.batch import TokenOutputs, TrainBatch, batch_of
 from whet.core.preference import pair_batch
@@ -31,7 +33,7 @@ from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, held_out_rows
-from whet.train.base import Annotator
+from whet.train.base import Annotator, Backend
 from whet.train.learners import notes_beside
 from whet.train.torch_native.backend import TorchBackend
 
@@ -69,6 +71,8 @@ class Job:
     held_out: HeldOut | None
     facts: dict[str, str]
     reference: Annotator | None = None
+    kept_reference: Backend | None = None
+    """The reference, where checkpoints hold it."""
 
 
 def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
@@ -108,7 +112,7 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
         source, held = pair_sources(config, renderer)
         num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
         backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
-        reference = build_reference(config, folder, backend)
+        reference, kept = build_reference(config, folder, backend)
         loss = dpo_loss(config.dpo)
 
         def take() -> TrainBatch:
@@ -121,7 +125,7 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
 
         facts = {"model": str(folder), **pair_facts(source, held), "device": str(backend.model.device)}
         measured = held_out(config, held, judge)
-        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, reference)
+        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, reference, kept)
         return run_job(config, opened, folder, backend, job)
 
 
@@ -197,7 +201,8 @@ def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: Torch
     """Train to the end, with everything that any run has: checkpoints, metrics, a display, a model at the end."""
     with closing(build_observer(config, opened, job.headlines)) as observer:
         evaluated = Evaluated()
-        state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated})
+        beside = {} if job.kept_reference is None else {REFERENCE: job.kept_reference}
+        state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated}, beside)
         run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
         warn_all(observer.display, [*opened.notes, *backend.notes, *notes_beside({"reference": job.reference})])

@@ -55,6 +55,22 @@ def test_a_finished_run_that_is_started_again_gives_its_held_out_values(tmp_path
     assert metrics_of(tmp_path / "run") == lines, "nothing was measured again"
 
 
+def test_the_reference_is_what_a_run_begins_with_where_that_was_restored_and_it_resumes_to_the_bit(tmp_path):
+    make_pairs(tmp_path)
+    run(tmp_path, "first")
+    begin = {"checkpoint": {"interval": 3, "keep": 9, "restore": {"path": str(tmp_path / "first")}}}
+    run(tmp_path, "whole", **begin)
+    rows = metrics_of(tmp_path / "whole")
+    assert (rows[0]["step"], rows[0]["eval/dpo/margin"]) == (0, 0.0), "policy and reference begin alike"
+    run(tmp_path, "parts", num_steps=5, **begin)
+    run(tmp_path, "parts")
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "parts")
+    assert [row for row in metrics_of(tmp_path / "parts") if row["step"] > 5] == [row for row in rows if row["step"] > 5]
+    found, expected = (load_file(tmp_path / name) for name in ("parts/checkpoints/rollout_000008/reference/weights.safetensors",
+                                                              "first/checkpoints/rollout_000008/weights.safetensors"))  # fmt: skip
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
 def test_the_references_notes_say_that_they_are_its(tmp_path, monkeypatch):
     def nowhere(segments, device, dtype):
         raise RuntimeError("no kernel for this")

@@ -225,6 +225,59 @@ def test_a_run_with_a_refreshed_reference_resumes_to_the_bit(folder, refreshed, 
     assert weights_of(again) == weights_of(refreshed) and metrics_of(again) == metrics_of(refreshed)
 
 
+@pytest.fixture(scope="module")
+def begun(folder, refreshed):
+    """A run that begins with the weights of another, and keeps a reference without a path."""
+    settings = {"algo": {"grpo": {"kl_coef": 0.1}}, "checkpoint": {**CHANGING["checkpoint"], "restore": {"path": str(refreshed)}}}
+    train(run_config(folder, "begun_there", **settings))
+    return folder / "begun_there"
+
+
+def test_a_reference_without_a_path_is_what_the_run_begins_with(refreshed, begun):
+    rows = metrics_of(begun)
+    assert rows[0]["policy/kl_ref"] == pytest.approx(0, abs=1e-6) and rows[1]["policy/kl_ref"] > 1e-5
+    for rollout in range(1, 5):
+        assert same(tensors(begun, rollout, "reference"), tensors(refreshed, 4)), "and it stays that"
+    assert not same(tensors(refreshed, 4), load_file(refreshed.parent / "model/model.safetensors"))
+
+
+@pytest.mark.parametrize("restore", ["kept", "dropped"])
+def test_it_resumes_to_the_bit_without_the_run_that_it_came_from(folder, begun, restore):
+    """What checkpoint.restore says counts for a run without a checkpoint alone."""
+    settings = {"algo": {"grpo": {"kl_coef": 0.1}}}
+    if restore == "kept":
+        settings["checkpoint"] = {**CHANGING["checkpoint"], "restore": {"path": str(folder / "gone")}}
+    shutil.copytree(begun, folder / restore)
+    for found in checkpoints_of(folder / restore)[2:]:
+        shutil.rmtree(folder / restore / "checkpoints" / found)
+    train(run_config(folder, restore, **{**CHANGING, **settings}))
+    assert weights_of(folder / restore) == weights_of(begun) and metrics_of(folder / restore) == metrics_of(begun)
+    assert same(tensors(folder / restore, 4, "reference"), tensors(begun, 4, "reference"))
+
+
+def test_a_refreshed_reference_begins_as_the_restored_policy_too(folder, begun):
+    changes = {**REFRESHED, "checkpoint": {"interval": 1, "restore": {"path": str(begun)}}}
+    train(run_config(folder, "refreshed_there", num_rollouts=1, **changes))
+    assert same(tensors(folder / "refreshed_there", 1, "reference"), tensors(begun, 4)), "not the reference of the other run"
+
+
+def test_a_run_that_restores_the_counters_goes_on_with_the_other_ones_reference(folder, begun):
+    parts = ["weights", "optimizer", "data", "random", "counters"]
+    for name, source in (("one", run_of_its_own(folder)), ("two", begun)):
+        restore = {"path": str(source / "checkpoints/rollout_000002"), "parts": parts}
+        changes = {"algo": {"grpo": {"kl_coef": 0.1}}, "checkpoint": {**CHANGING["checkpoint"], "restore": restore}}
+        train(run_config(folder, f"fork_{name}", **changes))
+        assert weights_of(folder / f"fork_{name}") == weights_of(source), name
+        assert metrics_of(folder / f"fork_{name}") == metrics_of(source)[2:], name
+
+
+def run_of_its_own(folder):
+    """A run whose reference is the model's folder."""
+    train(run_config(folder, "own", algo={"grpo": {"kl_coef": 0.1}}, **CHANGING))
+    assert not (folder / "own/checkpoints/rollout_000001/reference").exists()
+    return folder / "own"
+
+
 def test_a_reference_and_a_teacher_of_their_own_are_other_models(folder):
     """The same tokenizer with other weights: the KL to them is there from the first step on, and 0 to the policy's own folder."""
     shutil.copytree(folder / "model", folder / "other")

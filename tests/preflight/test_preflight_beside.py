@@ -13,6 +13,8 @@ from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.scalar import load_scalar
 from whet.preflight.beside import checkpoint_beside
+from whet.preflight.findings import bytes_text
+from whet.preflight.memory import checkpoint_bytes
 from whet.quickstart.model import make_model
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 
@@ -48,6 +50,15 @@ def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_referenc
     critic.save(here / "saved/critic")
     TorchBackend(load_causal(here / "model", CONFIG, trainable=False), TrainConfig(), None).save(here / "saved/reference")
     assert checkpoint_beside(scene.beside, scene.rl) == size_of(here / "saved")
+
+
+@pytest.mark.parametrize("settings", [[], ["train.lora.rank=4"], ["checkpoint.restore.parts=['data']"]], ids=str)
+def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weights(here, settings):
+    begins = ["algo.grpo.kl_coef=0.1", "checkpoint.restore.path=other", *settings]
+    findings, scene = look(*AREAS, overrides=begins)
+    weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings else 0
+    one = bytes_text(checkpoint_bytes(scene.model, scene.config.train) + weights)
+    assert any(f"checkpoints of {one} (" in text for text in of(findings, "disk")), of(findings, "disk")
 
 
 def test_a_teacher_and_a_reference_of_their_own_are_parts_of_the_plan(here):

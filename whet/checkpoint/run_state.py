@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
-from whet.checkpoint.store import CheckpointStore, Part, Saved, find_checkpoint
+from whet.checkpoint.store import REFERENCE, CheckpointStore, Part, Saved, find_checkpoint
 from whet.train.base import Backend
 from whet.types import JSON, Progress
 
@@ -47,7 +47,8 @@ class RunState:
         log: `metrics.jsonl`: lines behind the checkpoint's offset are cut at a resume, so that none is doubled.
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
         others: states that belong to this run alone: the last evaluation, an unfinished rollout.
-        beside: further models whose weights change, by the folder that a checkpoint has for each.
+        beside: further models that checkpoints hold, by the folder that they have for each.
+        reference_of_policy: whether the reference among them begins as a copy of the policy, not as a model of its own.
         config: the run's configuration as TOML, kept beside the tensors.
         facts: about the run, into the manifest.
         note: tells the person who watches what was resumed.
@@ -62,12 +63,14 @@ class RunState:
         parts: Mapping[Part, Stateful],
         others: Mapping[str, Stateful],
         beside: Mapping[str, Backend] | None = None,
+        reference_of_policy: bool = True,
         config: str,
         facts: Mapping[str, JSON],
         note: Callable[[str], None],
     ) -> None:
         self._store, self._backend, self._log = store, backend, log
         self._parts, self._others, self._beside = dict(parts), dict(others), dict(beside or {})
+        self._reference_of_policy = reference_of_policy
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
         """What the newest checkpoint holds, tensors aside: with nothing new since, nothing is saved."""
@@ -142,12 +145,16 @@ class RunState:
             return Progress()
         saved = find_checkpoint(Path(chosen.path))
         progress = self._restore(saved, chosen.parts)
+        if REFERENCE in self._beside and self._reference_of_policy and not chosen.goes_on:
+            self._beside[REFERENCE].take_weights(self._backend.named_weights())
         self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
-        return progress if "counters" in chosen.parts else Progress()
+        return progress if chosen.goes_on else Progress()
 
     def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
         self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
         for name, backend in self._beside.items():
+            if name == REFERENCE and "counters" not in names:
+                continue  # a run that begins has one of its own
             if (saved.folder / name).is_dir():
                 backend.load(saved.folder / name, weights="weights" in names, optimizer="optimizer" in names)
             elif "weights" in names:

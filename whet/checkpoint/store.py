@@ -21,6 +21,8 @@ from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+REFERENCE = "reference"
+"""The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
 
 Part = Literal["weights", "optimizer", "data", "random", "counters"]
 """What a checkpoint can give back one by one. The optimizer's part holds its place in the schedule."""
@@ -39,6 +41,11 @@ class RestoreConfig(Config):
         if "optimizer" in self.parts and "weights" not in self.parts:
             raise ValueError("the optimizer's state belongs to the checkpoint's weights: add weights to parts, or drop optimizer")
         return self
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the new run goes on from where the other was, rather than beginning with what it had come to."""
+        return "counters" in self.parts
 
 
 class CheckpointConfig(Config):
@@ -155,6 +162,14 @@ class CheckpointStore:
         self.check_resume()
         folders = self._all()
         return read_checkpoint(folders[-1]) if folders else None
+
+    def keeps_reference(self) -> bool:
+        """Whether a reference that begins as the policy's first weights must be in the checkpoints: no folder has them where a run began
+        with restored ones. A run that has a checkpoint goes on as it was begun, whatever `restore` says by now."""
+        folders = self._all()
+        if folders:
+            return (folders[-1] / REFERENCE).is_dir()
+        return self.config.restore is not None and "weights" in self.config.restore.parts
 
     def check_resume(self) -> None:
         """Raises:

@@ -11,7 +11,8 @@ class ReferenceConfig(Config):
     """The frozen policy that a KL is measured to. An algorithm keeps one if its KL has a weight, or with `reference = true`."""
 
     path: str | None = None
-    """A folder or a name on the hub; unset: the policy's first weights."""
+    """A folder or a name on the hub; unset: the policy's first weights, also where `checkpoint.restore` gave them. Of a policy that is an
+    adapter: its base."""
     refresh_every: int | None = Field(default=None, gt=0)
     """After every so many rollouts the reference becomes a copy of the policy; unset: it stays what it is."""
 

@@ -44,11 +44,11 @@ class Critic:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """A reference that becomes a copy of the policy now and then."""
+    """A reference whose weights no folder has, so that checkpoints hold it."""
 
     reference: Backend
-    every: int
-    """After so many rollouts."""
+    every: int | None
+    """After so many rollouts it becomes a copy of the policy; None: never."""
 
 
 class Learners:
@@ -60,7 +60,7 @@ class Learners:
         algorithm: credit and loss.
         plan: batch arithmetic.
         seed: of the shuffles into optimizer steps.
-        refresh: when the reference becomes a copy of the policy; None: never.
+        refresh: the reference, where checkpoints hold it, and when it becomes a copy of the policy.
         teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
         critic: for `Need.VALUES`.
     """
@@ -88,7 +88,7 @@ class Learners:
 
     @property
     def beside(self) -> dict[str, Backend]:
-        """What a checkpoint holds beside the policy, by name: models whose weights change."""
+        """What a checkpoint holds beside the policy, by name: models whose weights no folder has."""
         critic = {"critic": self.critic.backend} if self.critic is not None else {}
         reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
         return {**critic, **reference}
@@ -129,8 +129,9 @@ class Learners:
             done = self._update_critic(self.critic, batch, progress, done)
         if progress.rollout_id >= warmup:
             done = self._update_policy(batch, progress, done)
-        if self._refresh is not None and (progress.rollout_id + 1) % self._refresh.every == 0:
-            self._refresh.reference.take_weights(self.policy.named_weights())
+        refresh = self._refresh
+        if refresh is not None and refresh.every is not None and (progress.rollout_id + 1) % refresh.every == 0:
+            refresh.reference.take_weights(self.policy.named_weights())
         return done
 
     def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:
