@@ -43,7 +43,7 @@ def test_an_engine_with_weights_of_its_own_gives_the_same_bits(folder, trained):
 
 def test_a_fault_in_the_engines_weights_stops_the_run_before_a_token_is_sampled(folder, monkeypatch):
     """The third update leaves one element as it was not sent."""
-    take_over, step = engine_module._copy, EngineCore.step
+    take_over, step = engine_module.copy_weights, EngineCore.step
     updates, sampled_under = [], []
 
     def spoiled(own, wire):
@@ -57,7 +57,7 @@ def test_a_fault_in_the_engines_weights_stops_the_run_before_a_token_is_sampled(
         sampled_under.append(len(updates))
         return step(core)
 
-    monkeypatch.setattr(engine_module, "_copy", spoiled)
+    monkeypatch.setattr(engine_module, "copy_weights", spoiled)
     monkeypatch.setattr(EngineCore, "step", watched)
     with pytest.raises(SyncError, match=r"version 2: the engine holds other weights than the trainer's: model\.norm\.weight$"):
         train(run_config(folder, "fault", engine={"embedded": {"own_weights": True}}))
