@@ -13,7 +13,7 @@ from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.reward import LabelError, Reward, RewardConfig, build_reward
 from whet.reward.base import read_score
-from whet.reward.build import REWARDS
+from whet.reward.build import quick_rules
 from whet.reward.pool import START_TIMEOUT_S
 from whet.settings import evaluation_env
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
@@ -46,16 +46,12 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
         return
     try:
         yield run_user_coroutine(what, lambda: _compare(scene, reward, task), deadline_s)
-        if env.name in ENVS and all(part in REWARDS for part in _names(config)):  # others may change tasks, or take their time
+        if env.name in ENVS and quick_rules(config):  # other environments may change tasks, other rewards take their time
             yield run_user_coroutine(what, lambda: _labels(scene, reward, rows), IMPORT_DEADLINE_S)
     except ValueError as error:
         yield fail(str(error))
     finally:
         reward.close()
-
-
-def _names(config: RewardConfig) -> list[str]:
-    return [config.name] if config.name is not None else [part.name for part in config.components.values()]
 
 
 async def _compare(scene: Scene, reward: Reward, task: Task) -> Note:

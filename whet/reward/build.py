@@ -99,6 +99,8 @@ class BuiltIn(Generic[Options]):
     make: Callable[[Options, Means], Reward]
     preload: tuple[str, ...] = ()
     """What a worker imports for it before its first deadline starts."""
+    costly: bool = False
+    """It asks a model or a server, so it is not tried on every row."""
 
     def build(self, options: Mapping[str, Any], means: Means) -> Reward:
         """Raises ValueError for options that it does not take."""
@@ -146,9 +148,9 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
-    "model": BuiltIn(ModelRewardOptions, _model),
-    "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
-    "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s)),
+    "model": BuiltIn(ModelRewardOptions, _model, costly=True),
+    "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s), costly=True),
+    "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s), costly=True),
     "dispatch": BuiltIn(DispatchOptions, _dispatch),
 }
 
@@ -183,6 +185,17 @@ def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:
         elif part.name == "dispatch":
             choices = DispatchOptions.model_validate(part.options).choices().values()
             yield from (ModelRewardOptions.model_validate(choice.options) for choice in choices if choice.name == "model")
+
+
+def quick_rules(config: RewardConfig) -> bool:
+    """Whether it may be tried on every row: all its parts are whet's own rules; none is a user's function, a model or a server."""
+
+    def quick(name: str, options: Mapping[str, Any]) -> bool:
+        if name == "dispatch":
+            return all(quick(choice.name, choice.options) for choice in DispatchOptions.model_validate(options).choices().values())
+        return name in REWARDS and not REWARDS[name].costly
+
+    return all(quick(part.name, part.options) for part in _components(config).values())
 
 
 class WeightedReward:
