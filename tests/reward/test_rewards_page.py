@@ -83,11 +83,11 @@ def check(settings, rows, folder):
 
 def test_what_an_environment_gives_for_a_turn_becomes_the_reward_of_its_last_token(tmp_path):
     """The page's function, through a worker, down to the samples."""
-    (tmp_path / "my_rewards.py").write_text(block(PAGE.partition("\n## ")[0], "python"))
+    (tmp_path / "turn_rewards.py").write_text(block(PAGE.partition("\n## ")[0], "python"))
     played = make_trajectory("done")
     turns = tuple(replace(turn, reward=given) for turn, given in zip(played.turns, (0.5, None), strict=True))
     played = replace(played, turns=turns)
-    reward = build_reward(RewardConfig(name=f"{tmp_path / 'my_rewards.py'}:each_turn", timeout_s=60.0))
+    reward = build_reward(RewardConfig(name=f"{tmp_path / 'turn_rewards.py'}:each_turn", timeout_s=60.0))
     try:
         scored, rewards = place_token_rewards(played, asyncio.run(reward(played)))
     finally:
