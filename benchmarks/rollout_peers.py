@@ -6,6 +6,7 @@ All of them hold the same tensors, so that none has better memory than another.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config
 
+from whet.engine.base import Engine
+from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.types import Request, SamplingParams
@@ -58,6 +61,7 @@ class Models:
     """Random weights, as whet holds them and as plain transformers does."""
 
     def __init__(self, config: Qwen3Config) -> None:
+        self.config = copy.deepcopy(config)
         self.mine: CausalModel = random_causal(config, ModelConfig(path="", device="cpu"), seed=0)
         with torch.device("meta"):
             self.plain: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
@@ -65,12 +69,30 @@ class Models:
         self.plain.tie_weights()
         self.plain.model.rotary_emb = self.mine.hf.model.rotary_emb
         self.plain.requires_grad_(False).eval()
+        self.copies: EngineCopies | None = None
+
+    def close(self) -> None:
+        if self.copies is not None:
+            self.copies.end()
 
 
 def whet(models: Models, work: Work) -> int:
     """The embedded engine as a run uses it, event loop and thread included."""
-    thread = ThreadPoolExecutor(1)
-    engine = EmbeddedEngine(models.mine, WHET, thread, shares_weights=True, deterministic=False)
+    with ThreadPoolExecutor(1) as thread:
+        engine = EmbeddedEngine(models.mine, WHET, thread, shares_weights=True, deterministic=False)
+        return asyncio.run(_sampled(engine, work, closes=True))
+
+
+def whet_copies(models: Models, work: Work) -> int:
+    """Two copies of the engine in processes of their own, which are started once."""
+    if models.copies is None:
+        own = random_causal(models.config, ModelConfig(path="", device="cpu"), seed=0)
+        models.copies = EngineCopies(own, WHET.model_copy(update={"copies": 2}), ["cpu"] * 2, deterministic=False)
+    return asyncio.run(_sampled(models.copies, work, closes=False))
+
+
+async def _sampled(engine: Engine, work: Work, *, closes: bool) -> int:
+    """Tokens that an engine samples."""
     stops = (EOS,) if work.eos else ()
 
     async def reply(number: int, prompt: tuple[int, ...]) -> int:
@@ -78,13 +100,10 @@ def whet(models: Models, work: Work) -> int:
         request = Request(str(number), prompt, sampling, str(number))
         return sum([len(chunk.tokens) async for chunk in engine.generate(request)])
 
-    async def play() -> int:
-        counts = await asyncio.gather(*(reply(i, prompt) for i, prompt in enumerate(work.prompts)))
+    counts = await asyncio.gather(*(reply(i, prompt) for i, prompt in enumerate(work.prompts)))
+    if closes:
         await engine.close()
-        return sum(counts)
-
-    with thread:
-        return asyncio.run(play())
+    return sum(counts)
 
 
 def generate(models: Models, work: Work, **cache: str) -> int:
@@ -189,6 +208,7 @@ def _count(tokens: Tensor, work: Work) -> int:
 
 PEERS: dict[str, Callable[[Models, Work], int]] = {
     "whet": whet,
+    "whet, 2 copies": whet_copies,
     "transformers generate, dynamic cache": generate,
     "transformers generate, static cache": lambda models, work: generate(models, work, cache_implementation="static"),
     "transformers continuous batching": continuous_batching,

@@ -1,6 +1,7 @@
 """Tokens per second of sampling many replies at once: whet's embedded engine beside its peers, in alternating rounds on the same weights.
 
     python benchmarks/rollout_speed.py 3M                       # at most 5 rounds, no longer than 9 minutes
+    python benchmarks/rollout_speed.py 3M --threads 2           # two cores for everybody
     python benchmarks/rollout_speed.py 38M --more --peers whet generate
 
 Random weights of Qwen3's shape, float32. 8 prompts of 20 tokens with 8 samples each, up to 256 new tokens at temperature 1; one token of
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 from machine import RESULTS, machine
 from rollout_peers import PAGED, PEERS, WHET, Models, Work, config_of
+from transformers import Qwen3Config
 
 FILE = RESULTS / "rollout_speed.json"
 LIMIT_S = 540
@@ -45,6 +48,9 @@ class Setting:
     eos: bool = True
     rounds: int = 5
 
+    def config(self) -> Qwen3Config:
+        return config_of(self.layers, self.hidden, self.heads, self.head_dim, self.vocab)
+
     def work(self, new_tokens: int) -> Work:
         prompts = [tuple((7 * i + 3 * j) % 100 for j in range(20)) for i in range(self.num_prompts)]
         return Work(tuple(prompt for prompt in prompts for _ in range(self.samples)), new_tokens, self.eos)
@@ -58,6 +64,7 @@ SETTINGS = {
 }
 TOLD = {
     "whet": f"EmbeddedEngine through its event loop, {WHET.model_dump()}",
+    "whet, 2 copies": "the same in two processes (engine.embedded.copies), half of the threads each; not started anew for each round",
     "transformers generate, dynamic cache": "sdpa, one padded batch, the default cache",
     "transformers generate, static cache": "sdpa, one padded batch, cache_implementation='static', not compiled",
     "transformers continuous batching": f"generate_batch, sdpa, {PAGED}",
@@ -66,10 +73,9 @@ TOLD = {
 }
 
 
-def measure(name: str, peers: list[str], rounds: list[dict[str, Any]], count: int) -> None:
+def measure(name: str, models: Models, peers: list[str], rounds: list[dict[str, Any]], count: int) -> None:
     """Add rounds to `rounds`, as many as fit in the time."""
     setting, began = SETTINGS[name], time.monotonic()
-    models = Models(config_of(setting.layers, setting.hidden, setting.heads, setting.head_dim, setting.vocab))
     for peer in peers:
         PEERS[peer](models, setting.work(WARM_UP_TOKENS))
     last = 0.0
@@ -84,7 +90,8 @@ def measure(name: str, peers: list[str], rounds: list[dict[str, Any]], count: in
             clock, busy = time.perf_counter(), time.process_time()
             tokens = PEERS[peer](models, setting.work(setting.new_tokens))
             wall[peer] = round(tokens / (time.perf_counter() - clock), 2)
-            processor[peer] = round(tokens / (time.process_time() - busy), 2)
+            if peer != "whet, 2 copies":  # whose work is done by other processes
+                processor[peer] = round(tokens / (time.process_time() - busy), 2)
         rounds.append({"load_average": round(load, 1), "tokens_per_second": wall, "tokens_per_processor_second": processor})
         print(name, rounds[-1], flush=True)
         last = time.monotonic() - started
@@ -98,12 +105,18 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _compared(speeds: list[dict[str, float]]) -> dict[str, Any]:
     peers = sorted({peer for found in speeds for peer in found})
-    over = {peer: [found["whet"] / found[peer] for found in speeds if peer in found] for peer in peers if peer != "whet"}
+    mine, others = [peer for peer in peers if peer.startswith("whet")], [peer for peer in peers if not peer.startswith("whet")]
+    over = {
+        f"{name} over {peer}": [found[name] / found[peer] for found in speeds if name in found and peer in found]
+        for name in mine
+        for peer in others
+    }
     return {
         "median": {peer: round(median(found[peer] for found in speeds if peer in found), 1) for peer in peers},
-        "whet_over": {
-            peer: {"median": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2), "rounds": len(ratios)}
-            for peer, ratios in over.items()
+        "ratios": {
+            pair: {"median": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2), "rounds": len(ratios)}
+            for pair, ratios in over.items()
+            if ratios
         },
     }
 
@@ -119,9 +132,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     peers = [name for name in PEERS if name == "whet" or any(part in name for part in args.peers)]
     for name in args.setting:
-        rounds = _found()[name]["rounds"] if args.more and name in _found() else []
-        measure(name, peers, rounds, args.rounds or SETTINGS[name].rounds)
-        settings = _found() | {name: {"machine": machine(), **summary(rounds), "rounds": rounds}}
+        key = name if args.threads == 1 else f"{name}, {args.threads} threads"
+        rounds = _found()[key]["rounds"] if args.more and key in _found() else []
+        with closing(Models(SETTINGS[name].config())) as models:
+            measure(name, models, peers, rounds, args.rounds or SETTINGS[name].rounds)
+        settings = _found() | {key: {"machine": machine(), **summary(rounds), "rounds": rounds}}
         out = {"command": "python benchmarks/rollout_speed.py SETTING", "peers": TOLD, "settings": settings}
         FILE.write_text(json.dumps(out, indent=1) + "\n")
         print(json.dumps(summary(rounds), indent=1))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from machine import RESULTS, machine
 from rollout_peers import Models
-from rollout_speed import SETTINGS, Setting, config_of
+from rollout_speed import SETTINGS, Setting
 
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
@@ -60,7 +60,7 @@ def limits() -> dict[str, float]:
 
 def phases(setting: Setting, best: dict[str, float]) -> dict[str, dict[str, float]]:
     """Seconds, and shares of the best, by phase."""
-    models = Models(config_of(setting.layers, setting.hidden, setting.heads, setting.head_dim, setting.vocab))
+    models = Models(setting.config())
     weights = sum(p.numel() for p in models.mine.hf.parameters())
     prompts = [tuple((7 * i + 3 * j) % setting.vocab for j in range(LENGTH)) for i in range(NUM)]
     origin, trains = (Origin.PROMPT,) + (Origin.MODEL,) * (LENGTH - 1), (False,) + (True,) * (LENGTH - 1)
