@@ -202,7 +202,7 @@ def check_rated(folder, name: str) -> None:
 def test_a_reward_model_learns_what_its_pairs_prefer(folder, unrated, turned):
     name = f"rm-{turned}"
     data = write_rows(folder / f"{name}.jsonl", rated_pairs(held_out=False, flipped=turned))
-    reward_model(rm_config(folder, name, data, folder / "start/model", num_steps=30, lr=3e-3))
+    reward_model(rm_config(folder, name, data, folder / "start/model", num_steps=60, lr=3e-3))
     if not turned:
         check_rated(folder, name)
         return
