@@ -64,7 +64,7 @@ def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
         ValueError: if a device is not there, or they are fewer than copies.
     """
     if sizes.copy_devices:
-        return [str(pick_device(name)) for name in sizes.copy_devices]
+        return [str(pick_device(name, "engine.embedded.copy_devices")) for name in sizes.copy_devices]
     device = pick_device(config.device)
     if device.type != "cuda":
         return [device.type] * sizes.copies

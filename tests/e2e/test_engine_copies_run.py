@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from contextlib import contextmanager
 
+import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 from whet.commands import train
+from whet.observe import read_records
+from whet.rollout.collect import Player
 
 COPIES = {"embedded": {"copies": 2, "cache_tokens": 2048}}
 
@@ -21,8 +26,44 @@ def test_two_copies_train_and_resume_to_the_bit(tmp_path):
     one, two = metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "parts")
     assert [line for line in one if "policy/loss" in line] == [line for line in two if "policy/loss" in line]
     assert all(line["sync/probe_nats"] < 1e-3 and line["mismatch/logprob_max"] < 1e-3 for line in one)
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(tmp_path) not in listed
+    assert workers_of_this_process() == []
+
+
+def test_copies_find_stop_texts(tmp_path):
+    """They read the tokenizer themselves."""
+    make_files(tmp_path)
+    seen = []
+
+    def look():
+        seen.append(len(workers_of_this_process()))
+
+    config = run_config(tmp_path, "run", engine=COPIES, num_rollouts=1, rollout={"stop": ["a", "e"], "max_turn_tokens": 24})
+    with during_rollouts(look):
+        train(config)
+    assert set(seen) == {2}, "the workers are seen while they work, and so their absence afterwards says something"
+    turns = [row["turns"][-1] for row in read_records(tmp_path / "run/rollouts")]
+    stopped = [turn["content"] for turn in turns if turn["finish"] == "stop" and ("a" in turn["content"] or "e" in turn["content"])]
+    assert stopped and all(("a" in text[-3:] or "e" in text[-3:]) for text in stopped)
+
+
+@contextmanager
+def during_rollouts(look):
+    """Call `look` as each rollout begins."""
+    inner = Player.play
+
+    async def play(self, *args, **kwargs):
+        look()
+        return await inner(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Player, "play", play)
+        yield
+
+
+def workers_of_this_process() -> list[str]:
+    """The command lines of its children that are engine workers."""
+    listed = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False).stdout
+    return [line for line in listed.splitlines() if "whet.engine.embedded.worker" in line]
 
 
 def weights_of_start(folder):

@@ -29,6 +29,11 @@ class Row:
     """`file:N`, where N is the line of a jsonl file and the record of any other, counted from 1."""
 
 
+def paths_text(path: str | Sequence[str]) -> str:
+    """Data files by their names."""
+    return path if isinstance(path, str) else ", ".join(path)
+
+
 def read_rows(path: str | Sequence[str]) -> Iterator[Row]:
     """The rows of one or several paths, one path after the other.
 

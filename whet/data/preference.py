@@ -11,10 +11,10 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.data.cursor import Cursor
-from whet.data.files import Row, describe_value, read_rows
+from whet.data.files import Row, describe_value
 from whet.data.masks import MaskName
 from whet.data.messages import messages_from, tools_from
-from whet.data.rows import fail_missing
+from whet.data.rows import read_all, renamed_columns
 from whet.data.supervised import Conversation, TokenRow, required, tokenise
 from whet.data.template import Renderer
 from whet.types import JSON, Message, Pair
@@ -167,18 +167,7 @@ def read_preferences(path: str | list[str], columns: PairColumns) -> list[Prefer
     Raises:
         ValueError: a file cannot be read, a column is missing or holds what it should not (`file:line`), or there are no rows.
     """
-    where = path if isinstance(path, str) else ", ".join(path)
-    found: dict[str, None] = {}
-    preferences: list[Preference] = []
-    for row in read_rows(path):
-        found.update(dict.fromkeys(row.values))
-        preferences.append(preference_from(row, columns))
-    if not preferences:
-        raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
-    default = PairColumns.model_fields["tools_key"].default
-    if columns.tools_key not in (None, default) and columns.tools_key not in found:
-        fail_missing(where, "tools_key", columns.tools_key, found)
-    return preferences
+    return read_all(path, renamed_columns(columns, "tools_key"), lambda row: preference_from(row, columns))
 
 
 def preference_from(row: Row, columns: PairColumns) -> Preference:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 from pydantic import field_validator, model_validator
 
 from whet.config import Config
-from whet.data.files import Row, describe_value
+from whet.data.files import Row, describe_value, paths_text, read_rows
 from whet.data.messages import messages_from, metadata_from, tools_from
 from whet.types import JSON, Message, Task
 
+T = TypeVar("T")
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -59,12 +60,36 @@ class RowConfig(Config):
             raise ValueError("system_prompt needs chat = true: without chat a prompt has no messages")
         return self
 
-    @property
-    def required_columns(self) -> dict[str, str]:
-        """The optional keys that were given another column than the default, with that column."""
-        chosen = {key: getattr(self, key) for key in ("label_key", "metadata_key", "tools_key")}
-        defaults = {key: type(self).model_fields[key].default for key in chosen}
-        return {key: name for key, name in chosen.items() if name not in (None, defaults[key])}
+
+def renamed_columns(config: Config, *keys: str) -> dict[str, str]:
+    """Those of the optional keys that were given another column than the default, with that column: it has to exist."""
+    chosen = {key: getattr(config, key) for key in keys}
+    defaults = {key: type(config).model_fields[key].default for key in keys}
+    return {key: name for key, name in chosen.items() if name not in (None, defaults[key])}
+
+
+def read_all(path: str | Sequence[str], required: Mapping[str, str], parse: Callable[[Row], T]) -> list[T]:
+    """Every row of a source, parsed, in order.
+
+    Args:
+        path: as for `read_rows`.
+        required: settings and the columns that they name; a column is there if any row has it.
+        parse: what becomes of a row.
+
+    Raises:
+        ValueError: a file cannot be read, `parse` refuses a row (`file:line`), a column is in no row, or there are no rows.
+    """
+    where, columns = paths_text(path), dict[str, None]()
+    found: list[T] = []
+    for row in read_rows(path):
+        columns.update(dict.fromkeys(row.values))
+        found.append(parse(row))
+    if not found:
+        raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
+    for key, name in required.items():
+        if name not in columns:
+            fail_missing(where, key, name, columns)
+    return found
 
 
 def task_from(row: Row, config: RowConfig, id: str) -> Task:
@@ -160,32 +185,3 @@ def _label(row: Row, config: RowConfig) -> str | None:
         shown = describe_value(value)
         raise ValueError(f"{where} holds {shown}, which does not match label_pattern {config.label_pattern!r}")
     return match[1]
-
-
-class ColumnCheck:
-    """The columns of a whole source, gathered row by row. A column is there if any row has it."""
-
-    def __init__(self, config: RowConfig) -> None:
-        self._config = config
-        self._columns: dict[str, None] = {}
-        self._unlabelled: str | None = None
-        """Origin of the first row without the label's column."""
-
-    def add(self, row: Row) -> None:
-        self._columns.update(dict.fromkeys(row.values))
-        if self._unlabelled is None and self._config.label_key not in row.values:
-            self._unlabelled = row.origin
-
-    def finish(self, where: str) -> None:
-        """Checks what only shows once every row was seen.
-
-        Raises:
-            ValueError: a column the config names is in no row, or the label's is in some rows only.
-        """
-        for key, name in self._config.required_columns.items():
-            if name not in self._columns:
-                fail_missing(where, key, name, self._columns)
-        label = self._config.label_key
-        if label in self._columns and self._unlabelled is not None:
-            advice = "other rows have it; write null where there is no label"
-            raise ValueError(f"{self._unlabelled}: there is no column {label!r} (label_key), but {advice}")

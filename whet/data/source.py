@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +12,8 @@ from typing import Protocol
 from pydantic import Field
 
 from whet.data.cursor import Cursor
-from whet.data.files import read_rows
-from whet.data.rows import ColumnCheck, RowConfig, task_from
+from whet.data.files import Row, paths_text
+from whet.data.rows import RowConfig, read_all, renamed_columns, task_from
 from whet.types import JSON, Task
 
 
@@ -80,7 +81,7 @@ class TaskSource:
         if config.max_prompt_tokens is not None:
             if length is None:
                 raise ValueError("max_prompt_tokens is set, but this source was given no way to count tokens (length)")
-            self._tasks = _fitting(tasks, length, config.max_prompt_tokens, _where(config))
+            self._tasks = _fitting(tasks, length, config.max_prompt_tokens, paths_text(config.path))
         elif length is not None:
             _measure(tasks[0], length)
         self.num_dropped = len(tasks) - len(self._tasks)
@@ -118,19 +119,19 @@ def load_tasks(config: SourceConfig, *, name: str = "train", length: Callable[[T
     return list(TaskSource(config, name=name, length=length).tasks)
 
 
-def _where(config: SourceConfig) -> str:
-    return config.path if isinstance(config.path, str) else ", ".join(config.path)
-
-
 def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
-    tasks: list[Task] = []
-    columns = ColumnCheck(config)
-    for index, row in enumerate(read_rows(config.path)):
-        columns.add(row)
-        tasks.append(task_from(row, config, f"{name}/{index}#0"))
-    if not tasks:
-        raise ValueError(f"there are no rows in {_where(config)}: a file is empty, or a slice leaves none")
-    columns.finish(_where(config))
+    numbers = itertools.count()
+    has_label: dict[bool, str] = {}
+    """Whether a row has the label's column, and the first row of which it is so."""
+
+    def parse(row: Row) -> Task:
+        has_label.setdefault(config.label_key in row.values, row.origin)
+        return task_from(row, config, f"{name}/{next(numbers)}#0")
+
+    tasks = read_all(config.path, renamed_columns(config, "label_key", "metadata_key", "tools_key"), parse)
+    if len(has_label) > 1:
+        advice = "other rows have it; write null where there is no label"
+        raise ValueError(f"{has_label[False]}: there is no column {config.label_key!r} (label_key), but {advice}")
     return tasks
 
 

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.data.cursor import Cursor
-from whet.data.files import Row, describe_value, read_rows
+from whet.data.files import Row, describe_value
 from whet.data.masks import MaskName, mask_conversation
 from whet.data.messages import messages_from, tools_from
-from whet.data.rows import fail_missing
+from whet.data.rows import fail_missing, read_all, renamed_columns
 from whet.data.template import Renderer
 from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
 
@@ -204,18 +204,7 @@ def read_conversations(config: SupervisedConfig) -> list[Conversation]:
         ValueError: a file cannot be read, a column is missing or holds what it should not (`file:line`), or there are
             no rows.
     """
-    where = config.path if isinstance(config.path, str) else ", ".join(config.path)
-    columns: dict[str, None] = {}
-    conversations: list[Conversation] = []
-    for row in read_rows(config.path):
-        columns.update(dict.fromkeys(row.values))
-        conversations.append(conversation_from(row, config))
-    if not conversations:
-        raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
-    default = SupervisedConfig.model_fields["tools_key"].default
-    if config.tools_key not in (None, default) and config.tools_key not in columns:
-        fail_missing(where, "tools_key", config.tools_key, columns)
-    return conversations
+    return read_all(config.path, renamed_columns(config, "tools_key"), lambda row: conversation_from(row, config))
 
 
 def conversation_from(row: Row, config: SupervisedConfig) -> Conversation:

@@ -37,8 +37,8 @@ class ModelConfig(Config):
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` or a torch device name.
+def pick_device(name: str, key: str = "model.device") -> torch.device:
+    """`auto` or a torch device name; `key` is the setting that it comes from.
 
     Raises:
         ValueError: if the device is not there.
@@ -50,13 +50,13 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"model.device is {name!r}, which torch does not know; use auto, cuda, mps or cpu") from error
+        raise ValueError(f"{key} is {name!r}, which torch does not know; use auto, cuda, mps or cpu") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices; use auto or cpu"
+            f"{key} is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices; use auto or cpu"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"model.device is {name!r}, but torch has no Metal device here; use auto or cpu")
+        raise ValueError(f"{key} is {name!r}, but torch has no Metal device here; use auto or cpu")
     return device
 
 

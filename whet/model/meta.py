@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from whet.model.attention import ATTENTION
 from whet.model.causal import CausalModel, ModelConfig, read_config, recompute_layers, unloadable
-from whet.model.scalar import HEAD, ScalarModel, is_headless
+from whet.model.scalar import HEAD, KIND, ScalarModel, is_headless, require_one_label
 
 DTYPES = {
     "F64": torch.float64,
@@ -53,23 +53,42 @@ class WeightReport:
     """Weights that the model has no place for."""
 
 
-def read_meta(folder: Path, config: ModelConfig) -> CausalModel:
+def read_meta(folder: Path, config: ModelConfig, *, key: str = "model.path") -> CausalModel:
     """The model that `load_causal` would make of a folder, by its config.json alone: without contents, and not checked.
 
     Raises:
         ValueError: if there is no config.json, or none of a causal language model.
     """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code)
+    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
     try:
         return meta_causal(hf_config, config)
     except Exception as error:  # transformers raises what its parts raise
-        raise unloadable(folder, error) from error
+        raise unloadable(folder, error, key=key) from error
+
+
+def read_meta_scalar(folder: Path, config: ModelConfig, *, key: str = "model.path") -> ScalarModel:
+    """The model that `load_scalar` would make of a folder, with a new head if need be, by its config.json alone: without contents.
+
+    Raises:
+        ValueError: as `load_scalar` does.
+    """
+    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    require_one_label(folder, hf_config, headless=is_headless(hf_config), key=key)
+    try:
+        hf = _without_contents(AutoModelForSequenceClassification, hf_config, config)
+    except Exception as error:  # transformers raises what its parts raise
+        raise unloadable(folder, error, key=key, called=KIND) from error
+    return ScalarModel(hf)
 
 
 def meta_causal(hf_config: PreTrainedConfig, config: ModelConfig) -> CausalModel:
     """A model of the given shape, without contents and not checked."""
+    return CausalModel(_without_contents(AutoModelForCausalLM, hf_config, config))
+
+
+def _without_contents(auto: Any, hf_config: PreTrainedConfig, config: ModelConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        hf = AutoModelForCausalLM.from_config(
+        hf: PreTrainedModel = auto.from_config(
             hf_config,
             attn_implementation=ATTENTION,
             dtype=getattr(torch, config.dtype),
@@ -78,7 +97,7 @@ def meta_causal(hf_config: PreTrainedConfig, config: ModelConfig) -> CausalModel
     hf.eval()
     if config.gradient_checkpointing:
         recompute_layers(hf)
-    return CausalModel(hf)
+    return hf
 
 
 def weight_headers(folder: Path) -> dict[str, Tensor]:

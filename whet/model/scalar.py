@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.attention import ATTENTION
-from whet.model.causal import ModelConfig, check_weights, read_config, read_model, recompute_layers, settle, unloadable
+from whet.model.causal import ModelConfig, check_weights, read_config, read_model, settle
 from whet.model.decoder import DecoderModel
 
 HEAD = "score"
@@ -105,30 +104,6 @@ def load_scalar(
     if made and new_head is not None:
         fill_head(model, new_head, seed)
     return settle(model, config, trainable=trainable, check=check)
-
-
-def read_meta_scalar(folder: Path, config: ModelConfig, *, key: str) -> ScalarModel:
-    """The model that `load_scalar` would make of a folder, with a new head if need be, by its config.json alone: without contents.
-
-    Raises:
-        ValueError: as `load_scalar` does.
-    """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
-    require_one_label(folder, hf_config, headless=is_headless(hf_config), key=key)
-    try:
-        with torch.device("meta"):
-            hf = AutoModelForSequenceClassification.from_config(
-                hf_config,
-                attn_implementation=ATTENTION,
-                dtype=getattr(torch, config.dtype),
-                trust_remote_code=config.trust_remote_code,
-            )
-    except Exception as error:  # transformers raises what its parts raise
-        raise unloadable(folder, error, key=key, called=KIND) from error
-    hf.eval()
-    if config.gradient_checkpointing:
-        recompute_layers(hf)
-    return ScalarModel(hf)
 
 
 def is_headless(hf_config: PreTrainedConfig) -> bool:

@@ -11,8 +11,7 @@ from whet.build_learners import check_same_tokens, critic_train
 from whet.data.hub import resolve_model_path
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
-from whet.model.meta import read_meta
-from whet.model.scalar import read_meta_scalar
+from whet.model.meta import read_meta, read_meta_scalar
 from whet.preflight.activations import activation_bytes, forward_bytes
 from whet.preflight.findings import Note, ok
 from whet.preflight.memory import ALWAYS, Part, Workload, checkpoint_bytes, largest_row, optimizer_bytes
@@ -43,10 +42,10 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
         return
     needs, models = scene.algorithm.needs, dict[str, DecoderModel]()
     if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
-        models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model)
+        models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model, key="teacher.path")
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
         path = config.reference.path if config.reference is not None else None
-        models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model)
+        models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model, key="reference.path")
     rewards = _reward_models(config)
     models.update({name: model for name, (model, _) in rewards.items()})
     critic = None

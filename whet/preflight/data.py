@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from whet.data.files import paths_text
 from whet.data.rows import task_from
 from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import Conversation, conversation_from, read_conversations, supervised_source
 from whet.data.template import Renderer
 from whet.evaluate.evaluation import EvaluationSetConfig
-from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, path_text, row_faults, told, visible
+from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_faults, told, visible
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.pairs import check_pairs
 from whet.preflight.scene import TRAINING, Scene
@@ -90,7 +91,7 @@ def _evaluation_set(scene: Scene, name: str, chosen: EvaluationSetConfig) -> Ite
 def _counted(source: TaskSource, rows: SourceConfig) -> str:
     limit = rows.max_prompt_tokens
     dropped = "" if limit is None else f", {source.num_dropped} dropped as longer than max_prompt_tokens = {limit}"
-    return f"{len(source)} rows of {path_text(rows.path)}, columns {columns_text(rows.path)}{dropped}"
+    return f"{len(source)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}{dropped}"
 
 
 def _prompts(
@@ -141,7 +142,7 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
     except ValueError as error:
         yield from told(row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
         return
-    yield ok(f"{len(conversations)} rows of {path_text(rows.path)}, columns {columns_text(rows.path)}")
+    yield ok(f"{len(conversations)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}")
     renderer = need(scene.renderer, "the tokenizer")
     try:
         source = scene.source = supervised_source(rows, renderer, run_seed=config.seed)

@@ -37,11 +37,6 @@ def told(faults: Sequence[str]) -> Iterator[Note]:
         yield fail(f"{len(faults) - SHOWN_FAULTS} further rows are wrong")
 
 
-def path_text(path: str | list[str]) -> str:
-    """Data files by their names."""
-    return path if isinstance(path, str) else ", ".join(path)
-
-
 def columns_text(path: str | list[str]) -> str:
     """The columns of the first row."""
     return ", ".join(next(read_rows(path)).values)

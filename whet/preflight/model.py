@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from whet.build_engine import copy_devices
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser, parse_hermes
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.causal import CausalModel, pick_device
 from whet.model.lora import add_adapter
-from whet.model.meta import NotCompared, read_meta, take_weights, weight_files, weight_headers
-from whet.model.scalar import ScalarModel, read_meta_scalar
+from whet.model.meta import NotCompared, read_meta, read_meta_scalar, take_weights, weight_files, weight_headers
+from whet.model.scalar import ScalarModel
 from whet.model.twin import NoTwin, small_twin
 from whet.preflight.beside import check_beside
 from whet.preflight.boundary import run_user_code
@@ -28,22 +29,24 @@ SHOWN = 3
 
 
 def check_device(scene: Scene) -> Iterator[Note]:
-    """Whether the device is there."""
+    """Whether the device is there, and those of the engine's copies."""
     config = scene.config.model
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
         yield fail("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
     else:
         yield ok(f"{device}, {config.dtype}")
+    if isinstance(scene.config, RunConfig) and scene.config.engine.embedded.copies > 1:
+        devices = copy_devices(scene.config.engine.embedded, config)
+        yield ok(f"engine.embedded.copies: {len(devices)}, on {', '.join(devices)}")
 
 
 def check_model(scene: Scene) -> Iterator[Note]:
     """The model's configuration and weights."""
     config = scene.config.model
     folder = scene.folder = resolve_model_path(config.path)
-    scores = isinstance(scene.config, RewardModelRunConfig)
-    model = read_meta_scalar(folder, config, key="model.path") if scores else read_meta(folder, config)
-    scene.model = model
+    read = read_meta_scalar if isinstance(scene.config, RewardModelRunConfig) else read_meta
+    model = scene.model = read(folder, config)
     layers = model.config.get_text_config().num_hidden_layers
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from whet.data.files import paths_text
 from whet.data.preference import PreferenceConfig, PreferenceSource, preference_from, preference_source, read_preferences
-from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, path_text, row_faults, told
+from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_faults, told
 from whet.preflight.findings import Note, fail, need, ok
 from whet.preflight.scene import Scene
 from whet.supervised_settings import PairRunConfig, held_out_rows
@@ -31,7 +32,7 @@ def _pairs(scene: Scene, rows: PreferenceConfig, seed: int) -> Iterator[Note]:
     except ValueError as error:
         yield from told(row_faults(rows.path, lambda row: preference_from(row, rows)) or [str(error)])
         return None
-    yield ok(f"{len(preferences)} rows of {path_text(rows.path)}, columns {columns_text(rows.path)}")
+    yield ok(f"{len(preferences)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}")
     renderer = need(scene.renderer, "the tokenizer")
     try:
         source = preference_source(rows, renderer, run_seed=seed)

@@ -16,7 +16,7 @@ import torch
 from whet.data.hub import resolve_model_path
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig
+from whet.model.causal import ModelConfig, pick_device
 from whet.model.scalar import load_scalar
 from whet.reward.base import RewardError, call_name
 from whet.reward.model import ModelRewardOptions
@@ -46,11 +46,13 @@ class ModelReward:
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
 
     Raises:
-        ValueError: the folder holds no reward model, or its vocabulary is not the policy's and `reads` is `tokens`.
+        ValueError: the folder holds no reward model, its vocabulary is not the policy's and `reads` is `tokens`,
+            or the device is not there.
     """
 
     def __init__(self, options: ModelRewardOptions, policy: Path | None) -> None:
         self._options = options
+        pick_device(options.device, "reward.options.device")
         folder = resolve_model_path(options.path)
         tokenizer = load_tokenizer(folder, trust_remote_code=options.trust_remote_code)
         self._renderer = Renderer(tokenizer)
