@@ -377,6 +377,17 @@ class Chunk:
     """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
     nucleus: tuple[bytes, ...] = ()
     """As in `Turn`, where the request asked for it."""
+    num_cached: int = field(default=0, compare=False)
+    """Tokens of the request's context that were in the cache when it was first let in. No part of what is said: it is said either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a policy says of tokens that are given: natural logarithms, entry t of `tokens[t + 1]` given its predecessors."""
+
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The (id, log-prob) of the most likely tokens at the same places, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

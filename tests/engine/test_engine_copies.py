@@ -26,7 +26,7 @@ from whet.model.shared import MEMORY, attach, share
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.types import Finish, Request, SamplingParams
+from whet.types import Finish, Request, SamplingParams, Scored
 
 SIZES = EmbeddedConfig(cache_tokens=2048, block_size=4, max_running=32, max_batch_tokens=256, copies=2)
 
@@ -149,7 +149,7 @@ def test_copies_that_disagree_are_not_believed(engine, monkeypatch):
 
     async def wrong(self, method, *arguments):
         found = await call(self, method, *arguments)
-        return [found[0] + 0.5, *found[1:]] if method == "score" and self is engine._copies[1] else found
+        return Scored((found.logprobs[0] + 0.5, *found.logprobs[1:])) if method == "score" and self is engine._copies[1] else found
 
     monkeypatch.setattr(type(engine._copies[1]), "call", wrong)
     with pytest.raises(EngineFailed, match=r"engine copy 1 scores the same tokens 0\.5 nats away from engine copy 0"):
@@ -164,7 +164,7 @@ def test_it_can_be_paused_asked_refused_and_aborted(engine):
         assert not waiting.done()
         await engine.resume()
         assert all(reply.finish is Finish.LENGTH for reply in await asyncio.wait_for(waiting, DEADLINE_S))
-        assert len(await engine.score((1, 2, 3, 4))) == 3
+        assert len((await engine.score((1, 2, 3, 4))).logprobs) == 3
         await engine.flush()
         with pytest.raises(EngineRefused, match="over the limit"):
             await reply_to(engine, Request("long", (1,) * 500, SamplingParams(10)))

@@ -88,8 +88,8 @@ def test_score_is_that_of_plain_transformers(length):
     engine = engine_of(tiny(), cache_tokens=96, max_batch_tokens=16)
     tokens = tuple((5 * i + 1) % VOCAB for i in range(length))
 
-    async def play() -> list[float]:
-        return await engine.score(tokens, 0.8)
+    async def play() -> tuple[float, ...]:
+        return (await engine.score(tokens, 0.8)).logprobs
 
     table = torch.log_softmax(plain_logprobs(plain(), tokens) / 0.8, -1)
     expected = [float(table[i, t]) for i, t in enumerate(tokens[1:])]

@@ -459,7 +459,7 @@ def test_pause_waits_for_the_running_step_and_no_other_begins():
         await pausing
         computed = engine.core.num_computed
         assert computed == len(PROMPT)
-        scores = await engine.score(PROMPT)
+        scores = (await engine.score(PROMPT)).logprobs
         assert len(scores) == len(PROMPT) - 1
         computed = engine.core.num_computed
         await asyncio.sleep(0.02)
@@ -479,7 +479,7 @@ def test_score_finds_room_in_a_full_pool():
         calls = [asyncio.create_task(reply_to(engine, r)) for r in requests]
         while engine.core.num_computed < 60:
             await asyncio.sleep(0)
-        scores = await engine.score(long)
+        scores = (await engine.score(long)).logprobs
         return await asyncio.gather(*calls), scores
 
     replies, scores = serve(engine, play)

@@ -142,7 +142,7 @@ def test_a_score_of_a_long_text_is_mostly_prefill():
         return forward(parts)
 
     engine._forward = counted  # type: ignore[method-assign]
-    found = engine.score(tokens, 1.0)
+    found = engine.score(tokens, 1.0).logprobs
     assert forwards == [64, 64, 64, 3, 1, 1, 1, 1, 1] and sum(forwards) == 200
     table = plain_logprobs(plain(), tokens)
     assert found == pytest.approx([float(table[i, t]) for i, t in enumerate(tokens[1:])], abs=1e-8)

@@ -27,7 +27,7 @@ def test_token_ids_in_and_out_with_the_log_probs_of_a_score(server):
     assert meta["finish_reason"] == {"type": "length", "length": 12}
     logprobs, ids, texts = zip(*meta["output_token_logprobs"], strict=True)
     assert list(ids) == answer["output_ids"] and set(texts) == {None}
-    scores = server.do(server.service.engine.score((*IDS, *ids)))
+    scores = server.do(server.service.engine.score((*IDS, *ids))).logprobs
     assert list(logprobs) == pytest.approx(scores[len(IDS) - 1 :], abs=1e-4)
     assert meta["output_token_weight_versions"] == ["default"] * 12
 
@@ -37,10 +37,10 @@ def test_log_probs_are_those_sampled_from_and_at_temperature_0_the_models_own(se
         input_ids=IDS, return_logprob=True, sampling_params={"max_new_tokens": 8, "temperature": 0.5, "sampling_seed": 1}
     )
     ids = warm["output_ids"]
-    scores = server.do(server.service.engine.score((*IDS, *ids), 0.5))[len(IDS) - 1 :]
+    scores = server.do(server.service.engine.score((*IDS, *ids), 0.5)).logprobs[len(IDS) - 1 :]
     assert [entry[0] for entry in warm["meta_info"]["output_token_logprobs"]] == pytest.approx(scores, abs=1e-4)
     greedy = server.generate(input_ids=IDS, return_logprob=True, sampling_params={"max_new_tokens": 8, "temperature": 0})
-    scores = server.do(server.service.engine.score((*IDS, *greedy["output_ids"])))[len(IDS) - 1 :]
+    scores = server.do(server.service.engine.score((*IDS, *greedy["output_ids"]))).logprobs[len(IDS) - 1 :]
     assert [entry[0] for entry in greedy["meta_info"]["output_token_logprobs"]] == pytest.approx(scores, abs=1e-4)
 
 
@@ -49,13 +49,46 @@ def test_a_prompt_is_scored_without_sampling(server):
     asked = {"input_ids": IDS, "return_logprob": True, "sampling_params": {"max_new_tokens": 0}}
     meta = server.generate(**asked, logprob_start_len=0)["meta_info"]
     assert meta["input_token_logprobs"][0] == [None, 5, None]
-    scores = server.do(server.service.engine.score(tuple(IDS)))
+    scores = server.do(server.service.engine.score(tuple(IDS))).logprobs
     assert [entry[0] for entry in meta["input_token_logprobs"][1:]] == pytest.approx(scores)
     assert meta["output_token_logprobs"] == [] and meta["completion_tokens"] == 0
     later = server.generate(**asked, logprob_start_len=3)["meta_info"]["input_token_logprobs"]
     assert later == [[None, 88, None], meta["input_token_logprobs"][4]]
     assert "input_token_logprobs" not in server.generate(**asked)["meta_info"]
+    cool = {**asked, "sampling_params": {"max_new_tokens": 0, "temperature": 0.5}}
+    assert server.generate(**cool, logprob_start_len=0)["meta_info"]["input_token_logprobs"] == meta["input_token_logprobs"]
     assert server.send("/generate", {**asked, "logprob_start_len": 5})[0] == 400
+
+
+def test_a_prompts_most_likely_tokens_are_told_place_by_place(server):
+    asked = {"input_ids": [IDS, IDS], "return_logprob": True, "logprob_start_len": 2, "top_logprobs_num": 3}
+    answers = server.generate(**asked, sampling_params={"max_new_tokens": 2, "n": 2, "sampling_seed": 1})
+    scored = server.do(server.service.engine.score(tuple(IDS), 1.0, 3))
+    for answer in answers:
+        meta = answer["meta_info"]
+        assert [entry[1] for entry in meta["input_token_logprobs"]] == IDS[2:]
+        first, *tops = meta["input_top_logprobs"]
+        found = [tuple((token, logprob) for logprob, token, _ in top) for top in tops]
+        assert first is None and found == list(scored.top_logprobs[2:])
+        assert all(top[0][0] >= entry[0] for top, entry in zip(tops, meta["input_token_logprobs"][1:], strict=True))
+        assert [len(top) for top in meta["output_top_logprobs"]] == [3, 3]
+
+
+def test_what_was_cached_of_a_prompt_is_told(server):
+    server.send("/flush_cache")
+    prompt = {"input_ids": [7, 9, 11, 13, 15, 17, 19, 21, 23], "sampling_params": {"max_new_tokens": 2}}
+    cached = [server.generate(**prompt)["meta_info"]["cached_tokens"] for _ in range(2)]
+    assert cached == [0, 8]
+    with server.stream("/generate", {**prompt, "stream": True}) as events:
+        assert [event["meta_info"]["cached_tokens"] for event in events] == [8, 8]
+    usage = server.send("/v1/completions", {"prompt": [prompt["input_ids"], [3, 4]], "n": 2, "max_tokens": 2})[1]["usage"]
+    assert usage["prompt_tokens"] == 11 and usage["prompt_tokens_details"] == {"cached_tokens": 8} and usage["completion_tokens"] == 8
+
+
+def test_a_request_says_how_often_its_stream_speaks(server):
+    asked = {"input_ids": IDS, "stream": True, "sampling_params": {"max_new_tokens": 8, "stream_interval": 4, "ignore_eos": True}}
+    with server.stream("/generate", asked) as events:
+        assert [len(event["output_ids"]) for event in events] == [4, 8]
 
 
 def test_text_in_and_texts_beside_log_probs(server):

@@ -6,6 +6,8 @@ import json
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionTextParams
 from serve_setup import is_idle
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "How many pens are 3 and 4?"}]}
@@ -86,7 +88,7 @@ def test_logprobs_are_the_models_own_whatever_the_temperature(client, server):
     renderer = server.service.renderer
     prompt = renderer.encode("<|im_start|>user\nHow many pens are 3 and 4?<|im_end|>\n<|im_start|>assistant\n")
     greedy = server.generate(input_ids=list(prompt), sampling_params={"temperature": 0, "max_new_tokens": 6})["output_ids"]
-    scores = server.do(server.service.engine.score((*prompt, *greedy)))[len(prompt) - 1 :]
+    scores = server.do(server.service.engine.score((*prompt, *greedy))).logprobs[len(prompt) - 1 :]
     assert [token.logprob for token in content] == pytest.approx(scores, abs=1e-4)
     for token in content:
         assert len(token.top_logprobs) == 3
@@ -115,6 +117,49 @@ def test_logprobs_of_completions_stand_beside_each_other(client):
     assert told.text_offset[0] == 0 and told.text_offset[-1] == sum(len(token) for token in told.tokens[:-1])
     streamed = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
     assert [offset for each in streamed for offset in each.text_offset] == told.text_offset
+
+
+def test_an_echo_begins_with_the_prompt_and_its_logprobs(client, server):
+    ids = list(server.service.renderer.encode(TEXT["prompt"]))
+    scored = server.do(server.service.engine.score(tuple(ids), 1.0, 2))
+    decode = server.service.renderer.decode
+    options = {"model": "tiny", "echo": True, "logprobs": 2, "seed": 4, "temperature": 0.7}
+    for prompt in (TEXT["prompt"], ids):
+        told = client.completions.create(prompt=prompt, max_tokens=0, **options).choices[0]
+        assert told.text == TEXT["prompt"] and told.finish_reason == "length"
+        assert told.logprobs.token_logprobs == [None, *scored.logprobs] and told.logprobs.tokens == [decode([i]) for i in ids]
+        assert told.logprobs.top_logprobs == [None, *({decode([i]): x for i, x in top} for top in scored.top_logprobs)]
+    more = client.completions.create(prompt=ids, max_tokens=3, n=2, **options)
+    alone = client.completions.create(prompt=ids, max_tokens=3, n=2, **{**options, "echo": False})
+    assert more.usage.completion_tokens == 6 and more.usage.prompt_tokens == len(ids)
+    for one, other in zip(more.choices, alone.choices, strict=True):
+        assert one.text == TEXT["prompt"] + other.text
+        assert one.logprobs.token_logprobs == [*told.logprobs.token_logprobs, *other.logprobs.token_logprobs]
+        assert len(one.logprobs.tokens) == len(one.logprobs.top_logprobs) == len(one.logprobs.text_offset) == len(ids) + 3
+    chunks = [chunk.choices[0] for chunk in client.completions.create(prompt=ids, max_tokens=3, stream=True, **options)]
+    assert "".join(chunk.text for chunk in chunks) == more.choices[0].text
+    assert [x for chunk in chunks for x in chunk.logprobs.token_logprobs] == more.choices[0].logprobs.token_logprobs
+    assert [x for chunk in chunks for x in chunk.logprobs.text_offset] == more.choices[0].logprobs.text_offset
+    assert client.completions.create(model="tiny", prompt="Ann", echo=True, max_tokens=0).choices[0].text == "Ann"
+    for bad in ([-1], [10**12]):
+        with pytest.raises(openai.BadRequestError, match="token ids"):
+            client.completions.create(model="tiny", prompt=bad, echo=True)
+
+
+def test_best_of_is_what_n_is_or_refused(client):
+    assert len(client.completions.create(**TEXT, max_tokens=1, n=2, best_of=2).choices) == 2
+    with pytest.raises(openai.BadRequestError, match="best_of is 3, but 1 choices are answered") as error:
+        client.completions.create(**TEXT, best_of=3)
+    assert error.value.body["param"] == "best_of"
+
+
+@pytest.mark.parametrize(("route", "params"), [("chat/completions", CompletionCreateParamsBase), ("completions", CompletionTextParams)])
+def test_every_field_that_the_client_knows_is_taken_or_refused_by_its_name(server, route, params):
+    """None is passed over in silence: a field with a value that no server could mean is an error about that field."""
+    asked = {"messages": ASK["messages"]} if "chat" in route else {"prompt": "a"}
+    for name in set(params.__annotations__) - set(asked):
+        status, answer = server.send(f"/v1/{route}", {**asked, "max_tokens": 1, name: [{"odd": 1}]})
+        assert status == 400 and answer["error"]["param"].split(".")[0] == name, (name, answer)
 
 
 def test_biases_and_penalties_reach_the_engine(client, server):

@@ -16,7 +16,7 @@ from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.types import Request, SamplingParams
+from whet.types import Request, SamplingParams, Scored
 
 SHAPE = Qwen3Config(
     vocab_size=61,
@@ -210,7 +210,7 @@ def test_an_engine_that_decodes_wrongly_stops_the_run():
     async def bend(engine, update, weights, version):
         receipt = await update(weights, version)
         score = engine.core.score
-        engine.core.score = lambda tokens, temperature: [x + 0.01 for x in score(tokens, temperature)]
+        engine.core.score = lambda *asked: Scored(tuple(x + 0.01 for x in score(*asked).logprobs))
         return receipt
 
     with pytest.raises(SyncError, match="nats away from the trainer"):

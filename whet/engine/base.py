@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from whet.types import Chunk, Receipt, Request
+from whet.types import Chunk, Receipt, Request, Scored
 
 
 class EngineRefused(ValueError):
@@ -68,8 +68,8 @@ class Engine(Protocol):
         """Forget a conversation and what is cached of it."""
         ...
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
-        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path.
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path, and so many most likely ones at each place.
 
         Raises:
             StaleCache: if that path would read what older weights cached.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +57,8 @@ class Sampled:
     """Under the model's own, where the request asked for them; likewise the next one."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
     versions: list[int] = field(default_factory=list[int])
+    num_cached: int = 0
+    """Tokens of the prompt that the engine had in its cache."""
     finish: Finish | None = None
     num_new: int = 0
     """Tokens of the last chunk."""
@@ -68,7 +70,7 @@ class Sampled:
         self.raw_logprobs.extend(chunk.raw_logprobs)
         self.top_logprobs.extend(chunk.top_logprobs)
         self.versions.extend([chunk.version] * len(chunk.tokens))
-        self.finish, self.num_new = chunk.finish, len(chunk.tokens)
+        self.finish, self.num_new, self.num_cached = chunk.finish, len(chunk.tokens), chunk.num_cached
         cut = self.matched_token is not None and not self.keep_stop
         self.text.push(chunk.tokens[:-1] if cut else chunk.tokens)
         if chunk.finish is not None:
@@ -82,6 +84,18 @@ class Sampled:
         return None
 
 
-def usage_of(num_prompt: int, num_sampled: int) -> dict[str, JSON]:
-    """Token counts, as OpenAI gives them."""
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_sampled, "total_tokens": num_prompt + num_sampled}
+def usage_of(choices: Sequence[Sampled], num_each: int) -> dict[str, JSON]:
+    """Token counts as OpenAI gives them: a prompt counts once, however many choices it has, and so does what was cached of it.
+
+    Args:
+        choices: of one prompt after the other.
+        num_each: choices of a prompt.
+    """
+    firsts = choices[::num_each]
+    num_prompt, num_sampled = sum(len(each.request.tokens) for each in firsts), sum(len(each.tokens) for each in choices)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt + num_sampled,
+        "prompt_tokens_details": {"cached_tokens": sum(each.num_cached for each in firsts)},
+    }

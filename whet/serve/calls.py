@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.serve.errors import ApiError
 from whet.serve.gate import Gate, Ticket
-from whet.types import Chunk, Finish, Request
+from whet.types import Chunk, Finish, Request, Scored
 
 ABORT_GRACE_S = 10.0
 """For the engine to hand over what it sampled, once it was told to stop."""
@@ -23,12 +23,16 @@ class Call:
     id: str
     requests: tuple[Request, ...]
     score: bool = False
-    """Whether the prompts' own log-probs are wanted, too."""
+    """Whether the prompts' own log-probs are wanted, too: under the model's own distribution, whatever the sampling."""
+    top_scores: int = 0
+    """And so many most likely tokens at each of their places."""
     generate: bool = True
     """False: nothing is to be sampled."""
     ticket: Ticket = field(init=False)
-    scores: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    """By the request's place, the log-probs of its tokens from the second on."""
+    scores: dict[int, Scored] = field(default_factory=dict[int, Scored])
+    """By the request's place, what the model says of its tokens from the second on."""
+    scoring: dict[tuple[int, ...], asyncio.Future[Scored]] = field(default_factory=dict[tuple[int, ...], asyncio.Future[Scored]])
+    """By the tokens: the samples of a prompt have one score."""
     abort_reason: str = ""
     """Why it was aborted; empty: it was not."""
 
@@ -122,7 +126,7 @@ class Calls:
     async def _chunks(self, call: Call, place: int) -> AsyncGenerator[Chunk, None]:
         request = call.requests[place]
         if call.score and not call.abort_reason:
-            call.scores[place] = await self._engine.score(request.tokens, request.sampling.temperature or 1.0)
+            call.scores[place] = await self._score(call, request)
         if call.abort_reason or not call.generate:  # the engine never sees it
             yield Chunk((), (), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
             return
@@ -135,6 +139,11 @@ class Calls:
         finally:
             if isinstance(stream, AsyncGenerator):  # now, not when it is collected: the engine takes the request out as it ends
                 await stream.aclose()
+
+    async def _score(self, call: Call, request: Request) -> Scored:
+        if request.tokens not in call.scoring:
+            call.scoring[request.tokens] = asyncio.ensure_future(self._engine.score(request.tokens, 1.0, call.top_scores))
+        return await call.scoring[request.tokens]
 
 
 def _told(error: Exception) -> Exception:

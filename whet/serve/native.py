@@ -17,7 +17,7 @@ from whet.serve.errors import ApiError
 from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
 from whet.serve.service import Service
 from whet.serve.text import TextStream
-from whet.types import JSON, Chunk, Finish, Request, SamplingParams
+from whet.types import JSON, Chunk, Finish, Request, SamplingParams, Scored
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class NativeSampling(Body):
     """Of no consequence: fast tokenizers write none."""
     n: int = Field(default=1, ge=1)
     sampling_seed: int | None = None
+    stream_interval: int | None = Field(default=None, ge=1)
+    """Tokens between two events of a stream; none: as the server is set."""
 
 
 class GenerateBody(Body):
@@ -57,7 +59,7 @@ class GenerateBody(Body):
     rid: str | list[str] | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
-    """From which prompt token on their log-probs are wanted, too; -1: none."""
+    """From which prompt token on their log-probs are wanted, too, the model's own (temperature 1); -1: none."""
     top_logprobs_num: int = Field(default=0, ge=0, le=100)
     return_text_in_logprobs: bool = False
     stream: bool = False
@@ -92,7 +94,7 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
             message = f"logprob_start_len is {body.logprob_start_len}, but a prompt has {len(tokens)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
         params = _params(service, wish, room, body)
-        every = service.config.stream_interval if body.stream else 0
+        every = (wish.stream_interval or service.config.stream_interval) if body.stream else 0
         seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
         for i in range(n):
             rid = name if n == 1 else f"{name}_{i}"
@@ -101,7 +103,7 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         raise ApiError(400, "rid names a request twice", param="rid")
     call_id = body.rid if isinstance(body.rid, str) else requests[0].id
     score = body.return_logprob and body.logprob_start_len >= 0
-    call = Call(call_id, tuple(requests), score=score, generate=generate.pop())
+    call = Call(call_id, tuple(requests), score=score, top_scores=body.top_logprobs_num, generate=generate.pop())
     return GenerateAnswer(service, body, call, [wish for wish in wishes for _ in range(n)], batched=batched or n > 1)
 
 
@@ -200,6 +202,7 @@ class GenerateAnswer:
             "finish_reason": self._finish_reason(sampled),
             "prompt_tokens": len(sampled.request.tokens),
             "completion_tokens": len(sampled.tokens),
+            "cached_tokens": sampled.num_cached,
             "weight_version": self._service.control.label(version),
             "e2e_latency": time.monotonic() - self._began,
         }
@@ -236,10 +239,17 @@ class GenerateAnswer:
         if self._body.top_logprobs_num:
             out["output_top_logprobs"] = [[self._entry(logprob, token) for token, logprob in top] for top in sampled.top_logprobs]
         if self.call.score and place in self.call.scores:
-            first = self._body.logprob_start_len
-            logprobs: list[float | None] = [None, *self.call.scores[place]][first:]
-            logprobs[:1] = [None]
-            out["input_token_logprobs"] = [self._entry(*pair) for pair in zip(logprobs, sampled.request.tokens[first:], strict=True)]
+            out |= self._prompt_logprobs(self.call.scores[place], sampled.request.tokens)
+        return out
+
+    def _prompt_logprobs(self, scored: Scored, tokens: tuple[int, ...]) -> dict[str, JSON]:
+        """From `logprob_start_len` on; the first of them has none, as in SGLang."""
+        first = self._body.logprob_start_len
+        logprobs = [None, *scored.logprobs[first:]]
+        out: dict[str, JSON] = {"input_token_logprobs": [self._entry(*pair) for pair in zip(logprobs, tokens[first:], strict=True)]}
+        if self._body.top_logprobs_num:
+            tops = [[self._entry(logprob, token) for token, logprob in top] for top in scored.top_logprobs[first:]]
+            out["input_top_logprobs"] = [None, *tops]
         return out
 
     def _entry(self, logprob: float | None, token: int) -> list[JSON]:

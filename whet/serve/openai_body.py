@@ -18,6 +18,7 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     """A last event with token counts."""
+    include_obfuscation: Literal[False] | None = None
 
 
 class OpenAIBody(Body):

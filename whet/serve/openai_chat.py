@@ -160,7 +160,7 @@ class ChatAnswer:
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage}
 
     def _usage(self) -> Event:
-        return usage_of(len(self.call.requests[0].tokens), sum(len(choice.sampled.tokens) for choice in self._choices))
+        return usage_of([choice.sampled for choice in self._choices], len(self._choices))
 
     def _logprobs(self, choice: _Choice, num_last: int) -> Event | None:
         """Of the last so many tokens, under the model's own distribution."""

@@ -18,6 +18,7 @@ from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Request
 
+Top = tuple[tuple[int, float], ...]
 DEFAULT_TOKENS = 16
 """OpenAI's max_tokens where a request names none."""
 
@@ -27,6 +28,9 @@ class CompletionBody(OpenAIBody):
 
     prompt: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    """Whether the text begins with the prompt, log-probs included; then max_tokens may be 0."""
+    best_of: int | None = Field(default=None, ge=1)
 
 
 async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
@@ -37,24 +41,37 @@ async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
     """
     body = parse_body(CompletionBody, value)
     service.check_model(body.model)
+    num = body.n or 1
+    if body.best_of not in (None, num):
+        message = f"best_of is {body.best_of}, but {num} choices are answered and none is left out: set n to as many as are wanted"
+        raise ApiError(400, message, param="best_of", code="unsupported_parameter")
     prompts = await _prompts(service, body)
-    service.check_samples(len(prompts) * (body.n or 1))
+    service.check_samples(len(prompts) * num)
+    limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    silent = bool(body.echo) and limit == 0
     call_id = f"cmpl-{uuid.uuid4().hex}"
     requests: list[Request] = []
-    for i, tokens in enumerate(prompts):
+    for i, (tokens, _) in enumerate(prompts):
         service.room(tokens, "prompt")
-        limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-        requests += requests_of(service, body, f"{call_id}-{i}", tokens, params_of(service, body, limit, body.logprobs))
-    return CompletionAnswer(service, body, Call(call_id, tuple(requests)), sum(map(len, prompts)))
+        requests += requests_of(service, body, f"{call_id}-{i}", tokens, params_of(service, body, 1 if silent else limit, body.logprobs))
+    scored = bool(body.echo) and body.logprobs is not None
+    call = Call(call_id, tuple(requests), score=scored, top_scores=body.logprobs or 0, generate=not silent)
+    return CompletionAnswer(service, body, call, [text for _, text in prompts])
 
 
-async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ...]]:
-    """Each prompt's tokens."""
+async def _prompts(service: Service, body: CompletionBody) -> list[tuple[tuple[int, ...], str]]:
+    """Each prompt's tokens and its text."""
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = cast(list[str | list[int]], [body.prompt] if single else body.prompt)
     if not all(prompts):
         raise ApiError(400, "a prompt is empty", param="prompt")
-    return [await service.encode(prompt, "prompt") if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    out: list[tuple[tuple[int, ...], str]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            out.append((await service.encode(prompt, "prompt"), prompt))
+        else:
+            out.append((tuple(prompt), await service.text_of(prompt) if body.echo else ""))
+    return out
 
 
 class CompletionAnswer:
@@ -64,54 +81,67 @@ class CompletionAnswer:
         service: what is served.
         body: what was asked.
         call: its engine requests, n for each prompt.
-        num_prompt: tokens of all prompts.
+        texts: of the prompts.
     """
 
-    def __init__(self, service: Service, body: CompletionBody, call: Call, num_prompt: int) -> None:
+    def __init__(self, service: Service, body: CompletionBody, call: Call, texts: list[str]) -> None:
         self.call, self.stream = call, body.stream
-        self._service, self._body, self._num_prompt = service, body, num_prompt
+        self._service, self._body = service, body
+        self._num_each = len(call.requests) // len(texts)
         self._head: Event = {"id": call.id, "object": "text_completion", "created": int(time.time()), "model": service.name}
         decode = service.decoder(keep_special=not body.skip_special_tokens)
         self._choices = [Sampled(request, TextStream(decode, request.sampling.stop)) for request in call.requests]
+        self._texts = [texts[i // self._num_each] if body.echo else "" for i in range(len(call.requests))]
+        """What each choice begins with, before anything is sampled."""
         self._given = [0] * len(call.requests)
         """Characters of each choice that a stream has given out."""
+        self._told = [0] * len(call.requests)
+        """Tokens of each choice whose log-probs were told, those of an echoed prompt included, and their characters."""
         self._offsets = [0] * len(call.requests)
-        """Characters of each choice's tokens whose log-probs were told."""
 
     def take(self, place: int, chunk: Chunk) -> None:
         self._choices[place].take(chunk)
 
     def events(self, place: int) -> list[Event]:
-        sampled = self._choices[place]
-        text = sampled.text.certain[self._given[place] :]
+        text = self._text(place)[self._given[place] :]
         self._given[place] += len(text)
         usage = {"usage": None} if self._body.wants_usage else {}
-        return [{**self._head, "choices": [self._choice(place, text, sampled.num_new)], **usage}]
+        return [{**self._head, "choices": [self._choice(place, text)], **usage}]
 
     def closing(self) -> list[Event]:
         return [{**self._head, "choices": [], "usage": self._usage()}] if self._body.wants_usage else []
 
     def whole(self) -> Event:
-        choices = [self._choice(i, sampled.text.certain, len(sampled.tokens)) for i, sampled in enumerate(self._choices)]
+        choices = [self._choice(place, self._text(place)) for place in range(len(self._choices))]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def _usage(self) -> Event:
-        return usage_of(self._num_prompt, sum(len(sampled.tokens) for sampled in self._choices))
+        return usage_of(self._choices, self._num_each)
 
-    def _choice(self, place: int, text: str, num_last: int) -> Event:
-        sampled = self._choices[place]
-        logprobs = None if self._body.logprobs is None else self._logprobs(place, num_last)
-        return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": sampled.finish}
+    def _text(self, place: int) -> str:
+        return self._texts[place] + self._choices[place].text.certain
 
-    def _logprobs(self, place: int, num_last: int) -> Event:
-        """Of the last so many tokens, under the model's own distribution. Offsets count the tokens' own texts."""
-        decode, sampled = self._service.renderer.decode, self._choices[place]
-        first = len(sampled.tokens) - num_last
-        texts = [decode([token]) for token in sampled.tokens[first:]]
+    def _choice(self, place: int, text: str) -> Event:
+        logprobs = None if self._body.logprobs is None else self._logprobs(place)
+        return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": self._choices[place].finish}
+
+    def _logprobs(self, place: int) -> Event:
+        """Of the tokens not yet told, under the model's own distribution. Offsets count the tokens' own texts."""
+        decode, sampled, first = self._service.renderer.decode, self._choices[place], self._told[place]
+        tokens: list[int] = [*sampled.tokens]
+        logprobs: list[float | None] = [*sampled.raw_logprobs]
+        tops: list[Top | None] = [*sampled.top_logprobs]
+        scored = self.call.scores.get(place)
+        if scored is not None:
+            tokens = [*sampled.request.tokens, *tokens]
+            logprobs = [None, *scored.logprobs, *logprobs]
+            tops = [None, *(scored.top_logprobs or [()] * len(scored.logprobs)), *tops]
+        self._told[place] = len(tokens)
+        texts = [decode([token]) for token in tokens[first:]]
         *offsets, self._offsets[place] = accumulate(map(len, texts), initial=self._offsets[place])
         return {
             "tokens": texts,
-            "token_logprobs": sampled.raw_logprobs[first:],
-            "top_logprobs": [{decode([token]): logprob for token, logprob in top} for top in sampled.top_logprobs[first:]],
+            "token_logprobs": logprobs[first:],
+            "top_logprobs": [None if top is None else {decode([token]): logprob for token, logprob in top} for top in tops[first:]],
             "text_offset": offsets,
         }

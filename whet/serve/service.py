@@ -86,6 +86,12 @@ class Service:
             raise ApiError(400, f"{param} is empty", param=param)
         return tokens
 
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of a client's tokens, special ones included. Raises ApiError for ids that cannot be any."""
+        if min(tokens) < 0 or max(tokens) >= 1 << 31:
+            raise ApiError(400, f"a prompt has token ids from {min(tokens)} to {max(tokens)}, which no tokenizer has", param="prompt")
+        return await self._on_texts(lambda: self.renderer.decode(tokens))
+
     async def prompt(self, messages: tuple[Message, ...], tools: Tools) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
 

@@ -75,7 +75,7 @@ class SharedPublisher:
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
         try:
-            found = await self._engine.score(self._probe)
+            found = (await self._engine.score(self._probe)).logprobs
         except StaleCache as stale:
             raise SyncError(f"version {version}: {stale}") from stale
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))

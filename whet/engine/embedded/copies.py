@@ -26,7 +26,7 @@ from whet.engine.embedded.worker import Setup
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.model.shared import share
-from whet.types import Chunk, Receipt, Request
+from whet.types import Chunk, Receipt, Request, Scored
 
 START_TIMEOUT_S = 300.0
 """For a copy to import torch, attach to the weights and, where it computes on a device of its own, to move them there."""
@@ -240,12 +240,12 @@ class EngineCopies:
     async def flush(self) -> None:
         await self._everywhere("flush")
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """Asked of every copy. Raises EngineFailed if they disagree."""
-        first, *others = await self._everywhere("score", tokens, temperature)
+        first, *others = await self._everywhere("score", tokens, temperature, top_logprobs)
         for found, other in zip(self._copies[1:], others, strict=True):
             if other != first:
-                worst = max(abs(a - b) for a, b in zip(first, other, strict=True))
+                worst = max(abs(a - b) for a, b in zip(first.logprobs, other.logprobs, strict=True))
                 raise EngineFailed(f"{found.name} scores the same tokens {worst:.3g} nats away from {self._copies[0].name}")
         return first
 

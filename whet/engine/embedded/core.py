@@ -11,14 +11,14 @@ from torch import Tensor
 
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
-from whet.engine.embedded.logits import Raw, adjusted, raw_of
+from whet.engine.embedded.logits import Raw, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.paged import Part, buckets, lay_out
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel
-from whet.types import Finish, Request, SamplingParams
+from whet.types import Finish, Request, SamplingParams, Scored
 
 SCORE_DECODED = 5
 """Tokens of a score that go through decoding, so that it tells of that path, too."""
@@ -172,13 +172,14 @@ class EngineCore:
         self.store.clear()
 
     @torch.inference_mode()
-    def score(self, tokens: tuple[int, ...], temperature: float) -> list[float]:
-        """Log-probs of tokens[1:]: all but the last few are prefilled, those go through decoding one token at a time."""
+    def score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int = 0) -> Scored:
+        """`Engine.score`: all but the last few tokens are prefilled, those go through decoding one token at a time."""
         given = tokens[:-1]
         probe = Sequence(Request("score", given, SamplingParams(max_tokens=1)), 0, list(given))
         probe.blocks = self.scheduler.lend(len(given))
         prefill = len(given) - min(len(given) // 2, SCORE_DECODED)
-        out: list[float] = []
+        logprobs: list[float] = []
+        tops: list[Top] = []
         try:
             while probe.pending:
                 new = min(prefill - probe.cached, self._max_batch_tokens) if probe.cached < prefill else 1
@@ -186,14 +187,15 @@ class EngineCore:
                 targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=hidden.device)
                 for states, wanted in zip(hidden.split(self._max_running), targets.split(self._max_running), strict=True):
                     logits = self.model.logits(states)
-                    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-                    out.extend(torch.log_softmax(logits, -1).gather(-1, wanted[:, None]).squeeze(-1).tolist())
+                    table = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, -1)
+                    logprobs.extend(table.gather(-1, wanted[:, None]).squeeze(-1).tolist())
+                    tops.extend(most_likely(table, top_logprobs) if top_logprobs else ())
                 probe.cached += new
         finally:
             self.scheduler.give_back(probe.blocks)
             if not self.scheduler.running:
                 self.rows.clear()
-        return out
+        return Scored(tuple(logprobs), tuple(tops))
 
     def _append(self, sequence: Sequence, token: int, logprob: float, kept: bytes, raw: Raw | None) -> Progressed:
         sequence.tokens.append(token)

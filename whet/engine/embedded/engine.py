@@ -20,7 +20,7 @@ from whet.engine.embedded.scheduler import Sequence
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
-from whet.types import Chunk, Finish, Receipt, Request
+from whet.types import Chunk, Finish, Receipt, Request, Scored
 
 
 class EmbeddedConfig(Config):
@@ -156,11 +156,11 @@ class EmbeddedEngine:
         self._paused = False
         self._runner.kick()
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         if temperature <= 0:
             raise ValueError(f"scoring needs a temperature above 0, not {temperature}")
         self.core.check("score", tokens, 0)
-        return await self._runner.between_steps(lambda: self.core.score(tokens, temperature))
+        return await self._runner.between_steps(lambda: self.core.score(tokens, temperature, top_logprobs))
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
@@ -226,11 +226,12 @@ class EmbeddedEngine:
                 places = list(run)
                 span = slice(places[0], places[-1] + 1)
                 raw, top = tuple(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
-                kept = tuple(sequence.nucleus[span])
-                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top, kept))
+                kept, found = tuple(sequence.nucleus[span]), sequence.num_found or 0
+                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top, kept, found))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
-            last = chunks.pop() if chunks else Chunk((), (), self.version)
+            found = 0 if sequence is None else sequence.num_found or 0
+            last = chunks.pop() if chunks else Chunk((), (), self.version, num_cached=found)
             chunks.append(replace(last, finish=finish))
         for chunk in chunks:
             call.chunks.put_nowait(chunk)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from whet.engine.embedded.scheduler import Sequence
 
+Top = tuple[tuple[int, float], ...]
+"""(id, log-prob) of the most likely tokens, the first of them first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Raw:
@@ -17,8 +20,8 @@ class Raw:
 
     logprob: float
     """Of the token that was drawn."""
-    top: tuple[tuple[int, float], ...]
-    """(id, log-prob) of the most likely tokens, as many as the request asked for."""
+    top: Top
+    """As many as the request asked for."""
 
 
 def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
@@ -44,9 +47,15 @@ def raw_of(logits: Tensor, sequences: Seq[Sequence], tokens: Seq[int]) -> list[R
     if asking:
         table = torch.log_softmax(logits[asking].to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
         for row, i in zip(table, asking, strict=True):
-            values, ids = row.topk(min(sequences[i].request.sampling.top_logprobs, len(row)))
-            out[i] = Raw(float(row[tokens[i]]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+            (top,) = most_likely(row[None], sequences[i].request.sampling.top_logprobs)
+            out[i] = Raw(float(row[tokens[i]]), top)
     return out
+
+
+def most_likely(logprobs: Tensor, num: int) -> list[Top]:
+    """The `num` most likely tokens of each row [B, V], or as many as there are."""
+    values, ids = logprobs.topk(min(num, logprobs.shape[-1]))
+    return [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def _asks(sequence: Sequence) -> bool:

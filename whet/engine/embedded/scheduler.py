@@ -32,6 +32,8 @@ class Sequence:
     """Filled where the request asks for them, like the next two."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     nucleus: list[bytes] = field(default_factory=list)
+    num_found: int | None = None
+    """Tokens that were in the cache when it was first let in; None: it was not yet."""
     delivered: int = 0
     """Sampled tokens already handed out."""
 
@@ -179,6 +181,8 @@ class Scheduler:
         sequence.cached = len(match.blocks) * self.pool.block_size
         if match.tail is not None:
             self._fork_tail(sequence, match.tail, match.num_tail, wanted)
+        if sequence.num_found is None:
+            sequence.num_found = sequence.cached
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_place)
         self._take_blocks(sequence, sequence.pending)
