@@ -29,7 +29,7 @@ from whet.commands import evaluate, train
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.quickstart.run import QuickstartConfig, rl_config
-from whet.rollout.collect import Player
+from whet.rollout.player import Player
 from whet.settings import RunConfig
 from whet.types import Group, Task, Trajectory
 

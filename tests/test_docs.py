@@ -11,7 +11,7 @@ from whet.config import load_config
 from whet.data.parsers import parse_hermes
 from whet.env.build import EnvConfig, build_env_factory, build_tool
 from whet.reward import RewardConfig, build_reward
-from whet.rollout.collect import RolloutConfig
+from whet.rollout.sampling import RolloutConfig
 from whet.settings import RunConfig
 from whet.types import Finish, Message, Outcome, Task, Trajectory, Turn
 

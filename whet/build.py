@@ -17,7 +17,7 @@ from whet.build_engine import engine_model, engine_of
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
-from whet.config import config_hash, dump_toml
+from whet.config import config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
@@ -34,7 +34,8 @@ from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
 from whet.reward import Reward, build_reward
-from whet.rollout.collect import Player, RolloutConfig
+from whet.rollout.player import Player
+from whet.rollout.sampling import RolloutConfig
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
@@ -56,6 +57,10 @@ RL_HEADLINES = (
     Headline("mismatch/logprob_max", "mismatch", ".1e"),
     Headline("tokens_per_second/rollout", "tok/s", ".0f"),
 )
+
+
+CHUNK_TOKENS = 32
+"""Sampled before the engine hands them over, where a checkpoint may hold trajectories in the middle of a turn."""
 
 
 @dataclass(slots=True)
@@ -102,20 +107,24 @@ def read_texts(config: RunConfig) -> Texts:
 def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator[Parts]:
     """Model, engine, environment and reward; closed at the end. The process is prepared already."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
-    sizes = config.engine.embedded
+    sizes = config.engine_sizes
     held_as = engine_model(config.model, sizes)
     own = trainable and sizes.has_own_weights
+    overlaps = trainable and config.control.overlaps
     rewards: list[Reward] = []
-    with ThreadPoolExecutor(1, "torch") as thread, ExitStack() as ends:
+    with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
         settings = {"shares_weights": not own, "deterministic": config.deterministic}
-        with engine_of(held, config.model, sizes, folder, thread, texts.renderer.decode, **settings) as engine:
+        steps_on = beside if overlaps else thread
+        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, **settings) as engine:
             player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
+            if overlaps or config.control.partial:
+                player = replace(player, chunk_tokens=CHUNK_TOKENS)
             yield Parts(folder, model, engine, player, rewards, thread)
 
 
@@ -184,6 +193,7 @@ def _player(
         timeout_s=rollout.timeout_s,
         max_in_flight=None if config.deterministic else config.engine.embedded.max_running * config.engine.embedded.copies,
         deterministic=config.deterministic,
+        play_by=None if rollout.play is None else resolve_callable(rollout.play, kind="play", given=["run", "env"]),
     )
 
 

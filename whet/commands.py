@@ -38,11 +38,13 @@ from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
 from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
-from whet.rollout.collect import Stalled, check_trainable
 from whet.rollout.constant import ConstantReward, RewardGuard
+from whet.rollout.filters import build_filters
+from whet.rollout.player import Stalled
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.underway import Underway
+from whet.rollout.sampling import check_trainable
+from whet.rollout.scheduler import Rollouts, Wanted
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
@@ -85,19 +87,18 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
-            underway = Underway(kept=not config.deterministic)
-            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "underway": underway}
+            wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
+            rollouts = Rollouts(source, parts.player, config.control, wanted, num_rollouts, config.seed, *build_filters(config.control))
+            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
             run = Run(
                 num_rollouts=num_rollouts,
                 seed=config.seed,
-                samples_per_prompt=plan.samples_per_prompt,
-                prompts_per_rollout=plan.prompts_per_rollout,
                 train_on=config.batch.train_on,
-                source=source,
-                player=parts.player,
-                underway=underway,
+                rollouts=rollouts,
+                max_staleness=config.control.max_staleness,
+                too_old=config.control.too_old,
                 learners=learners,
                 publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
                 evaluations=build_evaluations(config, parts, held_out, opened.folder),
@@ -113,7 +114,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             warn_all(observer.display, [*opened.notes, *learners.notes])
             with batches_kept(config, opened, learners.learner):
-                values = asyncio.run(with_engine(train_rl(run), parts.engine))
+                values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)
     return values
 
@@ -272,11 +273,16 @@ def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, 
     return facts
 
 
-async def with_engine(work: Coroutine[Any, Any, T], engine: Engine) -> T:
-    """Run `work` and close the engine whatever happens."""
+async def ending(work: Coroutine[Any, Any, T], end: Callable[[], Coroutine[Any, Any, None]]) -> T:
+    """Run `work`, and `end` after it whatever happens."""
     try:
         return await work
     finally:
-        await engine.close()
+        await end()
+
+
+async def with_engine(work: Coroutine[Any, Any, T], engine: Engine) -> T:
+    """Run `work` and close the engine whatever happens."""
+    return await ending(work, engine.close)
 
 

@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
-from whet.algo.base import Need
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.core.batch import TrainBatch, batch_of
-from whet.data.source import Source
 from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.observe.records import drop_records
-from whet.rollout.collect import Player
 from whet.rollout.constant import RewardGuard
+from whet.rollout.control import TooOld
 from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.underway import Underway
+from whet.rollout.scheduler import Rollouts, Taken
+from whet.rollout.staleness import bounded
 from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
@@ -106,12 +106,10 @@ class Run:
 
     num_rollouts: int
     seed: int
-    samples_per_prompt: int
-    prompts_per_rollout: int
     train_on: TrainOn
-    source: Source
-    player: Player
-    underway: Underway
+    rollouts: Rollouts
+    max_staleness: int
+    too_old: TooOld
     learners: Learners
     publisher: Publisher
     evaluations: Sequence[EvaluationSet]
@@ -160,8 +158,8 @@ async def train_rl(run: Run) -> dict[str, float]:
             break
         async with between_updates(run, progress):
             run.guard.check()
-            groups = await roll_out(run, progress)
-            samples = samples_of_groups(groups, run.train_on)
+            taken = await roll_out(run, progress)
+            samples, aged = bounded(samples_of_groups(taken.groups, run.train_on), progress.version, run.max_staleness, run.too_old)
             batch = batch_of(samples)
             with phases.span("annotate"):
                 batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
@@ -171,12 +169,14 @@ async def train_rl(run: Run) -> dict[str, float]:
         phases.add_tokens("update", update.num_tokens)
         progress.rollout_id += 1
         progress.version += 1
+        run.rollouts.learned()
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
-        values = record(run, progress, groups, samples, batch, update, {**credit, "sync/probe_nats": Max(published.probe_nats)})
+        found = {**taken.metrics, **aged, **credit, "sync/probe_nats": Max(published.probe_nats)}
+        values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):
             run.observer.tell(progress.rollout_id, values)
-            warning = run.guard.see(groups)
+            warning = run.guard.see(taken.groups)
             if warning is not None:
                 run.observer.display.warn(warning)
     return run.evaluated.values
@@ -186,7 +186,7 @@ async def train_rl(run: Run) -> dict[str, float]:
 async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
     """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends."""
     algorithm = run.learners.algorithm
-    parts: list[Stateful] = [run.source, RandomState()]
+    parts: list[Stateful] = [RandomState()]
     if isinstance(algorithm, Stateful):
         parts.append(algorithm)
     kept = [(part, part.state()) for part in parts]
@@ -198,6 +198,7 @@ async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
         if not ended_well:
             for part, state in kept:
                 part.restore(state)
+            await run.rollouts.put_back()
             await save_at_the_end(run, progress)
 
 
@@ -205,7 +206,7 @@ async def save_at_the_end(run: Run, progress: Progress) -> None:
     """Save what is not saved yet. That it cannot be, on a full disk say, must not hide why the run ends."""
     try:
         with run.observer.phases.span("save"):
-            folder = await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id)))
+            folder = await saved(run, progress)
         if folder is not None:
             run.observer.display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
     except Exception as error:  # the run's own error follows
@@ -217,49 +218,52 @@ async def save_if_due(run: Run, progress: Progress) -> None:
     measured = run.measured(progress.rollout_id)
     if run.checkpoint.due(progress, run.num_rollouts, measured):
         with run.observer.phases.span("save"):
-            await run.compute(lambda: run.checkpoint.save(progress, measured))
+            await saved(run, progress)
 
 
-async def roll_out(run: Run, progress: Progress) -> list[Group]:
-    """Take the next prompts and play them, greedily too where the algorithm compares with that.
+async def saved(run: Run, progress: Progress) -> Path | None:
+    """Save what is not saved yet: what changes while groups are played is read here, on the event loop, before anything is written."""
+    state = run.checkpoint.read()
+    return await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id), state))
+
+
+async def roll_out(run: Run, progress: Progress) -> Taken:
+    """The groups of the next rollout.
 
     Raises:
         RolloutFailed: if every trajectory failed, or every greedy one.
-        Stopped: if a signal asked for it; what has ended until then is in `run.underway`.
+        Stopped: if a signal asked for it.
     """
     with run.observer.phases.span("rollout"):
-        tasks = run.source.next(run.prompts_per_rollout)
-        compares = Need.BASELINE in run.learners.algorithm.needs
-        playing = run.player.play(tasks, run.samples_per_prompt, run.seed, run.underway.ended, compares)
-        groups = await run.stop.unless(playing)
-    run.underway.clear()
+        taken = await run.stop.unless(run.rollouts.take(progress))
+    groups = taken.groups
     run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.played))
-    run.observer.failures(groups)
+    run.observer.failures([*groups, *taken.dropped])
     require_valid(groups, f"rollout {progress.rollout_id}")
-    return groups
+    return taken
 
 
 def record(
     run: Run,
     progress: Progress,
-    groups: Sequence[Group],
+    taken: Taken,
     samples: Sequence[Sample],
     batch: TrainBatch,
     update: Update,
-    credit: Metrics,
+    found: Metrics,
 ) -> dict[str, float]:
     """Every token to the records, then the metrics to `metrics.jsonl`: from there on the update counts."""
     if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
     if run.observer.records is not None:
-        found = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
+        known = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
         if batch.values is not None:
-            found |= {"values": batch.values, "returns": batch.returns}
-        columns = {name: batch.ragged(column) for name, column in found.items() if column is not None}
-        run.observer.records.write(progress.rollout_id - 1, groups, samples, columns)
+            known |= {"values": batch.values, "returns": batch.returns}
+        columns = {name: batch.ragged(column) for name, column in known.items() if column is not None}
+        run.observer.records.write(progress.rollout_id - 1, [*taken.groups, *taken.dropped], samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
-    metrics = merge_metrics(merge_metrics(credit, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
-    return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(groups), metrics))
+    metrics = merge_metrics(merge_metrics(found, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
+    return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))
 
 
 async def evaluate_if_due(run: Run, progress: Progress) -> None:
@@ -273,7 +277,8 @@ async def evaluate_if_due(run: Run, progress: Progress) -> None:
     values: dict[str, float] = {}
     for chosen in run.evaluations:
         with run.observer.phases.span("evaluate"):
-            groups = await run.stop.unless(chosen.play(run.seed))
+            async with run.rollouts.engine_awake():
+                groups = await run.stop.unless(chosen.play(run.seed))
         run.observer.failures(groups)
         values.update(flatten(chosen.summarise(progress.rollout_id, groups)))
     run.observer.trackers[0].log(progress.rollout_id, values)

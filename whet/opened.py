@@ -16,7 +16,7 @@ from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.config import dump_toml
 from whet.observe.files import replace_file
 from whet.process import prepare_process
-from whet.rollout.collect import Stalled
+from whet.rollout.player import Stalled
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import STARTS, Journal, read_rows
 from whet.runfolder.lock import claim

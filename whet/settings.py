@@ -6,7 +6,7 @@ At the end: what one part takes over from another.
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.store import CheckpointConfig
@@ -19,7 +19,8 @@ from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
 from whet.model.causal import ModelConfig
 from whet.observe import ObserveConfig
 from whet.reward import RewardConfig
-from whet.rollout.collect import RolloutConfig
+from whet.rollout.control import ControlConfig, refuse_timing
+from whet.rollout.sampling import RolloutConfig
 from whet.train.batching import BatchConfig
 from whet.train.critic import CriticConfig
 from whet.train.frozen import ReferenceConfig, TeacherConfig
@@ -81,6 +82,8 @@ class RunConfig(BaseRunConfig):
     """Batch arithmetic."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     """Sampling and limits of a trajectory."""
+    control: ControlConfig = Field(default_factory=ControlConfig)
+    """Which groups are trained on, how many are under way, and how old a trained token may be."""
     env: EnvConfig = Field(default_factory=EnvConfig)
     """The environment: single turn, tools, or your own."""
     reward: RewardConfig
@@ -97,6 +100,18 @@ class RunConfig(BaseRunConfig):
     """Sampling engine."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     """Evaluation sets."""
+
+    @model_validator(mode="after")
+    def _same_bits(self) -> RunConfig:
+        if self.deterministic:
+            refuse_timing(self.control)
+        return self
+
+    @property
+    def engine_sizes(self) -> EmbeddedConfig:
+        """The embedded engine as training has it: while the trainer changes its weights, nobody else can sample from them."""
+        sizes = self.engine.embedded
+        return sizes.model_copy(update={"own_weights": True}) if self.control.overlaps else sizes
 
 
 def training_rows(config: RunConfig) -> SourceConfig:

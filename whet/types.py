@@ -207,6 +207,8 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     baseline: Trajectory | None = None
     """The greedy trajectory of the task that the siblings are compared with, where the algorithm asks for one. It is never trained on."""
+    dropped: str | None = None
+    """Why it is not trained on: a filter's reason, left_over, too_old, retried. Then it need not be whole."""
 
     @property
     def played(self) -> tuple[Trajectory, ...]:
@@ -360,6 +362,8 @@ class Request:
     """Where it stands among its rivals; a deterministic engine admits in this order."""
     chunk_tokens: int = 0
     """Deliver a chunk every so many tokens; 0: one chunk at the end (or at an abort)."""
+    num_begun: int = 0
+    """The last so many of `tokens` were sampled as the beginning of this reply: stop texts may begin in them."""
 
 
 @dataclass(frozen=True, slots=True)

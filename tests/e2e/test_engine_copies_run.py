@@ -11,7 +11,7 @@ from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights
 
 from whet.commands import train
 from whet.observe import read_records
-from whet.rollout.collect import Player
+from whet.rollout.scheduler import Rollouts
 
 COPIES = {"embedded": {"copies": 2, "cache_tokens": 2048}}
 
@@ -49,14 +49,14 @@ def test_copies_find_stop_texts(tmp_path):
 @contextmanager
 def during_rollouts(look):
     """Call `look` as each rollout begins."""
-    inner = Player.play
+    inner = Rollouts.take
 
-    async def play(self, *args, **kwargs):
+    async def take(self, *args):
         look()
-        return await inner(self, *args, **kwargs)
+        return await inner(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Player, "play", play)
+        patch.setattr(Rollouts, "take", take)
         yield
 
 

@@ -81,7 +81,7 @@ def ask_at(monkeypatch, owner, name, stop, count):
         ("whet.evaluate.evaluation", "EvaluationSet", "play", 1, ["rollout_000002"]),
         ("whet.evaluate.evaluation", "EvaluationSet", "play", 2, ["rollout_000004"]),
         ("whet.sync.shared", "SharedPublisher", "publish", 4, ["rollout_000003"]),
-        ("whet.rollout.collect", "Player", "play", 4, ["rollout_000002"]),
+        ("whet.rollout.scheduler", "Rollouts", "take", 3, ["rollout_000002"]),
     ],
     ids=["first-rollout", "second-rollout", "update", "evaluation", "last-evaluation", "publication", "after-an-evaluation"],
 )
@@ -175,22 +175,23 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
         await asyncio.sleep(0.05)
         stop.ask(signal.SIGINT)
 
-    from whet.rollout.collect import Player
+    from whet.rollout.scheduler import Rollouts
 
-    inner = Player.play
+    inner = Rollouts.take
 
-    async def play(self, *args):
+    async def take(self, *args):
         asked.append(asyncio.ensure_future(ask_when_all_but_two_have_ended()))
         return await inner(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Player, "play", play)
+        patch.setattr(Rollouts, "take", take)
         with pytest.raises(Stopped):
             train(config)
     run_dir = Path(config.run_dir)
     assert checkpoints_of(run_dir) == ["rollout_000001"]
     state = json.loads((run_dir / "checkpoints/rollout_000001/state.json").read_text())
-    kept = {trajectory["id"] for trajectory in state["others"]["underway"]}
+    plays = state["others"]["rollouts"]["plays"]
+    kept = {trajectory["id"] for play in plays for trajectory in play["ended"]}
     assert len(kept) >= played - 2 and not any(name.endswith("/2") for name in kept)
     assert sum(name.endswith("/greedy") for name in kept) == played - 6
     before = calls.read_text().splitlines()

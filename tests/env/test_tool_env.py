@@ -171,7 +171,7 @@ def test_impossible_settings_are_refused(tools, options, what):
 
 
 def test_a_step_answers_one_way():
-    with pytest.raises(ValueError, match="messages or with raw text"):
+    with pytest.raises(ValueError, match="raw text or a rewritten history"):
         Step(messages=(Message("user", "a"),), text="b")
     with pytest.raises(ValueError, match="must answer something"):
         Step()

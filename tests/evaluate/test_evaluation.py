@@ -5,9 +5,9 @@ from pydantic import ValidationError
 
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig
 from whet.observe import flatten
-from whet.rollout.collect import RolloutConfig
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.report import RolloutFailed
+from whet.rollout.sampling import RolloutConfig
 from whet.types import Failure, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 

@@ -84,6 +84,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "task_id": "train:3",
         "task_origin": "train.jsonl:4",
         "group": 0,
+        "dropped": None,
         "trajectory": "train:3/0",
         "order": 0,
         "baseline": False,

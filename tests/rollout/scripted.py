@@ -99,6 +99,33 @@ class ScriptedEngine:
         assert set(self.opened.values()) <= {1}
 
 
+@dataclass
+class ListSource:
+    """Tasks from a list, one after another."""
+
+    tasks: list[Task]
+    num_taken: int = 0
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def next(self, n: int) -> list[Task]:
+        self.num_taken += n
+        found = self.tasks[self.num_taken - n : self.num_taken]
+        assert len(found) == n, "the source has no more tasks"
+        return found
+
+    def find(self, task_id: str) -> Task:
+        return next(task for task in self.tasks if task.id == task_id)
+
+    def state(self) -> Any:
+        return {"num_taken": self.num_taken}
+
+    def restore(self, state: Any) -> None:
+        self.num_taken = state["num_taken"]
+
+
 def turns(*replies: Sequence[Any]) -> Script:
     """The n-th call of a conversation gets the n-th reply."""
     return lambda request: replies[int(request.id.rpartition("/")[2])]

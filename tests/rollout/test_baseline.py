@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from scripted import ANSWER, CALL, HANG, RENDERER, STOP, FakeEnv, ScriptedEngine, chunk, run, says
+from scripted import ANSWER, CALL, HANG, RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, chunk, run, says
 
 from whet.core.batch import batch_of
 from whet.engine.base import EngineRefused
@@ -15,11 +15,12 @@ from whet.env.base import Step
 from whet.env.rollout import Limits
 from whet.observe import flatten
 from whet.reward import RewardError
-from whet.rollout.collect import Player, Stalled, greedily
+from whet.rollout.control import ControlConfig
+from whet.rollout.player import Player, Stalled, greedily
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups, score_of
-from whet.rollout.underway import Underway
-from whet.types import Message, Outcome, Rewards, SamplingParams, Task
+from whet.rollout.scheduler import Rollouts, Wanted
+from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
 SAMPLING = SamplingParams(50, temperature=0.7, top_p=0.9, top_k=5, stop_token_ids=(STOP,), stop=("</end>",))
 
@@ -33,8 +34,10 @@ class ById:
 
     def __init__(self, **answers):
         self.answers = answers
+        self.seen: list[str] = []
 
     async def __call__(self, trajectory):
+        self.seen.append(trajectory.id)
         answer = self.answers.get(trajectory.id.replace("/", "_"), 0.25)
         if isinstance(answer, BaseException):
             raise answer
@@ -57,7 +60,7 @@ def by_name(request):
 
 def test_every_task_is_played_once_more_at_temperature_0_and_nothing_else_changes():
     who, engine = player(by_name, ById(a_greedy=0.5, b_greedy=1.0))
-    groups = run(who.play(tasks("a", "b"), 2, 5, None, True))
+    groups = run(who.play(tasks("a", "b"), 2, 5, True))
     plain, other = player(by_name)
     without = run(plain.play(tasks("a", "b"), 2, 5))
     assert [[t.turns for t in g.trajectories] for g in groups] == [[t.turns for t in g.trajectories] for g in without]
@@ -84,7 +87,7 @@ def test_a_greedy_trajectory_has_turns_with_the_environment_like_any_other():
         return envs[-1]
 
     who, _ = player(lambda request: says(CALL if request.id.endswith("/0") else "36"), make_env=make_env)
-    (group,) = run(who.play(tasks("a"), 1, 0, None, True))
+    (group,) = run(who.play(tasks("a"), 1, 0, True))
     (sampled,), greedy = group.trajectories, group.baseline
     assert greedy is not None and len(greedy.turns) == 2 and len(envs) == 2 and all(env.num_closed == 1 for env in envs)
     assert [t.tokens for t in greedy.turns] == [t.tokens for t in sampled.turns]
@@ -99,13 +102,13 @@ def test_no_more_are_under_way_than_may_be():
         return says("x")
 
     who, engine = player(script, max_in_flight=2)
-    run(who.play(tasks("a", "b", "c"), 2, 0, None, True))
+    run(who.play(tasks("a", "b", "c"), 2, 0, True))
     assert max(under_way) == 2 and len(engine.requests) == 9
 
 
 def test_samples_know_what_the_greedy_trajectory_scored_and_hold_none_of_its_tokens():
     who, _ = player(by_name, ById(a_greedy=0.5, b_greedy=-1.0))
-    groups = run(who.play(tasks("a", "b"), 2, 0, None, True))
+    groups = run(who.play(tasks("a", "b"), 2, 0, True))
     samples = samples_of_groups(groups)
     assert [(s.trajectory, s.baseline, s.valid) for s in samples] == [
         ("a/0", 0.5, True), ("a/1", 0.5, True), ("b/0", -1.0, True), ("b/1", -1.0, True)
@@ -118,7 +121,7 @@ def test_samples_know_what_the_greedy_trajectory_scored_and_hold_none_of_its_tok
 
 def test_its_score_has_its_token_rewards_in_it():
     who, _ = player(by_name)
-    (group,) = run(who.play(tasks("a"), 1, 0, None, True))
+    (group,) = run(who.play(tasks("a"), 1, 0, True))
     assert group.baseline is not None
     turn = group.baseline.turns[0]
     rewarded = replace(group.baseline, turns=(replace(turn, token_rewards=(0.5,) * len(turn.tokens)),))
@@ -138,7 +141,7 @@ def test_its_score_has_its_token_rewards_in_it():
 def test_a_greedy_trajectory_that_failed_is_no_0_its_task_is_not_trained_on(outcome, place, changes):
     reply = changes.pop("reply", says("greedy"))
     who, _ = player(lambda request: reply if request.conversation == "a/greedy" else says("x"), **changes)
-    groups = run(who.play(tasks("a", "b"), 2, 0, None, True))
+    groups = run(who.play(tasks("a", "b"), 2, 0, True))
     failed = groups[0].baseline
     assert failed is not None and failed.outcome is outcome and score_of(failed) is None
     require_valid(groups, "rollout 0")
@@ -156,7 +159,7 @@ def test_a_greedy_trajectory_that_failed_is_no_0_its_task_is_not_trained_on(outc
 def test_what_greedy_trajectories_scored_and_cost_is_counted_apart():
     script = lambda request: says("a b c d" if request.conversation == "a/greedy" else "x")  # noqa: E731
     who, _ = player(script, ById(a_greedy=1.0, b_greedy=RewardError("no"), b_1=RewardError("no")))
-    groups = run(who.play(tasks("a", "b"), 2, 0, None, True))
+    groups = run(who.play(tasks("a", "b"), 2, 0, True))
     values = flatten(rollout_metrics(groups))
     found = {name.removeprefix("baseline/"): value for name, value in values.items() if name.startswith("baseline/")}
     lengths = [len(RENDERER.encode(text)) + 1 for text in ("a b c d", "x")]
@@ -169,7 +172,7 @@ def test_what_greedy_trajectories_scored_and_cost_is_counted_apart():
 
 def test_a_rollout_whose_greedy_trajectories_all_failed_has_failed():
     who, _ = player(by_name, ById(a_greedy=RewardError("no"), b_greedy=RewardError("no")))
-    groups = run(who.play(tasks("a", "b"), 2, 0, None, True))
+    groups = run(who.play(tasks("a", "b"), 2, 0, True))
     text = "rollout 3: all 2 greedy trajectories, which the others are compared with, failed\n2 in reward: RewardError: no"
     with pytest.raises(RolloutFailed) as failed:
         require_valid(groups, "rollout 3")
@@ -179,11 +182,11 @@ def test_a_rollout_whose_greedy_trajectories_all_failed_has_failed():
 def test_in_deterministic_mode_a_slow_one_stops_the_rollout():
     who, _ = player(by_name, ById(a_greedy=TimeoutError("slow")), deterministic=True)
     with pytest.raises(Stalled, match="trajectory a/greedy was too slow in reward: slow"):
-        run(who.play(tasks("a"), 1, 0, None, True))
+        run(who.play(tasks("a"), 1, 0, True))
 
 
 def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_included():
-    """It goes through a checkpoint's JSON; a greedy one that failed is played again, as others are."""
+    """It goes through a checkpoint's JSON; a group that had ended is as it was, failures included."""
     hangs = ["a/1", "b/greedy"]
 
     def script(request):
@@ -191,26 +194,40 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
 
     reward = ById(a_greedy=0.75, c_greedy=RewardError("no"))
     who, _ = player(script, reward)
-    before = Underway(kept=True)
+
+    def rollouts(who, source):
+        return Rollouts(source, who, ControlConfig(), Wanted(3, 2, baseline=True), 1, 0)
 
     async def stopped():
-        playing = asyncio.ensure_future(who.play(tasks("a", "b", "c"), 2, 0, before.ended, True))
-        while len(before.ended) < 9 - len(hangs):
+        source = ListSource(tasks("a", "b", "c"))
+        before = rollouts(who, source)
+        taking = asyncio.ensure_future(before.take(Progress()))
+        while len(reward.seen) < 9 - len(hangs):
             await asyncio.sleep(0)
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await before.put_back()
+        return source.state(), json.loads(json.dumps(before.state()))
 
-    run(stopped())
-    after = Underway(kept=True)
-    after.restore(json.loads(json.dumps(before.state())))
-    assert set(after.ended) == {"a/0", "a/greedy", "b/0", "b/1", "c/0", "c/1"}
+    cursor, state = run(stopped())
+    ended = {each["id"] for play in state["plays"] for each in play["ended"]}
+    assert ended == {"a/0", "a/greedy", "b/0", "b/1", "c/0", "c/1", "c/greedy"}, "c is judged"
     hangs.clear()
-    reward.answers["c_greedy"] = 0.5
     again, engine = player(script, reward)
-    groups = run(again.play(tasks("a", "b", "c"), 2, 0, after.ended, True))
-    assert sorted(request.conversation for request in engine.requests) == ["a/1", "b/greedy", "c/greedy"]
+
+    async def gone_on():
+        source = ListSource(tasks("a", "b", "c"))
+        source.restore(cursor)
+        after = rollouts(again, source)
+        after.restore(state)
+        taken = await after.take(Progress())
+        assert source.num_taken == 3, "no further task was needed"
+        return taken.groups
+
+    groups = run(gone_on())
+    assert sorted(request.conversation for request in engine.requests) == ["a/1", "b/greedy"]
     undisturbed, _ = player(script, reward)
-    whole = run(undisturbed.play(tasks("a", "b", "c"), 2, 0, None, True))
+    whole = run(undisturbed.play(tasks("a", "b", "c"), 2, 0, True))
 
     def told(groups):
         return [[(t.id, t.turns, t.outcome, t.rewards, t.temperature) for t in group.played] for group in groups]

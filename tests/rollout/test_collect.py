@@ -25,9 +25,10 @@ from whet.engine.base import EngineRefused
 from whet.env.base import Step
 from whet.env.rollout import Limits
 from whet.reward import LabelError, RewardError, RewardTimeout
-from whet.rollout.collect import Player, RolloutConfig, check_trainable, seed_of
 from whet.rollout.overrides import RolloutOverrides
+from whet.rollout.player import Player, seed_of
 from whet.rollout.samples import samples_of_groups
+from whet.rollout.sampling import RolloutConfig, check_trainable
 from whet.types import Finish, Message, Outcome, Rewards, SamplingParams, Task
 
 PARAMS = SamplingParams(50, stop_token_ids=(STOP,))

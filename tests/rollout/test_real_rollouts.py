@@ -22,7 +22,7 @@ from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, random_causal
-from whet.rollout.collect import Player
+from whet.rollout.player import Player
 from whet.rollout.samples import samples_of_groups
 from whet.types import UNSAMPLED, Message, Origin, Outcome, Rewards, SamplingParams, Task, ToolCall
 

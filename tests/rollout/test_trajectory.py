@@ -30,7 +30,8 @@ from whet.engine.base import EngineFailed, EngineRefused
 from whet.env import rollout, sampling
 from whet.env.base import SingleTurn, Step
 from whet.env.calculator import calculator
-from whet.env.rollout import Deadline, Limits, run_trajectory
+from whet.env.deadline import Deadline
+from whet.env.rollout import Limits, TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.rollout.samples import samples_of
@@ -45,7 +46,7 @@ def play(engine, env, limits=LIMITS, renderer=RENDERER, timeout_s=None, task=TAS
 
     async def main():
         deadline = Deadline.after(timeout_s)
-        return await run_trajectory("t/0", task, env, engine, renderer, PARAMS, limits, (3, 0), deadline)
+        return await TrajectoryRun("t/0", task, engine, renderer, PARAMS, limits, (3, 0), deadline).to_end(env)
 
     trajectory = run(main())
     engine.check_idle()
@@ -283,7 +284,7 @@ def test_no_turn_starts_after_the_time_is_over():
     async def busy():
         deadline = Deadline.after(0.01)
         await asyncio.sleep(0.02)
-        return await run_trajectory("t/0", TASK, FakeEnv(), engine, RENDERER, PARAMS, LIMITS, (), deadline)
+        return await TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS, (), deadline).to_end(FakeEnv())
 
     engine = ScriptedEngine(turns())
     trajectory = run(busy())
@@ -311,7 +312,7 @@ def test_a_cancelled_trajectory_lets_go_of_everything(script, env):
     engine = ScriptedEngine(script)
 
     async def main():
-        job = asyncio.ensure_future(run_trajectory("t/0", TASK, env, engine, RENDERER, PARAMS, LIMITS))
+        job = asyncio.ensure_future(TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS).to_end(env))
         for _ in range(100):
             await asyncio.sleep(0)
         job.cancel()

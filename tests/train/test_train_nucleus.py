@@ -16,8 +16,8 @@ from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.samples import samples_of
-from whet.rollout.underway import Underway
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.types import Finish, Message, Origin, Outcome, Request, Rewards, SamplingParams, Task, Trajectory, Turn
 
@@ -55,12 +55,10 @@ def play(model, num_siblings=5, **options):
         heat = params.get("temperature", 1.0)
         return Trajectory(f"t/{i}", Task("t", "q"), tuple(turns), Outcome.COMPLETED, Rewards(float(i)), temperature=heat)
 
-    underway = Underway(kept=True)
-    underway.ended = {t.id: t for t in asyncio.run(main())}
-    again = Underway(kept=True)
-    again.restore(json.loads(json.dumps(underway.state())))
-    assert again.ended == underway.ended
-    return list(again.ended.values())
+    played = list(asyncio.run(main()))
+    again = [trajectory_from_json(json.loads(json.dumps(trajectory_to_json(t)))) for t in played]
+    assert again == played
+    return again
 
 
 def batch_from(trajectories):

@@ -95,8 +95,18 @@ class RunState:
         """Whether to save now, `metrics` being what was measured of these weights."""
         return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, self._others_state())
 
-    def save(self, progress: Progress, metrics: Mapping[str, float]) -> Path | None:
+    def read(self) -> dict[str, JSON]:
+        """What a checkpoint of this moment holds beside tensors."""
+        parts = {name: part.state() for name, part in self._parts.items()}
+        return {"log_offset": self._log.tell(), "parts": parts, "others": self._others_state()}
+
+    def save(self, progress: Progress, metrics: Mapping[str, float], state: dict[str, JSON] | None = None) -> Path | None:
         """Write a checkpoint, unless there is nothing new since the last one.
+
+        Args:
+            progress: counters.
+            metrics: what was measured of these weights.
+            state: what `read` gave, where the parts go on changing while this writes; None: it is read here.
 
         Returns:
             Its folder, or None.
@@ -104,11 +114,10 @@ class RunState:
         Raises:
             OSError: if it cannot be written.
         """
-        others = self._others_state()
+        state = self.read() if state is None else state
+        others = state["others"]
         if self._saved == (progress, others):
             return None
-        parts = {name: part.state() for name, part in self._parts.items()}
-        state = {"log_offset": self._log.tell(), "parts": parts, "others": others}
 
         def write(folder: Path) -> None:
             self._backend.save(folder)

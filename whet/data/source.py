@@ -33,6 +33,14 @@ class Source(Protocol):
         """The next `n` tasks. Their ids are unique over all epochs."""
         ...
 
+    def find(self, task_id: str) -> Task:
+        """A task that `next` gave, in this process or in an earlier one.
+
+        Raises:
+            ValueError: there is none.
+        """
+        ...
+
     def state(self) -> dict[str, JSON]:
         """The cursor, as JSON."""
         ...
@@ -76,6 +84,7 @@ class TaskSource:
             ValueError: the data cannot be read or rendered (`file:line`), are empty, or every prompt is too long.
         """
         self.name = name
+        self._by_name: dict[str, Task] | None = None
         tasks = _read_tasks(config, name)
         self._tasks = tasks
         if config.max_prompt_tokens is not None:
@@ -102,6 +111,14 @@ class TaskSource:
 
     def next(self, n: int) -> list[Task]:
         return [self._task(index, epoch) for index, epoch in self._cursor.take(n)]
+
+    def find(self, task_id: str) -> Task:
+        name, mark, _ = task_id.rpartition("#")
+        if self._by_name is None:
+            self._by_name = {task.id.rpartition("#")[0]: task for task in self._tasks}
+        if not mark or name not in self._by_name:
+            raise ValueError(f"source {self.name!r} has no task {task_id!r}: the data changed; go on with the data of that run")
+        return replace(self._by_name[name], id=task_id)
 
     def state(self) -> dict[str, JSON]:
         return self._cursor.state()

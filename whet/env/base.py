@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from whet.data.parsers import Parsed
-from whet.types import JSON, Message, Task
+from whet.types import JSON, Message, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An environment's answer to a turn: messages, raw text that goes inside the assistant's turn, or neither (it is
-    over)."""
+    """An environment's answer to a turn: messages, raw text that goes inside the assistant's turn, a rewritten history, or nothing (it
+    is over)."""
 
     messages: tuple[Message, ...] = ()
     """Rendered as the chat template puts them between two turns of the assistant; what closes the turn is added if need
@@ -22,6 +22,9 @@ class Step:
     """Appended as it stands, with nothing around it. What was sampled stays: the text follows the turn's stop token, so
     an environment that answers this way wants its own stop token (rollout.stop_token_ids), not the one that closes a
     turn."""
+    history: tuple[Message, ...] = ()
+    """The conversation rewritten (shortened, summed up, another agent's): the next turn begins from these messages as from a prompt, and
+    a new training sample of the same trajectory begins with it. What was sampled before still trains."""
     done: bool = False
     """The conversation is over. What is answered along with it is not tokenised: nothing would be sampled after it."""
     reward: float | None = None
@@ -31,9 +34,9 @@ class Step:
     """What happened, counted."""
 
     def __post_init__(self) -> None:
-        if self.messages and self.text:
-            raise ValueError("an environment's step answers with messages or with raw text, not with both")
-        if not (self.messages or self.text or self.done):
+        if sum(map(bool, (self.messages, self.text, self.history))) > 1:
+            raise ValueError("an environment's step answers with messages, raw text or a rewritten history, with one of them alone")
+        if not (self.messages or self.text or self.history or self.done):
             raise ValueError("an environment's step that is not done must answer something")
 
 
@@ -64,12 +67,30 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class Resumable(Env, Protocol):
+    """An environment that can go on with a conversation that another one of its kind began, in another process perhaps. Conversations of
+    any other are begun anew when a run that ended in the middle of them goes on."""
+
+    async def resume(self, task: Task, turns: Sequence[Turn]) -> Task:
+        """In place of `start`: be as before the answer to the last of `turns`, or, where an abort cut that one, to the one before it.
+
+        Args:
+            task: as `start` returned it.
+            turns: the conversation so far, one at least.
+        """
+        ...
+
+
 class SingleTurn:
     """The environment of a plain question: the first reply ends it."""
 
     tools: Sequence[Mapping[str, JSON]] = ()
 
     async def start(self, task: Task) -> Task:
+        return task
+
+    async def resume(self, task: Task, turns: Sequence[Turn]) -> Task:
         return task
 
     async def step(self, reply: Parsed) -> Step:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from whet.data.parsers import Parsed
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineRefused
-from whet.env.base import Env, Step
+from whet.env.base import Env, Resumable, Step
+from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
 from whet.env.sampling import Reply, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
+PLAY = "rollout.play"
+"""Where a trajectory is while a user's function plays it and the engine is not at work."""
 CLOSE_TIMEOUT_S = 30.0
 """For an environment to close, whatever time its trajectory had."""
 
@@ -30,7 +33,7 @@ class Limits:
 
     max_turns: int
     max_tokens: int
-    """Of the whole trajectory: prompt, replies and the environment's answers."""
+    """Of the whole trajectory: prompt, replies and the environment's answers. Where the history was rewritten, of each chain."""
     max_turn_tokens: int
     """Sampled in one turn."""
 
@@ -40,152 +43,127 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """When a trajectory's time is over. Made inside the event loop; None: never."""
-
-    timeout_s: float | None = None
-    at: float | None = None
-    """By the event loop's clock. None: each wait for the environment or the reward has `timeout_s` of its own, and the engine any time."""
-
-    @classmethod
-    def after(cls, timeout_s: float | None, *, per_wait: bool = False) -> Deadline:
-        """A deadline `timeout_s` from now, or one for each wait."""
-        return cls(timeout_s, None if timeout_s is None or per_wait else asyncio.get_running_loop().time() + timeout_s)
-
-    @property
-    def left_s(self) -> float | None:
-        return None if self.at is None else max(0.0, self.at - asyncio.get_running_loop().time())
-
-    def error(self, place: str) -> TimeoutError:
-        """What a trajectory fails with that was still waiting for `place`."""
-        what = f"the trajectory's {self.timeout_s} s (rollout.timeout_s)"
-        return TimeoutError(f"{what} were over while it waited for {place}")
-
-    @asynccontextmanager
-    async def ends(self, place: str) -> AsyncIterator[None]:
-        """Cancel what is awaited inside once the time is over, and raise `error(place)`."""
-        limit = asyncio.timeout(self.timeout_s) if self.at is None else asyncio.timeout_at(self.at)
-        try:
-            async with limit:
-                yield
-        except TimeoutError as late:
-            if limit.expired():
-                raise self.error(place) from late
-            raise
-
-
 class PromptTooLong(ValueError):
     """A prompt leaves no room to sample."""
 
 
-async def run_trajectory(
-    trajectory_id: str,
-    task: Task,
-    env: Env,
-    engine: Engine,
-    renderer: Renderer,
-    sampling: SamplingParams,
-    limits: Limits,
-    rank: tuple[int, ...] = (),
-    deadline: Deadline | None = None,
-) -> Trajectory:
-    """Play one task to its end.
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """What the next turn begins with."""
 
-    Args:
-        trajectory_id: unique; also the conversation's name in the engine.
-        task: what to do.
-        env: its world, closed here.
-        engine: who samples.
-        renderer: messages to token ids and back.
-        sampling: of every turn; `max_tokens` is replaced by what the limits leave, the seed is the trajectory's.
-        limits: where it is cut.
-        rank: its place among its rivals, for deterministic engines.
-        deadline: when its time is over, waiting for its turn in the engine included.
-
-    Returns:
-        A trajectory without rewards. Failures are outcomes, never exceptions; what was sampled before one is kept, a
-        turn that the deadline cut short included. An engine that fails makes it aborted, an environment an environment
-        error.
-    """
-    run = _Run(trajectory_id, task, engine, renderer, sampling, limits, rank, deadline or Deadline())
-    error: Failure | None = None
-    closing: Failure | None = None
-    engine.open(trajectory_id)
-    try:
-        outcome = await run.play(env)
-    except (EngineRefused, PromptTooLong) as refused:
-        outcome, error = Outcome.REFUSED, failure_of(refused, run.place)
-    except TimeoutError as late:
-        outcome, error = Outcome.TIMEOUT, failure_of(late, run.place)
-    except Exception as fault:  # the rollout boundary
-        outcome = Outcome.ABORTED if run.place == "engine" else Outcome.ENV_ERROR
-        error = failure_of(fault, run.place)
-    finally:
-        engine.release(trajectory_id)
-        closing = await _close(env)
-    if closing is not None:
-        late = closing.kind == TimeoutError.__name__
-        outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
-    return Trajectory(
-        id=trajectory_id,
-        task=run.task,
-        turns=tuple(run.turns),
-        outcome=outcome,
-        error=error,
-        temperature=sampling.temperature,
-        timings=dict(run.seconds),
-        counts=dict(run.counts),
-    )
-
-
-async def _close(env: Env) -> Failure | None:
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await env.close()
-    except Exception as fault:  # the rollout boundary
-        return failure_of(fault, "env.close")
-    return None
+    context: tuple[int, ...]
+    origin: Origin
+    restart: bool = False
+    begun: Turn | None = None
+    """What was sampled of it before."""
 
 
 @dataclass(slots=True)
-class _Run:
-    """A trajectory on its way, and what it is waiting for."""
+class TrajectoryRun:
+    """A trajectory on its way. It can be asked at any moment what there is of it."""
 
     id: str
+    """Unique; also the conversation's name in the engine."""
     task: Task
     engine: Engine
     renderer: Renderer
     sampling: SamplingParams
+    """Of every turn; `max_tokens` is replaced by what the limits leave, the seed is the trajectory's."""
     limits: Limits
-    rank: tuple[int, ...]
-    deadline: Deadline
+    rank: tuple[int, ...] = ()
+    """Its place among its rivals, for deterministic engines."""
+    deadline: Deadline = field(default_factory=Deadline)
+    """When its time is over, waiting for its turn in the engine included."""
+    chunk_tokens: int = 0
+    """Have the engine hand over what it sampled every so many tokens; 0: at the end of a turn. `so_far` knows what was handed over."""
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     place: str = ""
     """What it is at: env.start, renderer, limits, engine, parser or env.step."""
     history: list[int] = field(default_factory=list)
-    """Every token so far: what the engine continues."""
+    """Every token of the present chain so far: what the engine continues."""
+    request: str = ""
+    """The id of the request that the engine has from it; none: it waits for something else."""
+    _open: tuple[_Next, Reply] | None = None
+    """The turn that is being sampled."""
 
-    async def play(self, env: Env) -> Outcome:
-        async with self._waits_for("env.start"):
-            started = await env.start(self.task)
+    def go_on_from(self, begun: Trajectory) -> None:
+        """Begin with what an earlier run of the same trajectory left; its last turn may have been cut by an abort."""
+        self.task, self.turns = begun.task, list(begun.turns)
+        self.counts, self.seconds = Counter(begun.counts), dict(begun.timings)
+
+    async def to_end(self, env: Env, play: Play | None = None) -> Trajectory:
+        """Play the task to its end, or go on from the turns that there are.
+
+        Args:
+            env: the task's world, closed here.
+            play: in place of taking turns with the environment; it calls `sample` and returns how the trajectory ended.
+
+        Returns:
+            A trajectory without rewards. Failures are outcomes, never exceptions; what was sampled before one is kept, a
+            turn that the deadline cut short included. An engine that fails makes it aborted, an environment an environment
+            error.
+        """
+        error: Failure | None = None
+        closing: Failure | None = None
+        self.engine.open(self.id)
+        try:
+            outcome = await (self._play(env) if play is None else self._played(play, env))
+        except (EngineRefused, PromptTooLong) as refused:
+            outcome, error = Outcome.REFUSED, failure_of(refused, self.place)
+        except TimeoutError as late:
+            outcome, error = Outcome.TIMEOUT, failure_of(late, self.place)
+        except Exception as fault:  # the rollout boundary
+            outcome = Outcome.ABORTED if self.place == "engine" else Outcome.ENV_ERROR
+            error = failure_of(fault, self.place)
+        finally:
+            self.engine.release(self.id)
+            closing = await _close(env)
+        if closing is not None:
+            late = closing.kind == TimeoutError.__name__
+            outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
+        return replace(self.so_far(), outcome=outcome, error=error)
+
+    def so_far(self) -> Trajectory:
+        """What there is of it, as an aborted trajectory that another run of it can go on from."""
+        turns = list(self.turns)
+        if self._open is not None and (turn := self._turn_of(*self._open)) is not None:
+            turns.append(turn)
+        return Trajectory(
+            id=self.id,
+            task=self.task,
+            turns=tuple(turns),
+            outcome=Outcome.ABORTED,
+            temperature=self.sampling.temperature,
+            timings=dict(self.seconds),
+            counts=dict(self.counts),
+        )
+
+    async def _played(self, play: Play, env: Env) -> Outcome:
+        """What a user's function plays begins anew whatever there is: nobody knows where it was."""
+        self.turns.clear()
+        self.place = PLAY
+        async with self.deadline.ends(PLAY):
+            return Outcome(await play(self, env))
+
+    async def _play(self, env: Env) -> Outcome:
+        async with self.waits_for("env.start"):
+            started = await _started(env, self.task, self.turns)
         if started.id != self.task.id:
             ids = f"from {self.task.id!r} to {started.id!r}"
             raise ValueError(f"the environment changed the task's id {ids}; it must stay the same")
         self.task = started
         self.place = "renderer"
-        context, origin = self.renderer.prompt(self.task, env.tools), Origin.PROMPT
-        for _ in range(self.limits.max_turns):
-            self.history.extend(context)
-            room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(self.history))
-            if room < 1:
+        coming = self._pick_up() if self.turns else _Next(self.renderer.prompt(self.task, env.tools), Origin.PROMPT)
+        while True:
+            parsed = self._parsed() if coming is None else await self._sample(coming)
+            if parsed is None:
                 return self._without_room()
-            turn, parsed = await self._sample(context, origin, room)
+            turn = self.turns[-1]
             if turn.finish is not Finish.STOP:
                 return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
-            async with self._waits_for("env.step"):
+            async with self.waits_for("env.step"):
                 step = await env.step(parsed)
             self.counts.update(step.counts)
             if step.reward is not None:
@@ -193,8 +171,34 @@ class _Run:
             if step.done:
                 return Outcome.COMPLETED
             self.place = "renderer"
-            context, origin = self._context_of(step, turn), Origin.ENVIRONMENT
-        return Outcome.TRUNCATED
+            coming = self._after(step, turn, env)
+
+    async def sample(self, context: Sequence[int], origin: Origin, *, restart: bool = False) -> Parsed | None:
+        """One model call: the next turn, which is then the last of `turns`; for whoever plays in a way of their own.
+
+        Args:
+            context: tokens that come before it, after all that there is already.
+            origin: who wrote them.
+            restart: forget what there is: the context is the whole history anew, and the turn begins another sample.
+
+        Returns:
+            What it says; None: the limits leave no room for it.
+        """
+        parsed = await self._sample(_Next(tuple(context), origin, restart))
+        self.place = PLAY
+        return parsed
+
+    def _pick_up(self) -> _Next | None:
+        """Where the turns that there are stop: in the middle of the last one, or before the environment's answer to it (None)."""
+        begun = self.turns.pop() if self.turns[-1].finish is Finish.ABORT else None
+        for turn in self.turns:
+            if turn.restart:
+                self.history.clear()
+            self.history.extend((*turn.context, *turn.tokens))
+        if begun is None:
+            return None
+        origin = begun.context_origin[0] if begun.context_origin else Origin.ENVIRONMENT
+        return _Next(begun.context, origin, begun.restart, begun)
 
     def _without_room(self) -> Outcome:
         if self.turns:
@@ -205,52 +209,83 @@ class _Run:
             f"{self.limits.max_tokens}; raise it, or drop such prompts with data.max_prompt_tokens"
         )
 
-    def _context_of(self, step: Step, turn: Turn) -> tuple[int, ...]:
+    def _after(self, step: Step, turn: Turn, env: Env) -> _Next:
+        if step.history:
+            rewritten = replace(self.task, prompt=step.history)
+            return _Next(self.renderer.prompt(rewritten, env.tools), Origin.PROMPT, restart=True)
         if step.text:
-            return self.renderer.encode(step.text)
-        return self.renderer.reply(step.messages, turn.tokens)
+            return _Next(self.renderer.encode(step.text), Origin.ENVIRONMENT)
+        return _Next(self.renderer.reply(step.messages, turn.tokens), Origin.ENVIRONMENT)
 
-    async def _sample(self, context: tuple[int, ...], origin: Origin, room: int) -> tuple[Turn, Parsed]:
+    async def _sample(self, coming: _Next) -> Parsed | None:
         """One model call. What it sampled is kept as a turn whatever happens to it."""
+        if coming.restart:
+            self.history.clear()
+        self.history.extend(coming.context)
+        room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(self.history))
+        if room < 1 or len(self.turns) == self.limits.max_turns:
+            return None
         self.place = "engine"
-        left_s = self.deadline.left_s
-        if left_s == 0:
-            raise self.deadline.error("the engine")
-        sampling = replace(self.sampling, max_tokens=room)
-        request = Request(f"{self.id}/{len(self.turns)}", tuple(self.history), sampling, self.id, rank=self.rank)
-        reply = Reply()
+        reply = _reply_of(coming.begun)
+        self._open = coming, reply
         began = time.monotonic()
         try:
-            in_time = await read_reply(self.engine, request, left_s, reply)
+            if self.deadline.left_s == 0:
+                raise self.deadline.error("the engine")
+            in_time = await read_reply(self.engine, self._request(reply, room), self.deadline, reply)
         finally:
+            self.request = ""
+            self._open = None
             self._charge("engine", began)
-            self._keep(reply, context, origin)
+            self._keep(coming, reply)
         if not in_time:
             raise self.deadline.error("the engine")
-        self.place = "parser"
-        parsed = self.renderer.parse(reply.tokens)
-        self.turns[-1] = replace(self.turns[-1], message=parsed.message)
-        return self.turns[-1], parsed
+        return self._parsed()
 
-    def _keep(self, reply: Reply, context: tuple[int, ...], origin: Origin) -> None:
+    def _parsed(self) -> Parsed:
+        """What the last turn says."""
+        self.place = "parser"
+        parsed = self.renderer.parse(self.turns[-1].tokens)
+        self.turns[-1] = replace(self.turns[-1], message=parsed.message)
+        return parsed
+
+    def _request(self, reply: Reply, room: int) -> Request:
+        num_begun = len(reply.tokens)
+        self.request = f"{self.id}/{len(self.turns)}"
+        return Request(
+            id=self.request,
+            tokens=(*self.history, *reply.tokens),
+            sampling=replace(self.sampling, max_tokens=room - num_begun),
+            conversation=self.id,
+            rank=self.rank,
+            chunk_tokens=self.chunk_tokens,
+            num_begun=num_begun,
+        )
+
+    def _keep(self, coming: _Next, reply: Reply) -> None:
+        turn = self._turn_of(coming, reply)
+        if turn is not None:
+            self.turns.append(turn)
+            self.history.extend(turn.tokens)
+
+    def _turn_of(self, coming: _Next, reply: Reply) -> Turn | None:
         """Its message is the plain text until it is parsed: a parser of the user's may fail."""
         if not reply.tokens and reply.finish is None:
-            return
-        turn = Turn(
-            context=context,
-            context_origin=(origin,) * len(context),
+            return None
+        return Turn(
+            context=coming.context,
+            context_origin=(coming.origin,) * len(coming.context),
             tokens=tuple(reply.tokens),
             logprobs=tuple(reply.logprobs),
             versions=tuple(reply.versions),
             nucleus=tuple(reply.nucleus) if self.sampling.nucleus else None,
             message=Message("assistant", self.renderer.decode(reply.tokens)),
             finish=reply.finish or Finish.ABORT,
+            restart=coming.restart,
         )
-        self.turns.append(turn)
-        self.history.extend(turn.tokens)
 
     @asynccontextmanager
-    async def _waits_for(self, place: str) -> AsyncIterator[None]:
+    async def waits_for(self, place: str) -> AsyncIterator[None]:
         """Name what is waited for, charge the time to it, and end the wait at the deadline."""
         self.place = place
         began = time.monotonic()
@@ -262,3 +297,30 @@ class _Run:
 
     def _charge(self, cause: str, began: float) -> None:
         self.seconds[cause] = self.seconds.get(cause, 0.0) + time.monotonic() - began
+
+
+Play = Callable[[TrajectoryRun, Env], Awaitable[Outcome]]
+"""Plays a trajectory in a way of its own: `rollout.play`."""
+
+
+async def _started(env: Env, task: Task, turns: Sequence[Turn]) -> Task:
+    if not turns:
+        return await env.start(task)
+    assert isinstance(env, Resumable), "only what can be resumed is kept in the middle"
+    return await env.resume(task, turns)
+
+
+async def _close(env: Env) -> Failure | None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await env.close()
+    except Exception as fault:  # the rollout boundary
+        return failure_of(fault, "env.close")
+    return None
+
+
+def _reply_of(begun: Turn | None) -> Reply:
+    """What is added to: nothing, or what there is of the turn."""
+    if begun is None:
+        return Reply()
+    return Reply(list(begun.tokens), list(begun.logprobs), list(begun.versions), list(begun.nucleus or ()))

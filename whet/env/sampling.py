@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from whet.engine.base import Engine
+from whet.env.deadline import Deadline
 from whet.types import Finish, Request
 
 ABORT_GRACE_S = 5.0
@@ -26,13 +27,17 @@ class Reply:
     finish: Finish | None = None
 
 
-async def read_reply(engine: Engine, request: Request, left_s: float | None, reply: Reply) -> bool:
+LEAST_WAIT_S = 0.05
+"""Between two looks at a deadline that a pause may have moved."""
+
+
+async def read_reply(engine: Engine, request: Request, deadline: Deadline, reply: Reply) -> bool:
     """Fill `reply` with what the engine samples; it is filled as far as it goes when this raises or is cancelled.
 
     Args:
         engine: who samples.
         request: what is continued.
-        left_s: seconds until the engine is told to stop and to hand over what it has; None: never.
+        deadline: when the engine is told to stop and to hand over what it has.
         reply: filled here.
 
     Returns:
@@ -40,8 +45,7 @@ async def read_reply(engine: Engine, request: Request, left_s: float | None, rep
     """
     reading = asyncio.ensure_future(_read(engine, request, reply))
     try:
-        await asyncio.wait({reading}, timeout=left_s)
-        in_time = reading.done()
+        in_time = await _in_time(reading, deadline)
         if not in_time:
             with suppress(TimeoutError):  # an engine that hangs does not answer an abort either
                 async with asyncio.timeout(ABORT_GRACE_S):
@@ -53,6 +57,13 @@ async def read_reply(engine: Engine, request: Request, left_s: float | None, rep
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _in_time(reading: asyncio.Task[None], deadline: Deadline) -> bool:
+    """Wait until it has ended, or its time is over; True if it has ended."""
+    while not reading.done() and (left_s := deadline.left_s) != 0:
+        await asyncio.wait({reading}, timeout=None if left_s is None else max(left_s, LEAST_WAIT_S))
+    return reading.done()
 
 
 async def _read(engine: Engine, request: Request, reply: Reply) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from whet.data.parsers import Parsed
 from whet.env.base import Step
 from whet.env.tools import Tool, ToolArgumentError
-from whet.types import JSON, Message, Task, ToolCall
+from whet.types import JSON, Message, Task, ToolCall, Turn
 
 MIN_REPLY_CHARS = 100
 """Room for what says that a reply was shortened."""
@@ -54,6 +54,9 @@ class ToolEnv:
 
     async def start(self, task: Task) -> Task:
         return task
+
+    async def resume(self, task: Task, turns: Sequence[Turn]) -> Task:
+        return task  # tools keep no state
 
     async def step(self, reply: Parsed) -> Step:
         calls = reply.message.tool_calls

@@ -14,8 +14,8 @@ from whet.env.build import EnvConfig
 from whet.evaluate.passk import pass_at_k
 from whet.observe import Mean, Metrics, RecordWriter, Total
 from whet.reward import RewardConfig
-from whet.rollout.collect import Player
 from whet.rollout.overrides import RolloutOverrides
+from whet.rollout.player import Player
 from whet.rollout.report import require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups, score_of
 from whet.types import Group, Task

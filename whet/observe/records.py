@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         ("trajectory", pa.string()),
         ("order", pa.int32()),
         ("baseline", pa.bool_()),
+        ("dropped", pa.string()),
         ("outcome", pa.string()),
         ("valid", pa.bool_()),
         ("reward", pa.float64()),
@@ -73,7 +74,8 @@ SCHEMA = pa.schema(
 
 `group` is the place of its group in the rollout: siblings share it. `order` is the sample's place in its trajectory,
 null where the trajectory gave no sample; then the tokens are those of all its turns, one after another. `baseline` marks
-the greedy trajectory that its group is compared with; if it failed, the group's samples are not `valid`. `reward` is
+the greedy trajectory that its group is compared with; if it failed, the group's samples are not `valid`. `dropped` is
+why its group is not trained on, null where it is; such a trajectory may come again under the same name. `reward` is
 the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
 trainer's log-probs of the same tokens. A run with a critic adds `values`, what the critic expected before each token
 (0 in samples that are not `valid`), and `returns`, what it learned there, 0 where nothing trained. A prompt without a
@@ -171,8 +173,9 @@ def _rows(
     columns: Mapping[str, Sequence[Sequence[float]]],
 ) -> Iterator[dict[str, Any]]:
     """Trajectory by trajectory as the groups have them, each with its samples in order."""
-    of_trajectory: dict[str, list[int]] = {t.id: [] for group in groups for t in group.played}
-    if len(of_trajectory) != sum(len(group.played) for group in groups):
+    kept = [group for group in groups if group.dropped is None]
+    of_trajectory: dict[str, list[int]] = {t.id: [] for group in kept for t in group.played}
+    if len(of_trajectory) != sum(len(group.played) for group in kept):
         raise ValueError(f"rollout {rollout_id} has two trajectories with one id, so samples cannot be told apart")
     for i, sample in enumerate(samples):
         if sample.trajectory not in of_trajectory:
@@ -180,9 +183,10 @@ def _rows(
         of_trajectory[sample.trajectory].append(i)
     for place, group in enumerate(groups):
         for trajectory in group.played:
-            marks = {"rollout_id": rollout_id, "group": place, "baseline": trajectory is group.baseline}
+            marks = {"rollout_id": rollout_id, "group": place, "baseline": trajectory is group.baseline, "dropped": group.dropped}
             base = {**marks, **_trajectory_fields(trajectory)}
-            indices = sorted(of_trajectory[trajectory.id], key=lambda i: samples[i].order)
+            mine = of_trajectory[trajectory.id] if group.dropped is None else []
+            indices = sorted(mine, key=lambda i: samples[i].order)
             for i in indices:
                 yield {**base, **_sample_fields(samples[i]), **{name: rows[i] for name, rows in columns.items()}}
             if not indices:

@@ -14,7 +14,7 @@ from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.machine import memory_limit
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
 from whet.preflight.scene import TRAINING, Scene
-from whet.rollout.collect import greedily
+from whet.rollout.player import greedily
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
@@ -24,7 +24,7 @@ PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backwar
 def check_limits(scene: Scene) -> Iterator[Note]:
     """Whether the engine can run trajectories to their end."""
     config, model = scene.rl, need(scene.model, "the model's config.json")
-    sizes = config.engine.embedded
+    sizes = config.engine_sizes
     assert isinstance(model, CausalModel), "only a language model samples"
     core = EngineCore(
         model,
@@ -98,7 +98,7 @@ def workload(scene: Scene) -> Workload:
     ways = [rollout.sampling(()) for rollout in rollouts]
     if scene.plays_greedily:
         ways.append(greedily(ways[0]))
-    sizes = config.engine.embedded
+    sizes = config.engine_sizes
     together = plan.prompts_per_rollout * scene.played_per_prompt
     for name, chosen in config.evaluate.sets.items():
         together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)

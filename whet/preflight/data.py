@@ -15,7 +15,7 @@ from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_fa
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.pairs import check_pairs
 from whet.preflight.scene import TRAINING, Scene
-from whet.rollout.collect import RolloutConfig
+from whet.rollout.sampling import RolloutConfig
 from whet.settings import check_best, evaluation_rows, training_rows
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 from whet.types import JSON, Task

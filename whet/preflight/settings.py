@@ -13,7 +13,7 @@ from whet.preflight.boundary import run_user_code
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.machine import usable_cores
 from whet.preflight.scene import Scene
-from whet.rollout.collect import check_trainable
+from whet.rollout.sampling import check_trainable
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
 from whet.train.batching import BatchPlan, plan_batch

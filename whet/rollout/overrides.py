@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from whet.config import Config
-from whet.rollout.collect import RolloutConfig
+from whet.rollout.sampling import RolloutConfig
 
 
 class RolloutOverrides(Config):

@@ -33,12 +33,16 @@ def require_valid(groups: Sequence[Group], what: str) -> None:
 def _require(trajectories: Sequence[Trajectory], what: str, who: str) -> None:
     if any(t.outcome.valid for t in trajectories):
         return
+    # A line of its own for each: the first holds nothing that a failure's message may quote.
+    raise RolloutFailed(f"{what}: all {len(trajectories)} {who} failed\n{failures_text(trajectories)}")
+
+
+def failures_text(trajectories: Sequence[Trajectory]) -> str:
+    """How many failed of each kind and place, and what the first of them said; a line for each."""
     kinds: dict[tuple[str, str], list[Failure]] = {}
     for error in (t.error for t in trajectories if t.error is not None):
         kinds.setdefault((error.kind, error.where), []).append(error)
-    told = [f"{len(errors)} in {where}: {kind}: {errors[0].message}" for (kind, where), errors in kinds.items()]
-    # A line of its own for each: the first holds nothing that a failure's message may quote.
-    raise RolloutFailed("\n".join([f"{what}: all {len(trajectories)} {who} failed", *told]))
+    return "\n".join(f"{len(errors)} in {where}: {kind}: {errors[0].message}" for (kind, where), errors in kinds.items())
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:

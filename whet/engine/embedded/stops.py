@@ -30,8 +30,9 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
 def _completes(sequence: Sequence, text: str, decode: Decode) -> bool:
     """Whether the last sampled token ends an occurrence of `text`: the end of the reply is decoded, as far as one can reach back."""
     wanted = reach = len(text) + SLACK
-    window = sequence.tokens[-min(reach, sequence.num_sampled) :]
-    while len(window) < sequence.num_sampled and len(decode(window)) < wanted:
+    num = sequence.num_sampled + sequence.request.num_begun
+    window = sequence.tokens[-min(reach, num) :]
+    while len(window) < num and len(decode(window)) < wanted:
         reach *= 2
-        window = sequence.tokens[-min(reach, sequence.num_sampled) :]
+        window = sequence.tokens[-min(reach, num) :]
     return decode(window).count(text) > decode(window[:-1]).count(text)

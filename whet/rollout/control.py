@@ -1,0 +1,93 @@
+"""How rollouts are controlled: which groups are trained on, how many are played at a time, and how old a trained token may be."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from whet.config import Config, Reference
+
+TooOld = Literal["mask", "drop"]
+
+
+class FilterConfig(Config):
+    """One rule by which finished groups are dropped before they are trained on."""
+
+    name: str
+    """zero_std, all_right, all_wrong, length, or an import reference to a function (`module:function`, `file.py:function`) of a group
+    that returns why it is dropped, or None."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+class ControlConfig(Config):
+    """Which groups are trained on, how many are played at a time, and how old a trained token may be (docs/rollouts.md)."""
+
+    max_staleness: int = Field(default=0, ge=0)
+    """Age of the oldest token that may be trained: how many versions the policy is newer than the one that sampled it. 0: a rollout ends
+    before its update begins; 1: one is sampled while another is trained on; n: so many are under way."""
+    overlap: bool | None = None
+    """Whether groups are played while the trainer computes, and weights change under them; unset: with max_staleness above 0. It wants
+    weights of the engine's own in memory."""
+    partial: bool = False
+    """Without overlap: what is not finished when a rollout is full waits with all that was sampled, and goes on under the next version,
+    instead of being aborted. Its older tokens train within max_staleness."""
+    too_old: TooOld = "mask"
+    """What happens to a token older than max_staleness. mask: it alone is not trained; drop: its whole sample is not."""
+    max_partial_age: int | None = Field(default=None, ge=0)
+    """A group that was begun more than so many versions ago and is not finished begins anew; none: never."""
+    over_sample: float = Field(default=1.0, ge=1)
+    """Without overlap: so many groups are played for each that is still missing; those left over when the rollout is full are aborted, and
+    their tasks come first in the next."""
+    max_groups: int | None = Field(default=None, ge=1)
+    """Groups played at a time, at most; none: as many as are wanted."""
+    filters: list[FilterConfig] = Field(default_factory=list)
+    """Rules by which finished groups are dropped; others are played in their place (dynamic sampling)."""
+    give_up_after: int = Field(default=10, ge=1)
+    """Stop when so many times prompts_per_rollout groups were dropped one after another."""
+    order: Reference | None = None
+    """Which of the finished groups are trained on first: an import reference to a function that sorts them; none: the one begun first."""
+    retries: int = Field(default=0, ge=0)
+    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed."""
+    retry_budget: int | None = Field(default=None, ge=0)
+    """Retries in all between two updates; none: any number."""
+    max_error_rate: float = Field(default=1.0, gt=0, le=1)
+    """Stop when a greater share of the trajectories failed, counted over a rollout's worth of them at least. Whatever it is, a rollout of
+    failures alone stops the run."""
+
+    @property
+    def overlaps(self) -> bool:
+        return self.max_staleness > 0 if self.overlap is None else self.overlap
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ControlConfig:
+        if self.overlaps and self.max_staleness == 0:
+            raise ValueError(
+                "control.overlap is true with max_staleness=0: what is sampled while the trainer computes is one version old when it is "
+                "trained on; set max_staleness=1 or more, or overlap=false"
+            )
+        if self.overlaps and self.partial:
+            raise ValueError("control.partial has no meaning with overlap: nothing is ever cut off there; leave it out")
+        if self.overlaps and self.over_sample > 1:
+            raise ValueError(
+                f"control.over_sample={self.over_sample} has no meaning with overlap: what is left over is trained on later; raise "
+                "max_staleness to have more groups under way"
+            )
+        if self.retry_budget is not None and self.retries == 0:
+            raise ValueError(f"control.retry_budget={self.retry_budget} bounds nothing with control.retries=0; set that, or leave it out")
+        return self
+
+
+def refuse_timing(config: ControlConfig) -> None:
+    """Refuse what cannot have the same bits every time: it depends on how long things take.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key, used in (("max_staleness", config.overlaps), ("partial", config.partial)):
+        if used:
+            raise ValueError(
+                f"control.{key}={getattr(config, key)} with deterministic=true: what is sampled under which version depends on how long "
+                f"things take, so the bits would differ; leave control.{key} out, or set deterministic=false"
+            )

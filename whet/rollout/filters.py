@@ -1,0 +1,112 @@
+"""Filters: why a finished group is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+
+from whet.config import Config, resolve_callable
+from whet.core.advantages import nothing_to_compare
+from whet.rollout.control import ControlConfig, FilterConfig
+from whet.rollout.samples import score_of
+from whet.types import Group
+
+Filter = Callable[[Group], str | None]
+"""Why a group is dropped, in a word or two that are counted; None: it is kept."""
+
+Order = Callable[[list[Group]], Sequence[Group]]
+"""Sorts finished groups: those that are trained on first come first."""
+
+
+class NoOptions(Config):
+    """Nothing to choose."""
+
+
+class PassOptions(Config):
+    """What counts as right."""
+
+    pass_reward: float = Field(default=1.0, allow_inf_nan=False)
+    """The least score of a right answer."""
+
+
+class LengthOptions(Config):
+    """How long a group's trajectories may be."""
+
+    min_tokens: int = Field(default=0, ge=0)
+    """Tokens sampled in a group's shortest valid trajectory, at least."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens sampled in a group's longest valid trajectory, at most; none: any number."""
+
+
+def zero_std(group: Group) -> str | None:
+    """Drop a group whose valid trajectories all scored the same, or of which fewer than two are valid: it has no advantages."""
+    scores = scores_of(group)
+    return nothing_to_compare(scores) if scores else "no_valid"
+
+
+def all_right(group: Group, pass_reward: float) -> str | None:
+    """Drop a group in which every valid trajectory is right."""
+    return "all_right" if all(score >= pass_reward for score in scores_of(group)) else None
+
+
+def all_wrong(group: Group, pass_reward: float) -> str | None:
+    """Drop a group in which no valid trajectory is right."""
+    return "all_wrong" if all(score < pass_reward for score in scores_of(group)) else None
+
+
+def length(group: Group, min_tokens: int, max_tokens: int | None) -> str | None:
+    """Drop a group with a valid trajectory of fewer or more sampled tokens."""
+    lengths = [t.num_tokens_sampled for t in group.trajectories if t.outcome.valid]
+    if min(lengths, default=min_tokens) < min_tokens:
+        return "too_short"
+    return "too_long" if max_tokens is not None and max(lengths, default=0) > max_tokens else None
+
+
+FILTERS: dict[str, tuple[type[Config], Callable[..., str | None]]] = {
+    "zero_std": (NoOptions, zero_std),
+    "all_right": (PassOptions, all_right),
+    "all_wrong": (PassOptions, all_wrong),
+    "length": (LengthOptions, length),
+}
+
+
+def scores_of(group: Group) -> list[float]:
+    """Of its valid trajectories."""
+    return [score for t in group.trajectories if (score := score_of(t)) is not None]
+
+
+def build_filters(control: ControlConfig) -> tuple[list[Filter], Order | None]:
+    """The configured filters, in their order, and what sorts finished groups.
+
+    Raises:
+        ValueError: for an unknown name, options that a filter does not take, or a reference that does not resolve.
+    """
+    order = None if control.order is None else resolve_callable(control.order, kind="order", given=["groups"])
+    return [_build(config) for config in control.filters], order
+
+
+def _build(config: FilterConfig) -> Filter:
+    if config.name in FILTERS:
+        options, function = FILTERS[config.name]
+        return partial(function, **options.model_validate(config.options).model_dump())
+    if ":" not in config.name:
+        raise ValueError(
+            f"control.filters: there is no filter {config.name!r}; choose {', '.join(FILTERS)}, or name a function (module:function)"
+        )
+    function = resolve_callable(config.name, kind="filter", given=["group"], options=config.options)
+    return partial(_verdict, config.name, partial(function, **config.options))
+
+
+def _verdict(name: str, function: Callable[[Group], Any], group: Group) -> str | None:
+    """What a user's function says.
+
+    Raises:
+        ValueError: if it says neither why nor None.
+    """
+    answer = function(group)
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    raise ValueError(f"control.filters: {name} returned {answer!r} for task {group.task.id!r}; return why the group is dropped, or None")

@@ -1,0 +1,117 @@
+"""One task's group on its way: which of its trajectories have ended, which are cut off in the middle, which are being played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from whet.env.rollout import TrajectoryRun
+from whet.reward.wire import trajectory_from_json, trajectory_to_json
+from whet.rollout.player import GREEDY, trajectory_id
+from whet.types import JSON, Group, Task, Trajectory
+
+
+@dataclass(slots=True, eq=False)
+class Play:
+    """A group on its way."""
+
+    task: Task
+    index: int
+    """How many were begun before it, over the whole run."""
+    num_samples: int
+    baseline: bool
+    """Whether a greedy trajectory belongs to it."""
+    ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    """By id."""
+    begun: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    """Cut off in the middle, by id; each goes on from there."""
+    runs: dict[str, TrajectoryRun] = field(default_factory=dict[str, TrajectoryRun])
+    """Under way, by id; what there is of one in `begun` is in it."""
+    jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+    withdrawn: bool = False
+    """It is being cut off."""
+    judged: bool = False
+    """The rewards are final, and no filter dropped it."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all its trajectories, the greedy one last."""
+        ids = [trajectory_id(self.task, k) for k in range(self.num_samples)]
+        return [*ids, trajectory_id(self.task, GREEDY)] if self.baseline else ids
+
+    @property
+    def whole(self) -> bool:
+        return len(self.ended) == self.num_samples + self.baseline
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled for it so far."""
+        return sum(t.num_tokens_sampled for t in self.there)
+
+    @property
+    def there(self) -> Iterator[Trajectory]:
+        """What there is of its trajectories."""
+        yield from self.ended.values()
+        yield from (run.so_far() for run in self.runs.values())
+        yield from (t for id, t in self.begun.items() if id not in self.runs)
+
+    @property
+    def oldest(self) -> int | None:
+        """The version that sampled its oldest token; None: there is none."""
+        return min((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
+
+    @property
+    def newest(self) -> int | None:
+        """The version that sampled its newest token; None: there is none."""
+        return max((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
+
+    def group(self) -> Group:
+        *siblings, last = [self.ended[id] for id in self.ids]
+        return Group(self.task, tuple(siblings), last) if self.baseline else Group(self.task, (*siblings, last))
+
+    def take_over(self, group: Group) -> None:
+        """Its trajectories as they were judged."""
+        self.ended = {t.id: t for t in group.played}
+        self.judged = True
+
+    def forget(self) -> None:
+        """Begin anew."""
+        assert not self.jobs, "it is being played"
+        self.ended.clear()
+        self.begun.clear()
+        self.judged, self.withdrawn = False, False
+
+    def state(self, resumable: bool) -> JSON:
+        """As JSON: the task's id, and of its trajectories those that need not be played again.
+
+        What failed is played again, unless the group is judged; so is what JSON cannot hold, and what is cut off where `resumable` is
+        false.
+        """
+        ended = [t for t in self.ended.values() if self.judged or t.outcome.valid]
+        known = [state for t in ended if (state := trajectory_state(t)) is not None]
+        begun = [run.so_far() for run in self.runs.values()] + [t for id, t in self.begun.items() if id not in self.runs]
+        cut = [state for t in begun if resumable and t.turns and (state := trajectory_state(t)) is not None]
+        judged = self.judged and len(known) == len(self.ended)
+        return {"task": self.task.id, "index": self.index, "judged": judged, "ended": known, "begun": cut}
+
+    @classmethod
+    def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> Play:
+        """From what `state` gave."""
+        play = cls(find(state["task"]), state["index"], num_samples, baseline)
+        ids = set(play.ids)
+        for name, into in (("ended", play.ended), ("begun", play.begun)):
+            into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})
+        play.judged = state["judged"] and play.whole
+        return play
+
+
+def trajectory_state(trajectory: Trajectory) -> JSON | None:
+    """A trajectory as JSON, None if JSON cannot hold it."""
+    state = trajectory_to_json(trajectory)
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError):
+        return None
+    return state

@@ -1,0 +1,96 @@
+"""How the policy is sampled from, and what of it can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from whet.config import Config, Reference
+from whet.env.rollout import Limits
+from whet.types import SamplingParams
+
+
+class RolloutConfig(Config):
+    """How the policy is sampled from, and where a trajectory is cut."""
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Of every turn; 0 is greedy (evaluation only)."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the most likely tokens that have this probability together. In training the ids of those tokens are recorded with every
+    sampled one, and all log-probs are renormalised over them; with `top_k` there are never more than that."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from so many most likely tokens, 0: from all. Recorded in training as for `top_p`."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less likely than this fraction of the most likely one; other than 0 in evaluation only."""
+    repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
+    """Make tokens of the context and the reply less likely, by this factor on their logits; other than 1 in evaluation
+    only."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from the logit of each token that the turn has already; other than 0 in evaluation only."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from a token's logit for each time that the turn has it already; other than 0 in evaluation only."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Tokens of a turn before it may end by itself; other than 0 in evaluation only."""
+    max_turns: int = Field(default=8, ge=1)
+    """Model calls of a trajectory. A plain question ends after one by itself."""
+    max_tokens: int = Field(default=4096, ge=2)
+    """Tokens of a whole trajectory: prompt, replies and the environment's answers."""
+    max_turn_tokens: int = Field(default=1024, ge=1)
+    """Tokens sampled in one turn."""
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Tokens that end a turn besides the tokenizer's own; they stay in the turn."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
+    timeout_s: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any
+    time."""
+
+    play: Reference | None = None
+    """Import reference to an async function that plays each trajectory in place of taking turns with the environment
+    (docs/extending.md)."""
+
+    def sampling(self, stop_token_ids: Sequence[int]) -> SamplingParams:
+        """For the engine. `stop_token_ids` are the tokenizer's (`Renderer.stop_token_ids`)."""
+        return SamplingParams(
+            max_tokens=self.max_turn_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *self.stop_token_ids))),
+            stop=tuple(self.stop),
+        )
+
+    def limits(self) -> Limits:
+        return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
+
+
+UNREPLAYED = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+"""Keys whose every value but the default makes the engine draw from a distribution that the trainer does not compute."""
+
+
+def check_trainable(config: RolloutConfig) -> None:
+    """Refuse what training cannot replay: it needs the log-prob of a token under the distribution that it was sampled
+    from.
+
+    Raises:
+        ValueError: naming the key, why, and what to set.
+    """
+    if config.temperature == 0:
+        raise ValueError(
+            "rollout.temperature=0 cannot be trained on: greedy samples of a task are all the same, and their log-probs "
+            "are 0; set it above 0 (1.0 samples from the policy itself), and temperature=0 for evaluation alone"
+        )
+    for key in UNREPLAYED:
+        value, whole = getattr(config, key), RolloutConfig.model_fields[key].default
+        if value != whole:
+            raise ValueError(
+                f"rollout.{key}={value} cannot be trained on: tokens would be drawn from another distribution than the policy, which "
+                f"the trainer does not compute; set rollout.{key}={whole}, and {key}={value} for evaluation alone"
+            )

@@ -1,0 +1,378 @@
+"""What is played when: groups are begun while there is room, judged as they finish, and handed over when a rollout is full.
+
+Every task that the source gave is in exactly one place: waiting, being played, ready, or taken by the trainer and not learned from yet. All
+four are in the state that a checkpoint holds, so that none is lost, and none comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from whet.data.source import Source
+from whet.env.deadline import Pauses
+from whet.observe.metrics import Metrics
+from whet.rollout.control import ControlConfig
+from whet.rollout.filters import Filter, Order
+from whet.rollout.play import Play
+from whet.rollout.player import Game, Player
+from whet.rollout.tally import Tally
+from whet.types import JSON, Group, Outcome, Progress, Trajectory
+
+RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIMEOUT)
+"""Outcomes after which a trajectory may be played again. A refused one would be refused again."""
+ABORT_GRACE_S = 5.0
+"""For the engine to hand over what it sampled of a trajectory that is cut off."""
+ABORT_AGAIN_S = 0.05
+"""Until the engine is asked again: a request may just have been on its way to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a rollout gave."""
+
+    groups: list[Group]
+    dropped: list[Group]
+    """What else was played since the last one and is not trained on, each with its reason: filtered, left over or too old."""
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a rollout consists of."""
+
+    groups: int
+    samples_per_prompt: int
+    baseline: bool = False
+    """Whether each task is played greedily, too."""
+
+
+class Rollouts:
+    """Groups on their way from the source to the trainer.
+
+    Args:
+        source: of tasks.
+        player: plays them.
+        control: how much is under way, and what is kept.
+        wanted: what a rollout consists of.
+        num_rollouts: of the whole run; nothing is begun that no rollout would take.
+        seed: of the sampling.
+        filters: why finished groups are dropped, in turn.
+        order: which of the finished groups come first; None: the one begun first.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        player: Player,
+        control: ControlConfig,
+        wanted: Wanted,
+        num_rollouts: int,
+        seed: int,
+        filters: Sequence[Filter] = (),
+        order: Order | None = None,
+    ) -> None:
+        self._source, self._player, self._control, self._wanted, self._seed = source, player, control, wanted, seed
+        self._num_rollouts = num_rollouts
+        self._resumable = player.resumable
+        self._filters, self._order = list(filters), order
+        self._waiting: list[Play] = []
+        """To be begun before any new task, in order."""
+        self._playing: list[Play] = []
+        self._ready: list[Play] = []
+        self._taken: list[Play] = []
+        self._num_begun = 0
+        self._num_left = 0
+        """Groups that the trainer takes from the present rollout on."""
+        self._version = 0
+        self._taking = False
+        self._entry: tuple[JSON, JSON] | None = None
+        """In deterministic mode, what was before the rollout under way: source and self."""
+        self._fault: BaseException | None = None
+        self._tally = Tally()
+        self._pauses = Pauses()
+        self._changed: asyncio.Event = asyncio.Event()
+        self._slots: asyncio.Semaphore = player.slots()
+
+    async def take(self, progress: Progress) -> Taken:
+        """The groups of the next rollout, for the policy of the present version, which the engine holds.
+
+        They count as not learned from until `learned`; `put_back` returns them.
+
+        Raises:
+            RolloutFailed: too many trajectories failed, or no group passed the filters.
+            LabelError, Stalled: as for `Player.play`.
+        """
+        assert not self._taken, "the last rollout was neither learned from nor put back"
+        self._version, self._taking = progress.version, True
+        self._num_left = (self._num_rollouts - progress.rollout_id) * self._wanted.groups
+        if self._player.deterministic:
+            self._entry = self._source.state(), self.state()
+        self._drop_aged()
+        await self._go_on()
+        try:
+            while True:
+                self._expire(self._version, "too_old")
+                self._fill()
+                if self._fault is not None:
+                    raise self._fault
+                if self._full:
+                    break
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._taking = False
+        self._choose()
+        if not self._control.overlaps:
+            await (self._stand_still() if self._control.partial else self._withdraw(self._playing, "left_over"))
+            self._expire(self._version + 1, "left_over")
+        groups = [play.group() for play in self._taken]
+        dropped, metrics = self._tally.take(num_ready=len(self._ready), num_playing=len(self._playing))
+        return Taken(groups, dropped, metrics)
+
+    def learned(self) -> None:
+        """What was taken has been learned from."""
+        self._taken.clear()
+        self._entry = None
+
+    async def put_back(self) -> None:
+        """End whatever is under way, for the state to be saved: nothing is lost that can be kept. What was taken and not learned from
+        can be taken again; in deterministic mode all is as it was before the rollout."""
+        await self.close()
+        if self._entry is not None:
+            source, own = self._entry
+            self._source.restore(source)
+            self.restore(own)
+            self._entry = None
+        else:
+            self._ready = sorted([*self._taken, *self._ready], key=_begun)
+        self._taken = []
+
+    async def close(self) -> None:
+        """End whatever is under way, without a word."""
+        await self._withdraw(self._playing, None)
+        self._fault = None
+
+    def state(self) -> JSON:
+        """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
+        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken], key=_begun)
+        return {"num_begun": self._num_begun, "plays": [play.state(self._resumable) for play in plays]}
+
+    def restore(self, state: JSON) -> None:
+        """Raises ValueError if the source has no such task."""
+        wanted = self._wanted
+        plays = [Play.restored(each, self._source.find, wanted.samples_per_prompt, wanted.baseline) for each in state["plays"]]
+        self._num_begun = state["num_begun"]
+        self._ready = [play for play in plays if play.judged]
+        self._waiting = [play for play in plays if not play.judged]
+
+    # Beginning.
+
+    def _fill(self) -> None:
+        """Begin as many groups as there is room for."""
+        if self._fault is None:
+            for _ in range(self._room()):
+                self._begin(self._next())
+
+    def _room(self) -> int:
+        """Groups that may be begun now."""
+        control, playing = self._control, len(self._playing)
+        if control.overlaps:  # what is begun now is trained on after all that is under way, each update making one version
+            bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left)
+            room = bound - playing - len(self._ready) - len(self._taken)
+        elif not self._taking or (self._player.deterministic and playing):
+            return 0  # what is begun, and so which bits, must not depend on which group was the first to end
+        else:
+            room = math.ceil((self._wanted.groups - len(self._ready)) * control.over_sample) - playing
+        return max(0, room if control.max_groups is None else min(room, control.max_groups - playing))
+
+    def _next(self) -> Play:
+        if self._waiting:
+            return self._waiting.pop(0)
+        (task,) = self._source.next(1)
+        self._num_begun += 1
+        return Play(task, self._num_begun - 1, self._wanted.samples_per_prompt, self._wanted.baseline)
+
+    def _begin(self, play: Play) -> None:
+        self._playing.append(play)
+        games = self._player.games(play.task, play.index, play.num_samples, self._seed, play.baseline)
+        todo = [game for game in games if game.id not in play.ended]
+        if not todo:
+            play.jobs[play.task.id] = asyncio.create_task(self._finish(play), name=f"rollout {play.task.id}")
+        for game in todo:
+            play.jobs[game.id] = asyncio.create_task(self._one(play, game), name=f"rollout {game.id}")
+
+    # Playing.
+
+    async def _one(self, play: Play, game: Game) -> None:
+        try:
+            trajectory = await self._played(play, game)
+        except Exception as error:  # whoever takes next is told
+            self._fault = self._fault or error
+            self._changed.set()
+            return
+        if play.withdrawn and not trajectory.outcome.valid:
+            play.begun[game.id] = trajectory
+            return
+        play.ended[game.id] = trajectory
+        self._tally.ended(trajectory)
+        if play.whole and not play.withdrawn:
+            await self._finish(play)
+
+    async def _played(self, play: Play, game: Game) -> Trajectory:
+        """Play it, again where it failed and that is allowed."""
+        num_retries = 0
+        while True:
+            async with self._slots:
+                run = play.runs[game.id] = self._player.begin(game, play.begun.pop(game.id, None), self._pauses)
+                try:
+                    trajectory = await self._player.finish(run)
+                except asyncio.CancelledError:
+                    play.begun[game.id] = run.so_far()
+                    raise
+                finally:
+                    del play.runs[game.id]
+            last = num_retries == self._control.retries or play.withdrawn or trajectory.outcome not in RETRIED
+            if last or not self._tally.may_retry(trajectory, self._control.retry_budget):
+                return trajectory
+            num_retries += 1
+
+    async def _finish(self, play: Play) -> None:
+        """All its trajectories have ended: keep or drop the group."""
+        try:
+            group = play.group()
+            reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
+            self._tally.judged(group, reason, self._wanted.groups, self._control)
+        except Exception as error:  # a filter failed, or the run cannot go on
+            self._fault = self._fault or error
+        else:
+            self._playing.remove(play)
+            play.jobs.clear()
+            if reason is None:
+                play.take_over(group)
+                self._ready.append(play)
+        self._changed.set()
+        if self._control.overlaps and not self._taking:
+            self._fill()
+
+    # Handing over.
+
+    @property
+    def _full(self) -> bool:
+        return len(self._ready) >= self._wanted.groups and not (self._player.deterministic and self._playing)
+
+    def _choose(self) -> None:
+        """Take as many as are wanted of those that are ready."""
+        ready = sorted(self._ready, key=_begun)
+        if self._order is not None:
+            ready = _ordered(ready, self._order)
+        self._taken, self._ready = ready[: self._wanted.groups], ready[self._wanted.groups :]
+
+    def _expire(self, version: int, reason: str) -> None:
+        """Of what is ready, that of which no token could be trained as this version any more begins anew."""
+        bound = version - self._control.max_staleness
+        for play in [play for play in self._ready if play.newest is not None and play.newest < bound]:
+            self._ready.remove(play)
+            self._tally.dropped(play.group(), reason)
+            play.forget()
+            self._wait(play)
+
+    def _drop_aged(self) -> None:
+        """What was begun too long ago and is not finished begins anew."""
+        limit = self._control.max_partial_age
+        if limit is None:
+            return
+        for play in self._waiting:
+            if play.oldest is not None and self._version - play.oldest > limit:
+                self._tally.cut(play, "too_old")
+                play.forget()
+
+    # Standing still.
+
+    @asynccontextmanager
+    async def engine_awake(self) -> AsyncIterator[None]:
+        """Somebody else needs the engine to sample meanwhile: what stands still goes on, too."""
+        stood_still = self._pauses.began is not None
+        await self._go_on()
+        try:
+            yield
+        finally:
+            if stood_still:
+                await self._stand_still()
+
+    async def _go_on(self) -> None:
+        if self._pauses.began is not None:
+            self._pauses.end()
+            await self._player.engine.resume()
+
+    async def _stand_still(self) -> None:
+        """Nobody samples until the next rollout; tools and rewards that are at work go on."""
+        self._pauses.begin()
+        await self._player.engine.pause()
+        limit = self._control.max_partial_age
+        if limit is not None:
+            aged = [play for play in self._playing if play.oldest is not None and self._version + 1 - play.oldest > limit]
+            await self._withdraw(aged, "too_old")
+
+    async def _withdraw(self, plays: Sequence[Play], reason: str | None) -> None:
+        """Cut groups off; their tasks wait to be begun first. With a reason they begin anew then, else they go on from what there is."""
+        plays = list(plays)
+        for play in plays:
+            play.withdrawn = True
+        await self._end_jobs(plays)
+        for play in plays:
+            play.jobs.clear()
+            play.withdrawn = False
+            if play not in self._playing:  # it was judged meanwhile
+                continue
+            self._playing.remove(play)
+            if reason is not None:
+                self._tally.cut(play, reason)
+                play.forget()
+            self._wait(play)
+
+    async def _end_jobs(self, plays: Sequence[Play]) -> None:
+        """Have every trajectory come to its end: the engine hands over what it sampled, whatever else is waited for is cancelled."""
+        clock = asyncio.get_running_loop().time
+        deadline, cancelled = clock() + ABORT_GRACE_S, set[str]()
+
+        def under_way() -> list[tuple[Play, str]]:
+            return [(play, id) for play in plays for id, job in play.jobs.items() if not job.done()]
+
+        while (left := under_way()) and clock() < deadline:
+            for play, id in left:
+                run = play.runs.get(id)
+                if run is not None and run.request and id not in cancelled:
+                    await self._player.engine.abort(run.request)
+                elif id not in cancelled:  # once: a second time would break off the closing of its environment
+                    cancelled.add(id)
+                    play.jobs[id].cancel()
+            await asyncio.wait([play.jobs[id] for play, id in left], timeout=ABORT_AGAIN_S)
+        for play, id in under_way():
+            if id not in cancelled:
+                play.jobs[id].cancel()
+        await asyncio.gather(*(job for play in plays for job in play.jobs.values()), return_exceptions=True)
+
+    def _wait(self, play: Play) -> None:
+        self._waiting = sorted([*self._waiting, play], key=_begun)
+
+
+def _begun(play: Play) -> int:
+    return play.index
+
+
+def _ordered(plays: list[Play], order: Order) -> list[Play]:
+    """As a user's function sorts their groups.
+
+    Raises:
+        ValueError: if it gives others back than it was given.
+    """
+    groups = [play.group() for play in plays]
+    by_task = {group.task.id: play for group, play in zip(groups, plays, strict=True)}
+    found = [group.task.id for group in order(groups)]
+    if sorted(found) != sorted(by_task):
+        raise ValueError(f"control.order was given {len(by_task)} groups and returned {len(found)}; it must return the same ones, sorted")
+    return [by_task[id] for id in found]

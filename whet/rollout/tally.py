@@ -1,0 +1,100 @@
+"""What happened between two rollouts, counted; and when it has gone on for too long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from whet.observe.metrics import Last, Mean, Metrics, Total
+from whet.rollout.control import ControlConfig
+from whet.rollout.play import Play
+from whet.rollout.report import RolloutFailed, failures_text
+from whet.types import Group, Trajectory
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was played since the last rollout was taken."""
+
+    failed: list[Trajectory] = field(default_factory=list[Trajectory])
+    num_ended: int = 0
+    num_kept: int = 0
+    num_retries: int = 0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    """Why groups were dropped."""
+    in_a_row: Counter[str] = field(default_factory=Counter[str])
+    """The same, since one was kept."""
+    groups: list[Group] = field(default_factory=list[Group])
+    """Those that were dropped."""
+
+    def ended(self, trajectory: Trajectory) -> None:
+        self.num_ended += 1
+        if not trajectory.outcome.valid:
+            self.failed.append(trajectory)
+
+    def judged(self, group: Group, reason: str | None, num_wanted: int, control: ControlConfig) -> None:
+        """A group was kept, or dropped for a reason.
+
+        Raises:
+            RolloutFailed: too many were dropped one after another, or too many trajectories failed.
+        """
+        if reason is None:
+            self.num_kept += 1
+            self.in_a_row.clear()
+        else:
+            self.in_a_row[reason] += 1
+            self.dropped(group, reason)
+        self._check_errors(num_wanted * len(group.trajectories), control.max_error_rate)
+        if self.in_a_row.total() >= control.give_up_after * num_wanted:
+            told = ", ".join(f"{count} for {reason}" for reason, count in self.in_a_row.most_common())
+            failures = "\n" + failures_text(self.failed) if self.failed else ""
+            raise RolloutFailed(
+                f"the filters dropped {self.in_a_row.total()} groups one after another ({told}): there is nothing to learn from. See "
+                "what the tasks and the reward give (whet check plays some), loosen control.filters, or raise control.give_up_after"
+                + failures
+            )
+
+    def _check_errors(self, at_least: int, max_error_rate: float) -> None:
+        if self.num_ended >= at_least and len(self.failed) > max_error_rate * self.num_ended:
+            raise RolloutFailed(
+                f"{len(self.failed)} of {self.num_ended} trajectories failed, which is more than "
+                f"control.max_error_rate = {max_error_rate:g} of them\n{failures_text(self.failed)}"
+            )
+
+    def may_retry(self, trajectory: Trajectory, budget: int | None) -> bool:
+        """Whether the budget has one more retry, which is then used."""
+        if budget is not None and self.num_retries >= budget:
+            return False
+        self.num_retries += 1
+        self.groups.append(Group(trajectory.task, (trajectory,), dropped="retried"))
+        return True
+
+    def dropped(self, group: Group, reason: str) -> None:
+        self.reasons[reason] += 1
+        self.groups.append(replace(group, dropped=reason))
+
+    def cut(self, play: Play, reason: str) -> None:
+        """What there is of a group is thrown away."""
+        there = tuple(t for t in play.there if t.turns)
+        if there:
+            self.dropped(Group(play.task, there), reason)
+
+    def take(self, *, num_ready: int, num_playing: int) -> tuple[list[Group], Metrics]:
+        """The dropped groups and the metrics since the last time, as a rollout is taken.
+
+        Returns:
+            metrics: `groups/kept` and `groups/dropped/<reason>`, the tokens that were sampled for nothing, retries, and how many groups are
+            finished and under way beside those that are taken.
+        """
+        told, self.groups = self.groups, []
+        tokens = sum(t.num_tokens_sampled for group in told for t in group.played)
+        metrics: Metrics = {
+            "groups/kept": Mean(self.num_kept, self.num_kept + self.reasons.total()),
+            "rollout/dropped_tokens": Total(tokens),
+            "rollout/retries": Total(self.num_retries),
+            "rollout/ready_groups": Last(num_ready),
+            "rollout/playing_groups": Last(num_playing),
+            **{f"groups/dropped/{reason}": Total(count) for reason, count in sorted(self.reasons.items())},
+        }
+        self.failed, self.num_ended, self.num_kept, self.num_retries, self.reasons = [], 0, 0, 0, Counter()
+        return told, metrics
