@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from whet.core.batch import stretches
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states [C, H] to logits [C, V]."""
@@ -34,6 +36,13 @@ class Nucleus:
         """Pieces of `size` tokens, the last one shorter."""
         cuts = range(0, max(len(self.offsets) - 1, 1), size)
         return [self.rows(cut, min(cut + size, len(self.offsets) - 1)) for cut in cuts]
+
+    def take(self, chosen: Tensor) -> Nucleus:
+        """Some tokens, in the order given. `chosen`: [n] int64"""
+        sizes = self.offsets.diff()
+        on_cpu = chosen.cpu()
+        places = stretches(sizes, on_cpu).to(self.ids.device)
+        return Nucleus(self.ids[places], torch.cat([sizes.new_zeros(1), sizes[on_cpu].cumsum(0)]))
 
     def rows(self, start: int, stop: int) -> Nucleus:
         """Tokens start to stop."""
@@ -80,6 +89,44 @@ def logprobs_and_entropy(
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
+def squared_probs(logits: Tensor, temperature: Tensor, nucleus: Nucleus | None = None) -> Tensor:
+    """Sum over the vocabulary of softmax(logits / temperature)^2, renormalised over the nucleus. [C]
+
+    Args:
+        logits: [C, V]; computed with in float32 at least.
+        temperature: [C], positive.
+        nucleus: what each token was sampled from.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
+    if nucleus is not None:
+        logits = logits.masked_fill(nucleus.excluded(logits.shape[-1]), -torch.inf)
+    return (2 * torch.log_softmax(logits, dim=-1)).exp().sum(-1)
+
+
+class Vocabulary(Protocol):
+    """What reads numbers off logits: all of a token's, or those of the stretch of the vocabulary that this process has."""
+
+    def logprobs_and_entropy(
+        self, logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_grad: bool = True, nucleus: Nucleus | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As the function of that name."""
+        ...
+
+    def squared_probs(self, logits: Tensor, temperature: Tensor, nucleus: Nucleus | None) -> Tensor:
+        """As the function of that name, without gradient."""
+        ...
+
+
+class WholeVocabulary:
+    """The logits of every token."""
+
+    logprobs_and_entropy = staticmethod(logprobs_and_entropy)
+    squared_probs = staticmethod(squared_probs)
+
+
+WHOLE = WholeVocabulary()
+
+
 def chunked_logprobs(
     head: Head,
     hidden: Tensor,
@@ -89,6 +136,7 @@ def chunked_logprobs(
     *,
     entropy_grad: bool = False,
     nucleus: Nucleus | None = None,
+    vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Tensor, Tensor]:
     """`logprobs_and_entropy(head(hidden), ...)` with at most `chunk_tokens` rows of logits held at a time.
 
@@ -102,10 +150,11 @@ def chunked_logprobs(
         chunk_tokens: rows of logits held at a time.
         entropy_grad: whether the entropy takes part in the backward pass.
         nucleus: what each target was sampled from, of N tokens.
+        vocabulary: what part of it the head's logits are of.
     """
 
     def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
-        return logprobs_and_entropy(head(rows), wanted, heat, entropy_grad=entropy_grad, nucleus=kept)
+        return vocabulary.logprobs_and_entropy(head(rows), wanted, heat, entropy_grad=entropy_grad, nucleus=kept)
 
     if len(targets) <= chunk_tokens or not torch.is_grad_enabled():
         run = one
@@ -122,9 +171,15 @@ def chunked_logprobs(
 
 
 def chunked_squared_probs(
-    head: Head, hidden: Tensor, temperature: Tensor, chunk_tokens: int, *, nucleus: Nucleus | None = None
+    head: Head,
+    hidden: Tensor,
+    temperature: Tensor,
+    chunk_tokens: int,
+    *,
+    nucleus: Nucleus | None = None,
+    vocabulary: Vocabulary = WHOLE,
 ) -> Tensor:
-    """Sum over the vocabulary of softmax(logits / temperature)^2 of each token, without gradient. [N]
+    """`squared_probs(head(hidden), ...)` of each token in chunks, without gradient. [N]
 
     Args:
         head: hidden states to logits.
@@ -132,15 +187,12 @@ def chunked_squared_probs(
         temperature: [N].
         chunk_tokens: rows of logits held at a time.
         nucleus: what each token was sampled from: the probabilities are renormalised over it.
+        vocabulary: what part of it the head's logits are of.
     """
     sums: list[Tensor] = []
     columns = [torch.split(column, chunk_tokens) for column in (hidden, temperature)]
     pieces = [None] * len(columns[1]) if nucleus is None else nucleus.split(chunk_tokens)
     with torch.no_grad():
         for rows, heat, kept in zip(*columns, pieces, strict=True):
-            logits = head(rows)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None]
-            if kept is not None:
-                logits = logits.masked_fill(kept.excluded(logits.shape[-1]), -torch.inf)
-            sums.append((2 * torch.log_softmax(logits, dim=-1)).exp().sum(-1))
+            sums.append(vocabulary.squared_probs(head(rows), heat, kept))
     return torch.cat(sums)

@@ -19,6 +19,7 @@ from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.digest import digests_of
 from whet.model.scalar import ScalarModel
+from whet.model.shards import whole
 
 ADAPTER = "default"
 """peft's name of the only adapter."""
@@ -90,7 +91,7 @@ class Adapter:
     def base_digest(self) -> str:
         """Of the weights that stay as they are."""
         if self._base is None:
-            frozen = [(name, p) for name, p in self._model.hf.named_parameters() if not p.requires_grad]
+            frozen = [(name, whole(p)) for name, p in self._model.hf.named_parameters() if not p.requires_grad]
             self._base = hashlib.sha256(repr(sorted(digests_of(frozen).items())).encode()).hexdigest()
         return self._base
 

@@ -31,3 +31,14 @@ def forward_flops(shape: ModelShape, num_tokens: int) -> int:
     mlp = 6 * shape.hidden_size * (dense * shape.ffn_size + shape.num_moe_layers * shape.moe_ffn_size)
     per_token = shape.num_layers * projections + mlp + 2 * shape.hidden_size * shape.vocab_size
     return num_tokens * per_token + 2 * shape.num_layers * heads * num_tokens * num_tokens
+
+
+def pass_flops(num_active: int, attention_width: int, num_tokens: int) -> int:
+    """`forward_flops` where the model is known by its parameters.
+
+    Args:
+        num_active: entries of the matrices that a token goes through.
+        attention_width: heads times their size, of all layers together.
+        num_tokens: of the sequence.
+    """
+    return 2 * num_active * num_tokens + 2 * attention_width * num_tokens * num_tokens

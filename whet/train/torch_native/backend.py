@@ -1,4 +1,4 @@
-"""The torch-native backend on one device: rows under a token budget, gradients added up, chunked log-probs."""
+"""The torch-native backend, on one device or a mesh: rows under a token budget, gradients added up, chunked log-probs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
@@ -21,13 +20,21 @@ from whet.model.forest_check import forest_fault
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
+from whet.model.shards import spread_like
 from whet.observe.metrics import Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.tensor_files import system_errors, write_tensors
 from whet.train.torch_native.heads import head_of
-from whet.train.torch_native.layout import MicroBatch, Rows, micro_batches
+from whet.train.torch_native.layout import MicroBatch, Rows, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.mesh import ParallelConfig, mesh_of
+from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import OptimConfig, Optimizer
+from whet.train.torch_native.ranks import Found, OneRank, Ranks
+from whet.train.torch_native.saving import read_tensors, save_tensors
+from whet.types import JSON
 
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
+"""Of a checkpoint's files of tensors."""
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
 
@@ -44,6 +51,8 @@ class TrainConfig(Config):
     save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
+    parallel: ParallelConfig | None = None
+    """How the model is spread over the processes of this job; unset: one process has all of it."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -54,45 +63,67 @@ def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
 
 
 class TorchBackend:
-    """A `Backend` on one device.
+    """A `Backend` on one device, or on the ranks of a mesh.
 
     Args:
         model: trained in place. What kind it is decides what the loss sees, and what can be annotated (`heads`).
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
 
+    With `config.parallel` every process of the job makes one, of the same whole model, which is sharded in place.
+
     Raises:
-        ValueError: if forests are asked for and the model cannot run them on its device.
+        ValueError: if forests are asked for and the model cannot run them on its device, or the model or the job does not fit the degrees.
     """
 
     def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None) -> None:
         self.model = model
         self.config = config
-        self._rows: Rows = config.rows
-        self.notes: list[str] = []
-        if config.rows != "chains" and (fault := forest_fault(model)):
-            if config.rows == "forest":
-                raise ValueError(f"train.rows is forest, but {fault}; use train.rows=chains")
-            self._rows = "chains"
-            self.notes.append(f"train.rows: chains, since {fault}")
-        self.optimizer: Optimizer | None = None
+        self.dtype = model.dtype
+        """Of computation, and of the weights that are given away."""
         self.adapter: Adapter | None = None
         """What trains, where not the whole model does."""
+        if total_steps is not None and config.lora is not None:
+            self.adapter = add_adapter(model, config.lora)
+        self._ranks: Ranks = OneRank()
+        if config.parallel is not None and config.parallel.num_ranks > 1:
+            self._ranks = MeshRanks(model, mesh_of(config.parallel, model.device.type))
+        self.notes: list[str] = []
+        self._rows: Rows = self._possible_rows()
+        self.optimizer: Optimizer | None = None
         if total_steps is not None:
-            if config.lora is not None:
-                self.adapter = add_adapter(model, config.lora)
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
             self.optimizer = Optimizer(trained, config.optim, total_steps)
-        self._head = head_of(model, rows_per_chunk(config, model.vocab_size))
+        self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
+
+    def _possible_rows(self) -> Rows:
+        """What the rows may be, by the settings, the ranks and the device."""
+        if self.config.rows == "chains":
+            return "chains"
+        context = self._ranks.context
+        if context is not None and context.attention == "gather":
+            fault: str | None = "ranks that gather keys and values for their queries attend in chains"
+        else:
+            fault = self._ranks.forward(lambda: forest_fault(self.model))
+            self._ranks.rest()
+        if fault is None:
+            return self.config.rows
+        if self.config.rows == "forest":
+            raise ValueError(f"train.rows is forest, but {fault}; use train.rows=chains")
+        self.notes.append(f"train.rows: chains, since {fault}")
+        return "chains"
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
         columns = {name: torch.zeros(batch.num_tokens, dtype=torch.float32) for name in self._head.computes[need]}
         with torch.no_grad():
-            for micro in self._micro_batches(self._head.annotated(batch)):
-                for column, values in zip(columns.values(), self._head.columns(micro, need), strict=True):
-                    _scatter(column, batch, micro.samples, values)
+            for micro in self._micro_batches(self._head.annotated(batch))[1]:
+                found = self._head.columns(micro, need)
+                for column, values in zip(columns.values(), found, strict=True):
+                    _scatter(column, batch, micro, values)
+        self._ranks.rest()
+        self._ranks.columns(columns.values())
         return batch.with_(**columns)
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
@@ -101,22 +132,29 @@ class TorchBackend:
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
         total, num_tokens = 0.0, 0
-        for micro in self._micro_batches(batch):
-            samples, part, num_computed = micro.samples, micro.part, len(micro.row.tokens)
+        count, micros = self._micro_batches(batch)
+        for i, micro in enumerate(micros):
+            part, num_computed = micro.part, micro.row.num_tokens
             assert part.weights is not None
+            self._ranks.begin(last=i == count - 1)
             found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad))
             value = (part.weights * found.terms).sum()
             number = float(value.detach())
-            if not math.isfinite(number):
+            bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, micro.samples)})"
+            if (fault := self._ranks.agree(bad)) is not None:
                 self.optimizer.zero_grad()
-                raise NonFinite(f"the loss of a micro-batch is {number} ({_where(part, found.terms, samples)})")
+                raise NonFinite(f"the loss of a micro-batch is {fault}")
             value.backward()
+            if not micro.counts:
+                continue
             total += number
             num_tokens += num_computed
             shared = Mean(part.num_tokens - num_computed, part.num_tokens)
             metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
-            _scatter(logprobs, batch, samples, out.logprobs)
-        return Backward(total, logprobs, metrics, num_tokens)
+            _scatter(logprobs, batch, micro, out.logprobs)
+        self._ranks.columns([logprobs])
+        together = self._ranks.add(Found(total, num_tokens, metrics))
+        return Backward(together.loss, logprobs, together.metrics, together.num_tokens)
 
     def optim_step(self) -> Metrics:
         assert self.optimizer is not None, "a frozen model has no optimizer"
@@ -124,10 +162,10 @@ class TorchBackend:
 
     def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
         if kind == "merged":
-            return self.model.merged_weights()
+            return self._ranks.given(self.model.merged_weights(), self.dtype)
         if self.adapter is None:
             raise ValueError("this policy is trained whole: it has no adapter to publish")
-        return self.adapter.tensors().items()
+        return self._ranks.given(iter(self.adapter.tensors().items()), self.dtype)
 
     def base(self) -> Annotator:
         """The model without its adapter, as a reference."""
@@ -137,45 +175,49 @@ class TorchBackend:
     def export(self, folder: Path, base: str = "") -> None:
         """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
         if self.adapter is None:
-            with system_errors(folder):
-                self.model.hf.save_pretrained(folder)
+            self._ranks.export(self.model, folder, self.named_weights(), self.dtype)
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors({name: t.detach().contiguous() for name, t in self.adapter.tensors().items()}, folder / ADAPTER_FILE)
-        self.adapter.describe(folder, base)
+        tensors = {name: t.detach().contiguous() for name, t in self.named_weights("adapter")}
+        if self._ranks.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(tensors, folder / ADAPTER_FILE)
+            self.adapter.describe(folder, base)
 
     def export_merged(self, folder: Path) -> None:
         """Write the whole model with the adapter added to its weights."""
-        weights = {name: tensor.detach().contiguous() for name, tensor in self.model.merged_weights()}
-        with system_errors(folder):
-            self.model.hf.save_pretrained(folder, state_dict=weights)
+        weights = {name: tensor.detach().contiguous() for name, tensor in self.named_weights()}
+        if self._ranks.first:
+            with system_errors(folder):
+                self.model.hf.save_pretrained(folder, state_dict=weights)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: w.detach().contiguous() for name, w in self._trained().items()}
-        write_tensors(weights, folder / "weights.safetensors")
+        save_tensors(self._trained(), folder / WEIGHTS)
+        texts: dict[str, JSON] = {}
         if self.adapter is not None:
-            (folder / "base.json").write_text(json.dumps({"digest": self.adapter.base_digest()}))
+            texts["base.json"] = {"digest": self.adapter.base_digest()}
         if self.optimizer is not None:
-            write_tensors({k: v.contiguous() for k, v in self.optimizer.tensors().items()}, folder / "optimizer.safetensors")
-            (folder / "optimizer.json").write_text(json.dumps({"steps": self.optimizer.steps}))
+            save_tensors(self.optimizer.tensors(), folder / OPTIMIZER)
+            texts["optimizer.json"] = {"steps": self.optimizer.steps}
+        if self._ranks.first:
+            for name, text in texts.items():
+                (folder / name).write_text(json.dumps(text))
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
         if weights:
-            path = folder / "weights.safetensors"
             if self.adapter is not None:
                 _check_base(folder / "base.json", self.adapter.base_digest())
-            self._take(load_file(path), str(path))
+            self._take(read_tensors(folder / WEIGHTS, self._trained()), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
             steps = json.loads((folder / "optimizer.json").read_text())["steps"]
-            self.optimizer.load_tensors(load_file(folder / "optimizer.safetensors"), steps)
+            self.optimizer.load_tensors(read_tensors(folder / OPTIMIZER, self.optimizer.possible_tensors()), steps)
 
     def _trained(self) -> dict[str, Tensor]:
         """What a checkpoint holds: every weight, or the adapter."""
         return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self._take(dict(weights), "what was to be copied")
+        self._take(self._ranks.taken(dict(weights), self._trained()), "what was to be copied")
 
     def _take(self, weights: Mapping[str, Tensor], source: str) -> None:
         own = self._trained()
@@ -188,12 +230,16 @@ class TorchBackend:
                 if found.shape != tensor.shape or found.dtype != tensor.dtype:
                     described, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (found, tensor))
                     raise ValueError(f"{source} is of another model: {name} is {described}, not {wanted}")
-                tensor.copy_(found)
+                tensor.copy_(spread_like(found, tensor))
         if self.optimizer is not None:
             self.optimizer.refresh_masters()
 
-    def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
-        return micro_batches(batch, self._rows, self.config.max_tokens_per_device, self.model.device, self.model.dtype)
+    def _micro_batches(self, batch: TrainBatch) -> tuple[int, Iterator[MicroBatch]]:
+        """How many there are, and each as it is laid out."""
+        device, context = self.model.device, self._ranks.context
+        plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
+        turns = self._ranks.turns(batch, plan)
+        return len(turns), micro_batches(batch, turns, lambda part: lay_out(part, plan.kind, device, self.dtype, context), device)
 
 
 class _Base:
@@ -215,11 +261,13 @@ def _check_base(path: Path, digest: str) -> None:
         raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
 
 
-def _scatter(column: Tensor, batch: TrainBatch, samples: list[int], values: Tensor) -> None:
-    """Put the values of some samples back to their places in the whole batch."""
+def _scatter(column: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
+    """Put the values of a micro-batch that counts back to their places in the whole batch."""
+    if not micro.counts:
+        return
     starts = batch.starts.tolist()
-    pieces = values.detach().to("cpu", column.dtype).split(batch.lengths[samples].tolist())
-    for i, piece in zip(samples, pieces, strict=True):
+    pieces = values.detach().to("cpu", column.dtype).split(batch.lengths[micro.samples].tolist())
+    for i, piece in zip(micro.samples, pieces, strict=True):
         column[starts[i] : starts[i] + len(piece)] = piece
 
 

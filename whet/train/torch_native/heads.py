@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -13,7 +14,8 @@ from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
 from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
-from whet.train.torch_native.layout import Lines, MicroBatch, lines_of
+from whet.train.torch_native.layout import Lines, MicroBatch, Row, lines_of
+from whet.train.torch_native.ranks import Ranks
 
 
 class Head(Protocol):
@@ -35,14 +37,15 @@ class Head(Protocol):
         ...
 
 
-def head_of(model: CausalModel | ScalarModel, chunk_tokens: int) -> Head:
+def head_of(model: CausalModel | ScalarModel, chunk_tokens: int, ranks: Ranks) -> Head:
     """The head of a model.
 
     Args:
         model: decides the kind.
         chunk_tokens: rows of logits held at a time.
+        ranks: that the model is spread over.
     """
-    return ScalarHead(model) if isinstance(model, ScalarModel) else LanguageHead(model, chunk_tokens)
+    return ScalarHead(model, ranks) if isinstance(model, ScalarModel) else LanguageHead(model, chunk_tokens, ranks)
 
 
 class LanguageHead:
@@ -52,9 +55,10 @@ class LanguageHead:
         need: (need.value,) for need in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.TEACHER_LOGPROBS, Need.SQUARED_PROBS)
     }
 
-    def __init__(self, model: CausalModel, chunk_tokens: int) -> None:
+    def __init__(self, model: CausalModel, chunk_tokens: int, ranks: Ranks) -> None:
         self.model = model
         self._chunk_tokens = chunk_tokens
+        self._ranks = ranks
 
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         return batch
@@ -62,28 +66,38 @@ class LanguageHead:
     def columns(self, micro: MicroBatch, need: Need) -> tuple[Tensor, ...]:
         if need is not Need.SQUARED_PROBS:
             return (self.outputs(micro, entropy_grad=False).logprobs,)
-        lines, hidden = self._lines(micro)
-        found = chunked_squared_probs(self.model.logits, hidden, lines.temperature, self._chunk_tokens, nucleus=lines.nucleus)
-        return (lines.spread(found),)
+        lines = lines_of(micro.part, micro.row.place)
+        own, chosen = _own(micro.row, lines)
+
+        def compute() -> Tensor:
+            hidden = self._hidden(micro.row, own)
+            heat, kept, words = own.temperature, own.nucleus, self._ranks.vocabulary
+            return chunked_squared_probs(self.model.logits, hidden, heat, self._chunk_tokens, nucleus=kept, vocabulary=words)
+
+        return (lines.spread(_whole(micro.row, self._ranks.forward(compute), chosen, len(lines))),)
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
-        lines, hidden = self._lines(micro)
-        logprobs, entropy = chunked_logprobs(
-            self.model.logits,
-            hidden,
-            lines.targets,
-            lines.temperature,
-            self._chunk_tokens,
-            entropy_grad=entropy_grad,
-            nucleus=lines.nucleus,
-        )
-        return TokenOutputs(lines.spread(logprobs), lines.spread(entropy))
-
-    def _lines(self, micro: MicroBatch) -> tuple[Lines, Tensor]:
-        """Where the trained tokens are predicted, and the hidden states there. [L, H]"""
         lines = lines_of(micro.part, micro.row.place)
-        hidden = self.model.hidden(micro.row.tokens, micro.row.positions, micro.row.attend)
-        return lines, hidden.index_select(0, lines.predictors)
+        own, chosen = _own(micro.row, lines)
+
+        def compute() -> tuple[Tensor, Tensor]:
+            return chunked_logprobs(
+                self.model.logits,
+                self._hidden(micro.row, own),
+                own.targets,
+                own.temperature,
+                self._chunk_tokens,
+                entropy_grad=entropy_grad,
+                nucleus=own.nucleus,
+                vocabulary=self._ranks.vocabulary,
+            )
+
+        logprobs, entropy = (lines.spread(_whole(micro.row, x, chosen, len(lines))) for x in self._ranks.forward(compute))
+        return TokenOutputs(logprobs, entropy)
+
+    def _hidden(self, row: Row, lines: Lines) -> Tensor:
+        """The hidden states that predict the lines. [L, H]"""
+        return self.model.hidden(row.tokens, row.positions, row.attend).index_select(0, lines.predictors)
 
 
 class ScalarHead:
@@ -91,8 +105,9 @@ class ScalarHead:
 
     computes: ClassVar[Mapping[Need, tuple[str, ...]]] = {Need.VALUES: ("values", "scores"), Need.SCORES: ("scores",)}
 
-    def __init__(self, model: ScalarModel) -> None:
+    def __init__(self, model: ScalarModel, ranks: Ranks) -> None:
         self.model = model
+        self._ranks = ranks
 
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         """Every valid sample, whether it trains or not: the environment's tokens may be time steps of credit, too."""
@@ -106,7 +121,27 @@ class ScalarHead:
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
         part, row = micro.part, micro.row
-        scores = self.model.scores(self.model.hidden(row.tokens, row.positions, row.attend)).index_select(0, row.place)
+        found = self._ranks.forward(lambda: self.model.scores(self.model.hidden(row.tokens, row.positions, row.attend)))
+        if row.part is not None:
+            found = row.part.whole(found, row.part.places, row.part.num_tokens)
+        scores = found.index_select(0, row.place)
         first = torch.zeros_like(part.loss_mask).index_fill(0, part.starts[part.lengths > 0], True)
         nothing = torch.zeros_like(scores)
         return TokenOutputs(nothing, nothing, values=torch.where(first, nothing, scores.roll(1)), scores=scores)
+
+
+def _own(row: Row, lines: Lines) -> tuple[Lines, Tensor | None]:
+    """The lines that this rank computes, by where it has their predictors, and which of all they are. None: all."""
+    if row.part is None:
+        return lines, None
+    chosen, predictors = row.part.where(lines.predictors)
+    nucleus = lines.nucleus.take(chosen) if lines.nucleus is not None else None
+    targets, heat = lines.targets[chosen], lines.temperature[chosen]
+    return replace(lines, predictors=predictors, targets=targets, temperature=heat, nucleus=nucleus), chosen
+
+
+def _whole(row: Row, own: Tensor, chosen: Tensor | None, num_lines: int) -> Tensor:
+    """The numbers of all lines, from those of the lines that each rank computed. [L]"""
+    if row.part is None or chosen is None:
+        return own
+    return row.part.whole(own, chosen, num_lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from whet.core.batch import TrainBatch, as_list, stretches
 from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
-from whet.model.forest import forest_row
+from whet.model.forest import Segment, forest_row
+from whet.train.torch_native.context_row import Context, GatheredRow, RowPart, UlyssesRow
 from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
 from whet.train.torch_native.packing import pack, pack_units
 
 Rows = Literal["auto", "forest", "chains"]
+RowKind = Literal["forest", "chains"]
 
 WORTH_SHARING = 0.2
 """Share of the tokens that forests have to save for `auto` to pick them. Their attention takes more calls than that of chains: on a CPU, in
@@ -29,7 +31,16 @@ class Plan:
 
     rows: list[list[int]]
     """Sample indices of each micro-batch. Samples without a trained token are in none."""
-    kind: Literal["forest", "chains"]
+    kind: RowKind
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One row of a rank."""
+
+    samples: list[int]
+    counts: bool = True
+    """As in `MicroBatch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,11 @@ class Row:
     """[U] int64"""
     attend: Attend
     place: Tensor
-    """Where each token of the micro-batch is among `tokens`. [T] int64"""
+    """Where each token of the micro-batch is in the row. [T] int64"""
+    num_tokens: int
+    """Of the row, U, without what fills it up for the ranks that share it."""
+    part: RowPart | None = None
+    """What of the row `tokens` and `positions` are, and this rank computes. None: all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,8 @@ class MicroBatch:
     part: TrainBatch
     """They alone, on the model's device. T tokens."""
     row: Row
+    counts: bool = True
+    """False: it is computed for the exchange with ranks that have more to do, and nothing that it gives counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +94,28 @@ class Lines:
     nucleus: Nucleus | None = None
     """What each target was drawn from."""
 
+    def __len__(self) -> int:
+        return len(self.targets)
+
     def spread(self, values: Tensor) -> Tensor:
         """Values of the lines, [L], at every trained token of the micro-batch; 0 elsewhere. [T]"""
         return values.new_zeros(self.num_tokens).index_copy(0, self.trained, values.index_select(0, self.line))
 
 
-def micro_batches(batch: TrainBatch, rows: Rows, max_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[MicroBatch]:
-    """The samples that train, cut into rows.
+def micro_batches(batch: TrainBatch, turns: Iterable[Turn], lay: Callable[[TrainBatch], Row], device: torch.device) -> Iterator[MicroBatch]:
+    """A rank's rows of a batch.
 
     Args:
         batch: on the CPU.
-        rows: what the rows may be.
-        max_tokens: budget of a row.
+        turns: what the rank has to do.
+        lay: makes a row of samples.
         device: where the model is.
-        dtype: of its computation.
     """
-    plan = plan_rows(batch, rows, max_tokens)
-    for samples in plan.rows:
-        part = batch.select(samples)
-        row = lay_out(part, plan.kind, device, dtype)
-        yield MicroBatch(samples, part.to(device), row)
+    for turn in turns:
+        part = batch.select(turn.samples)
+        if not turn.counts and part.weights is not None:
+            part = part.with_(weights=torch.zeros_like(part.weights))
+        yield MicroBatch(turn.samples, part.to(device), lay(part), turn.counts)
 
 
 def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
@@ -143,15 +162,28 @@ def _num_distinct(sequences: Sequence[Tensor]) -> int:
     return sort_sequences(sequences).num_tokens(0, len(sequences), lengths)
 
 
-def lay_out(part: TrainBatch, kind: Literal["forest", "chains"], device: torch.device, dtype: torch.dtype) -> Row:
-    """The row of a micro-batch, which is on the CPU."""
+def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.dtype, context: Context | None = None) -> Row:
+    """The row of a micro-batch, which is on the CPU; of one that ranks share, this rank's part."""
     lengths: list[int] = as_list(part.lengths)
-    if kind == "chains":
-        chains = PackedRow(lengths, device)
-        return Row(part.tokens.to(device), chains.positions, chains, torch.arange(part.num_tokens, device=device))
-    forest = forest_of(part.tokens.split(lengths))
-    attend = forest_row(forest.segments, device, dtype)
-    return Row(forest.tokens.to(device), attend.positions, attend, forest.place.to(device))
+    forest = forest_of(part.tokens.split(lengths)) if kind == "forest" else None
+    tokens = part.tokens if forest is None else forest.tokens
+    place = torch.arange(part.num_tokens) if forest is None else forest.place
+    filling = -len(tokens) % context.multiple if context is not None else 0
+    if forest is not None:
+        attend = forest_row([*forest.segments, *([Segment(filling, -1)] if filling else [])], device, dtype)
+    else:
+        attend = PackedRow([*lengths, filling] if filling else lengths, device)
+    if context is None:
+        return Row(tokens.to(device), attend.positions, attend, place.to(device), len(tokens))
+    filled = torch.cat([tokens, tokens.new_zeros(filling)])
+    places = context.places(len(filled), context.rank)
+    own = RowPart(places.to(device), len(filled), context.group)
+    if context.attention == "ulysses":
+        shared: Attend = UlyssesRow(attend, context)
+    else:
+        assert kind == "chains", "queries alone attend in chains"
+        shared = GatheredRow([*lengths, filling] if filling else lengths, context, device)
+    return Row(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), own)
 
 
 def lines_of(part: TrainBatch, place: Tensor) -> Lines:

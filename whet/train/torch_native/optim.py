@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from whet.config import Config
+from whet.model.shards import spread_like, whole
 from whet.observe.metrics import Last, Mean, Metrics
 from whet.train.base import NonFinite
 
@@ -71,12 +74,10 @@ class Optimizer:
         self._masters: dict[str, Tensor] = {}
         for name, param in self._params.items():
             self._masters[name] = param if param.dtype in (torch.float32, torch.float64) else _master_of(param)
-        decayed = [m for m in self._masters.values() if m.dim() >= 2]
-        plain = [m for m in self._masters.values() if m.dim() < 2]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
+        groups: list[dict[str, Any]] = []
+        for members in by_mesh(self._masters.values()):
+            groups.append({"params": [m for m in members if m.dim() >= 2], "weight_decay": config.weight_decay})
+            groups.append({"params": [m for m in members if m.dim() < 2], "weight_decay": 0.0})
         self.adamw = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=True
         )
@@ -87,16 +88,17 @@ class Optimizer:
         Raises:
             NonFinite: if the gradient norm is not finite; the weights are as they were.
         """
-        grads = [m.grad for m in self._masters.values() if m.grad is not None]
-        grad_norm = torch.nn.utils.get_total_norm(grads)
+        groups = by_mesh(m for m in self._masters.values() if m.grad is not None)
+        grad_norm = _total_norm(groups)
         if not bool(torch.isfinite(grad_norm)):
-            names = [n for n, m in self._masters.items() if m.grad is not None and not bool(m.grad.isfinite().all())]
+            names = [n for n, m in self._masters.items() if m.grad is not None and not bool(whole(m.grad.isfinite().all()))]
             self.zero_grad()
             raise NonFinite(
                 f"the gradient norm is {float(grad_norm)}; parameters with such gradients: {', '.join(names[:5]) or 'none'}"
             )
         if self.config.clip_grad is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.config.clip_grad, grad_norm)
+            for group in groups:
+                torch.nn.utils.clip_grads_with_norm_(group, self.config.clip_grad, grad_norm)
         lr = lr_at(self.config, self.steps, self.total_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
@@ -120,7 +122,16 @@ class Optimizer:
                 out[f"{key}/{name}"] = value
         return out
 
-    def load_tensors(self, tensors: dict[str, Tensor], steps: int) -> None:
+    def possible_tensors(self) -> dict[str, Tensor]:
+        """Everything that `tensors` may give, by name; what the entries hold is of no meaning."""
+        out: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            own = {"master": master} if master is not self._params[name] else {}
+            like = {**own, "exp_avg": master, "exp_avg_sq": master, "step": torch.zeros(())}
+            out |= {f"{key}/{name}": tensor.detach() for key, tensor in like.items()}
+        return out
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Take over what `tensors` gave.
 
         Raises:
@@ -132,11 +143,12 @@ class Optimizer:
         for name, master in self._masters.items():
             if master is not self._params[name]:
                 with torch.no_grad():
-                    master.copy_(_entry(tensors, "master", name, master))
+                    master.copy_(spread_like(_entry(tensors, "master", name, master), master))
             step = _entry(tensors, "step", name, torch.zeros(()))
             if step > 0:
                 moments = {
-                    key: _entry(tensors, key, name, master).to(master.device, copy=True) for key in ("exp_avg", "exp_avg_sq")
+                    key: spread_like(_entry(tensors, key, name, master), master).to(master.device, copy=True)
+                    for key in ("exp_avg", "exp_avg_sq")
                 }
                 self.adamw.state[master] = {"step": step.clone(), **moments}
 
@@ -154,6 +166,20 @@ class Optimizer:
                 self._params[name].copy_(master)
 
 
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that one operation can take together: those that are spread over other ranks are apart. One list, if none is."""
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())
+
+
+def _total_norm(groups: list[list[Tensor]]) -> Tensor:
+    """The norm of all gradients, each part of one counted once. 0-dim"""
+    norms = [whole(torch.nn.utils.get_total_norm([m.grad for m in group if m.grad is not None])) for group in groups]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
 def _master_of(param: Tensor) -> Tensor:
     """A float32 copy that collects the parameter's gradients."""
     master = param.detach().to(torch.float32).clone().requires_grad_(True)
@@ -168,7 +194,7 @@ def _master_of(param: Tensor) -> Tensor:
     return master
 
 
-def _entry(tensors: dict[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
+def _entry(tensors: Mapping[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
     tensor = tensors.get(f"{key}/{name}")
     if tensor is None:
         raise ValueError(f"the optimizer's checkpoint has no {key} of {name}; it is of another model or dtype")

@@ -1,0 +1,337 @@
+"""What else a backend does is the same on a mesh: annotation, checkpoints, adapters, critics, pairs, exports, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import on_ranks
+from safetensors.torch import load_file
+from tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
+
+from whet.algo import LossTerms, Need
+from whet.algo.dpo import DpoConfig, dpo_loss
+from whet.algo.sft import sft_loss
+from whet.core.batch import batch_of
+from whet.core.preference import pair_batch
+from whet.core.weights import REDUCERS
+from whet.model.causal import ModelConfig, settle
+from whet.model.lora import LoraConfig
+from whet.model.scalar import ScalarModel
+from whet.model.shards import whole
+from whet.train.base import NonFinite
+from whet.train.torch_native.mesh import ParallelConfig
+from whet.types import UNSAMPLED, Origin, Pair, Sample
+
+SHARD = ParallelConfig(shard=2)
+MIXED = ParallelConfig(context=2, tensor=2)
+
+
+def weighed(data=None):
+    batch = batch_of(samples() if data is None else data)
+    return batch.with_(weights=REDUCERS["token_mean"](batch))
+
+
+def with_nuclei(batch):
+    """Every third trained token was drawn from a handful of ids."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.where(batch.loss_mask & (torch.arange(batch.num_tokens) % 3 == 0), 5, 0)
+    ids = []
+    for t in sizes.nonzero().squeeze(-1).tolist():
+        others = torch.randperm(SIZES["vocab_size"], generator=generator)[:5]
+        ids.append(others if batch.tokens[t] in others else torch.cat([others[:4], batch.tokens[t : t + 1]]))
+    return batch.with_(nucleus_sizes=sizes, nucleus_ids=torch.cat(ids).int())
+
+
+def annotate(degrees, kind, nuclei, settings):
+    backend = backend_of(model_of(kind), degrees, None, **settings)
+    batch = batch_of(samples())
+    batch = with_nuclei(batch) if nuclei else batch
+    for need in (Need.OLD_LOGPROBS, Need.SQUARED_PROBS):
+        batch = backend.annotate(batch, need)
+    return batch.old_logprobs, batch.squared_probs
+
+
+@pytest.mark.parametrize("nuclei", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "degrees", "settings"),
+    [
+        ("tied", SHARD, {}),
+        ("dense", MIXED, {}),
+        ("dense", ParallelConfig(context=2), {"rows": "forest"}),
+        ("moe", ParallelConfig(shard=2, expert=2), {}),
+    ],
+)
+def test_annotations_are_one_processes(kind, degrees, settings, nuclei):
+    expected = annotate(None, kind, nuclei, settings)
+    for found in on_ranks(degrees.num_ranks, annotate, degrees, kind, nuclei, settings):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def learn(degrees, kind, settings, batch, loss, entropy_grad=False):
+    backend = backend_of(model_of(kind), degrees, **settings)
+    found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+    params = backend.model.hf.named_parameters()
+    return found.loss, {name: whole(p.grad).clone() for name, p in params if p.requires_grad}
+
+
+def assert_learns_as_one_process(degrees, *args):
+    expected_loss, expected = learn(None, *args)
+    for loss, grads in on_ranks(degrees.num_ranks, learn, degrees, *args):
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        assert grads.keys() == expected.keys()
+        assert max(relative(grads[name], expected[name]) for name in expected) < 1e-5
+
+
+@pytest.mark.parametrize("degrees", [SHARD, MIXED])
+def test_what_tokens_were_drawn_from_is_replayed_on_a_mesh(degrees):
+    assert_learns_as_one_process(degrees, "dense", {}, with_nuclei(weighed()), sft_loss)
+
+
+def test_forests_are_shared_by_ranks():
+    assert_learns_as_one_process(ParallelConfig(shard=2, context=2), "tied", {"rows": "forest"}, weighed(), sft_loss)
+
+
+def test_fewer_samples_than_ranks_train_as_they_would_alone():
+    assert_learns_as_one_process(ParallelConfig(shard=4), "moe", {}, weighed(samples()[:3]), sft_loss)
+
+
+def pairs():
+    def sample(prompt, reply):
+        ids, mask = (*prompt, *reply), (False,) * len(prompt) + (True,) * len(reply)
+        origin = (Origin.PROMPT,) * len(ids)
+        return Sample(ids, origin, mask, (0.0,) * len(ids), (UNSAMPLED,) * len(ids), group="g", trajectory="t")
+
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(count):
+        return tuple(torch.randint(SIZES["vocab_size"], (count,), generator=generator).tolist())
+
+    prompts = [ids(n) for n in (9, 5, 12, 3, 4)]
+    return pair_batch([Pair(sample(p, ids(k + 2)), sample(p, ids(k + 3)), margin=0.25) for k, p in enumerate(prompts)])
+
+
+@pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=4)])
+def test_pairs_are_parted_by_no_rank(degrees):
+    batch = pairs()
+    batch = batch.with_(ref_logprobs=torch.linspace(-5, -4, batch.num_tokens) * batch.loss_mask)
+    assert_learns_as_one_process(degrees, "dense", {}, batch, dpo_loss(DpoConfig(beta=0.7, sft_coef=0.3)))
+
+
+def scalar(degrees):
+    torch.manual_seed(0)
+    config = Qwen3Config(**SIZES, num_labels=1)
+    model = settle(ScalarModel(AutoModelForSequenceClassification.from_config(config, attn_implementation="whet")), DTYPE, trainable=True)
+    backend = backend_of(model, degrees)
+    batch = backend.annotate(weighed(), Need.VALUES)
+
+    def loss(part, out):
+        return LossTerms((out.values - 1).square(), {})
+
+    found = backend.forward_backward(batch, loss)
+    return batch.values, batch.scores, found.loss, {name: whole(p.grad).clone() for name, p in model.hf.named_parameters()}
+
+
+DTYPE = ModelConfig(path="tiny", device="cpu")
+
+
+@pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=2, context=2), ParallelConfig(tensor=2)])
+def test_a_critic_is_spread_like_a_policy(degrees):
+    values, scores, expected_loss, expected = scalar(None)
+    for found in on_ranks(degrees.num_ranks, scalar, degrees):
+        torch.testing.assert_close(found[0], values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[1], scores, rtol=1e-4, atol=1e-5)
+        assert found[2] == pytest.approx(expected_loss, rel=1e-5)
+        assert max(relative(found[3][name], expected[name]) for name in expected) < 1e-5
+
+
+def resumed(degrees, folder, resume):
+    """Four AdamW steps, of which the last two may be another backend's, with other first weights, that loads the first's checkpoint."""
+    algorithm, batch = step_of("grpo")
+
+    def run(backend, steps):
+        for _ in range(steps):
+            backend.forward_backward(batch, algorithm.loss)
+            backend.optim_step()
+
+    settings = {"optim": {"lr": 1e-2, "schedule": "cosine", "weight_decay": 0.1}}
+    backend = backend_of(model_of("moe" if degrees and degrees.expert > 1 else "tied"), degrees, **settings)
+    run(backend, 2)
+    if resume:
+        backend.save(folder)
+        other = model_of("moe" if degrees and degrees.expert > 1 else "tied")
+        with torch.no_grad():
+            for p in other.hf.parameters():
+                p.add_(0.1)
+        backend = backend_of(other, degrees, **settings)
+        run(backend, 1)
+        backend.load(folder)
+    run(backend, 2)
+    state = {name: whole(t).clone() for name, t in backend.optimizer.tensors().items()}
+    return {name: w.detach().clone() for name, w in backend.named_weights()} | state, backend.optimizer.steps
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [SHARD, *(pytest.param(ParallelConfig(**d), marks=pytest.mark.slow) for d in ({"shard": 2, "tensor": 2}, {"shard": 4, "expert": 2}))],
+)
+def test_a_checkpoint_of_a_mesh_goes_on_bit_for_bit(degrees, tmp_path):
+    expected = on_ranks(degrees.num_ranks, resumed, degrees, tmp_path, False)
+    found = on_ranks(degrees.num_ranks, resumed, degrees, tmp_path, True)
+    for (a, steps), (b, resumed_steps) in zip(expected, found, strict=True):
+        assert steps == resumed_steps == 4
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def moved(degrees, folder, what):
+    """One optimizer step and a save, or a load."""
+    backend = backend_of(model_of("tied"), degrees, optim={"lr": 1e-2})
+    if what == "save":
+        algorithm, batch = step_of("grpo")
+        backend.forward_backward(batch, algorithm.loss)
+        backend.optim_step()
+        backend.save(folder)
+    else:
+        backend.load(folder)
+    state = {name: whole(t).clone() for name, t in backend.optimizer.tensors().items()}
+    return {name: w.detach().clone() for name, w in backend.named_weights()} | state
+
+
+@pytest.mark.parametrize(("first", "then"), [(None, SHARD), (SHARD, None), (SHARD, ParallelConfig(shard=2, tensor=2)), (MIXED, SHARD)])
+def test_a_checkpoint_is_read_by_other_degrees(first, then, tmp_path):
+    def run(degrees, what):
+        return [moved(None, tmp_path, what)] if degrees is None else on_ranks(degrees.num_ranks, moved, degrees, tmp_path, what)
+
+    expected = run(first, "save")[0]
+    for found in run(then, "load"):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def adapted(degrees, folder):
+    torch.manual_seed(0)
+    backend = backend_of(model_of("tied"), degrees, lora=LoraConfig(rank=4), optim={"lr": 0.1})
+    algorithm, batch = step_of("grpo")
+    batch = backend.base().annotate(batch, Need.REF_LOGPROBS)
+    backend.optimizer.adamw = torch.optim.SGD([{"params": list(g["params"])} for g in backend.optimizer.adamw.param_groups], lr=0.0)
+    for _ in range(2):
+        backend.forward_backward(batch, algorithm.loss)
+        backend.optim_step()
+    backend.export(folder, "base")
+    merged, adapter = ({name: t.detach().clone() for name, t in backend.named_weights(kind)} for kind in ("merged", "adapter"))
+    return batch.ref_logprobs, merged, adapter, backend.adapter.base_digest()
+
+
+def test_an_adapter_trains_on_a_sharded_base(tmp_path):
+    reference, merged, adapter, digest = adapted(None, tmp_path / "alone")
+    for found in on_ranks(2, adapted, SHARD, tmp_path / "mesh"):
+        torch.testing.assert_close(found[0], reference, rtol=1e-5, atol=1e-5)
+        for mine, theirs in zip(found[1:3], (merged, adapter), strict=True):
+            assert mine.keys() == theirs.keys()
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert found[3] == digest
+    files = [load_file(tmp_path / where / "adapter_model.safetensors") for where in ("alone", "mesh")]
+    assert files[0].keys() == files[1].keys()
+
+
+def exported(degrees, kind, dtype, folder):
+    backend = backend_of(model_of(kind, dtype), degrees, None)
+    backend.export(folder)
+    return {name: w.detach().clone() for name, w in backend.named_weights()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("kind", "degrees"), [("tied", MIXED), ("moe", ParallelConfig(shard=2, tensor=2, expert=4))])
+def test_an_export_of_a_mesh_is_the_models_own_folder(kind, degrees, dtype, tmp_path):
+    expected = dict(model_of(kind, dtype).named_weights())
+    for found in on_ranks(degrees.num_ranks, exported, degrees, kind, dtype, tmp_path):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    read = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").named_parameters())
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+def copied(degrees, kind):
+    first, second = (backend_of(model_of(kind), degrees, None) for _ in range(2))
+    with torch.no_grad():
+        for p in first.model.hf.parameters():
+            p.mul_(1.5)
+    batch = batch_of(samples())
+    second.annotate(batch, Need.REF_LOGPROBS)
+    second.take_weights(first.named_weights())
+    return first.annotate(batch, Need.REF_LOGPROBS).ref_logprobs, second.annotate(batch, Need.REF_LOGPROBS).ref_logprobs
+
+
+@pytest.mark.parametrize(("kind", "degrees"), [("tied", ParallelConfig(shard=2, tensor=2)), ("moe", ParallelConfig(shard=2, expert=2))])
+def test_a_reference_becomes_a_copy_of_the_policy(kind, degrees):
+    for policy, reference in on_ranks(degrees.num_ranks, copied, degrees, kind):
+        assert torch.equal(policy, reference)
+
+
+def poisoned(degrees):
+    backend = backend_of(model_of("tied"), degrees)
+    batch = weighed()
+    last = int(batch.starts[7]) + int(batch.lengths[7]) - 1
+
+    def loss(part, out):
+        bad = (part.tokens == poison) & part.loss_mask
+        return LossTerms(torch.where(bad, out.logprobs * float("nan"), -out.logprobs), {})
+
+    tokens = torch.where(batch.tokens == 63, 1, batch.tokens)
+    tokens[last], poison = 63, 63
+    batch = batch.with_(tokens=tokens)
+    with pytest.raises(NonFinite, match=r"loss of a micro-batch is nan \(1 tokens of the step's samples \[7\]\)"):
+        backend.forward_backward(batch, loss)
+    assert all(p.grad is None for p in backend.model.hf.parameters())
+    backend.forward_backward(batch, sft_loss)
+    return backend.optim_step()["optim/grad_norm"].value
+
+
+def test_a_fault_on_one_rank_stops_all_and_names_its_samples():
+    norms = on_ranks(2, poisoned, SHARD)
+    assert norms[0] == norms[1] == pytest.approx(poisoned(None), rel=1e-5)
+
+
+def in_bfloat16(degrees, settings):
+    backend = backend_of(model_of("dense", "bfloat16"), degrees, **settings)
+    found = backend.forward_backward(weighed(), sft_loss)
+    grads = {name: whole(m.grad).float().clone() for name, m in backend.optimizer._masters.items()}
+    dtypes = {m.dtype for m in backend.optimizer._masters.values()}
+    return found.loss, grads, dtypes, {w.dtype for _, w in backend.named_weights()}
+
+
+@pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=2, tensor=2)])
+def test_bfloat16_is_computed_with_and_float32_is_kept(degrees):
+    expected_loss, expected, *_ = in_bfloat16(None, {})
+    for loss, grads, dtypes, given in on_ranks(degrees.num_ranks, in_bfloat16, degrees, {}):
+        assert dtypes == {torch.float32} and given == {torch.bfloat16}
+        assert loss == pytest.approx(expected_loss, rel=5e-3)
+        for name, grad in expected.items():
+            assert float((grads[name] - grad).norm() / grad.norm()) < 0.05, name
+
+
+def refused(degrees, kind, settings):
+    with pytest.raises(ValueError) as caught:
+        backend_of(model_of(kind), degrees, **settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "degrees", "kind", "settings", "words"),
+    [
+        (2, {"shard": 4}, "dense", {}, ["shard (4)", "is 4, but the processes of this job are 2", "torchrun --nproc-per-node 4"]),
+        (4, {"tensor": 4}, "dense", {}, ["4 heads and 2 of keys and values", "lower tensor"]),
+        (2, {"shard": 2, "expert": 2}, "dense", {}, ["Qwen3ForCausalLM has no plan for it"]),
+        (2, {"tensor": 2}, "dense", {"lora": LoraConfig(rank=2)}, ["an adapter's layers have no plan"]),
+        (2, {"context": 2, "context_attention": "gather"}, "dense", {"rows": "forest"}, ["train.rows is forest", "use train.rows=chains"]),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_with_the_remedy(num_ranks, degrees, kind, settings, words):
+    for text in on_ranks(num_ranks, refused, ParallelConfig(**degrees), kind, settings):
+        assert all(word in text for word in words), text
+
+
+def test_experts_are_spread_over_whole_groups():
+    with pytest.raises(ValueError, match=r"expert is 2, but it must be a multiple of tensor \(4\) that divides .* \(8\)"):
+        ParallelConfig(shard=2, tensor=4, expert=2)

@@ -1,0 +1,122 @@
+"""Which rank computes what: the degrees of parallelism, and the process groups that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+from pydantic import Field, model_validator
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from whet.config import Config
+from whet.train.torch_native.context_row import ContextAttention
+
+
+class ParallelConfig(Config):
+    """How a model is spread over ranks (processes, one per device). There are replicate x shard x context x tensor of them."""
+
+    replicate: int = Field(default=1, ge=1)
+    """Copies of the sharded model, each with samples of its own (HSDP)."""
+    shard: int = Field(default=1, ge=1)
+    """Ranks with samples of their own, over which parameters, gradients and optimizer are cut (FSDP)."""
+    context: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens; parameters are cut over them, too."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that share each layer's matrices and the vocabulary, by the model's own plan."""
+    expert: int = Field(default=1, ge=1)
+    """Ranks that the experts of a mixture are spread over: a multiple of `tensor` that divides shard x context x tensor."""
+    context_attention: Literal["auto"] | ContextAttention = "auto"
+    """ulysses: each of the ranks that share a row attends with some of the heads; gather: each has all keys and values, and its own
+    queries, in chains only; auto: ulysses where the heads divide."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes."""
+        return self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def num_data(self) -> int:
+        """Ranks with samples of their own, those that share samples counted once."""
+        return self.replicate * self.shard
+
+    @model_validator(mode="after")
+    def _divides(self) -> ParallelConfig:
+        block = self.shard * self.context * self.tensor
+        if self.expert > 1 and (self.expert % self.tensor or block % self.expert):
+            raise ValueError(
+                f"expert is {self.expert}, but it must be a multiple of tensor ({self.tensor}) that divides "
+                f"shard x context x tensor ({block})"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The process groups of a job, as one rank sees them. Neighbours share most: tensor, then context, then shard, then replicate."""
+
+    config: ParallelConfig
+    parameters: DeviceMesh
+    """(replicate, shard, tensor): the ranks of a row shard parameters as others do, so `shard` is shard x context here."""
+    rows: DeviceMesh
+    """(data, context, tensor)"""
+    experts: DeviceMesh | None
+    """(replicate, shard, expert): `shard` is what is left of it for the experts. None: no expert is spread."""
+
+    @property
+    def device_type(self) -> str:
+        return self.parameters.device_type
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the ranks with samples of their own this one belongs to."""
+        return self.rows.get_local_rank("data")
+
+    @property
+    def data_group(self) -> ProcessGroup:
+        """One rank for each share of the samples."""
+        return self.rows.get_group("data")
+
+    def sharded(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Over which dimensions of one of the meshes parameters are sharded, and copied if there are replicas."""
+        return mesh["replicate", "shard"] if self.config.replicate > 1 else mesh["shard"]
+
+
+_MADE: dict[tuple[str, str, ProcessGroup | None], Mesh] = {}
+
+
+def mesh_of(config: ParallelConfig, device_type: str) -> Mesh:
+    """The process groups, made once for all models of a job; every rank calls it.
+
+    Args:
+        config: the degrees.
+        device_type: cpu or cuda.
+
+    Raises:
+        ValueError: if there are other ranks than the degrees ask for.
+    """
+    if not dist.is_initialized() or dist.get_world_size() != config.num_ranks:
+        found = dist.get_world_size() if dist.is_initialized() else 1
+        raise ValueError(
+            f"train.parallel: replicate ({config.replicate}) x shard ({config.shard}) x context ({config.context}) x tensor "
+            f"({config.tensor}) is {config.num_ranks}, but the processes of this job are {found}; start as many (torchrun "
+            f"--nproc-per-node {config.num_ranks} -m whet ...), or change the degrees"
+        )
+    key = (config.model_dump_json(), device_type, dist.group.WORLD)
+    if key not in _MADE:
+        _MADE[key] = _make(config, device_type)
+    return _MADE[key]
+
+
+def _make(config: ParallelConfig, device_type: str) -> Mesh:
+    sharded = config.shard * config.context
+    parameters = init_device_mesh(
+        device_type, (config.replicate, sharded, config.tensor), mesh_dim_names=("replicate", "shard", "tensor")
+    )
+    rows = init_device_mesh(device_type, (config.num_data, config.context, config.tensor), mesh_dim_names=("data", "context", "tensor"))
+    experts = None
+    if config.expert > 1:
+        left = sharded * config.tensor // config.expert
+        experts = init_device_mesh(device_type, (config.replicate, left, config.expert), mesh_dim_names=("replicate", "shard", "expert"))
+    return Mesh(config, parameters, rows, experts)

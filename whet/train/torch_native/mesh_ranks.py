@@ -1,0 +1,199 @@
+"""Ranks of a mesh: rows shared out by their cost, what each found put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import reduce
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from whet.core.batch import TrainBatch, as_list
+from whet.core.logprobs import WHOLE, Vocabulary
+from whet.model.causal import CausalModel
+from whet.model.decoder import DecoderModel
+from whet.model.parallel_plan import active_parameters
+from whet.model.scalar import ScalarModel
+from whet.model.shards import whole
+from whet.observe.metrics import Metrics, merge_metrics
+from whet.train.balance import balanced_parts
+from whet.train.flops import pass_flops
+from whet.train.tensor_files import system_errors
+from whet.train.torch_native.context_row import Context
+from whet.train.torch_native.layout import Plan, Turn
+from whet.train.torch_native.mesh import Mesh
+from whet.train.torch_native.packing import split_rows
+from whet.train.torch_native.ranks import Found
+from whet.train.torch_native.sharding import shard_model
+from whet.train.torch_native.vocabulary import SplitVocabulary
+
+T = TypeVar("T")
+
+
+class MeshRanks:
+    """The ranks of a mesh, and a model that is spread over them.
+
+    Args:
+        model: whole on every rank; it is sharded in place.
+        mesh: the ranks.
+
+    Raises:
+        ValueError: if the model cannot be cut by the mesh's degrees.
+    """
+
+    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh) -> None:
+        text = model.config.get_text_config()
+        num_active, width = active_parameters(model.hf), text.num_attention_heads * head_size(model)
+        self._cost = lambda num_tokens: pass_flops(num_active, text.num_hidden_layers * width, num_tokens)
+        self.mesh = mesh
+        self.context = context_of(model, mesh)
+        self.vocabulary = vocabulary_of(model, mesh)
+        self.row_ranks = mesh.config.context
+        self.first = dist.get_rank() == 0
+        self._trunk = shard_model(model, mesh)
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return cast(T, self._trunk(compute))
+
+    def rest(self) -> None:
+        for module in self._trunk.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
+        return share_rows(batch, plan, self._cost, self.mesh.config.num_data)[self.mesh.data_rank]
+
+    def begin(self, *, last: bool) -> None:
+        if self.mesh.config.replicate > 1:  # replicas add up their gradients once a step
+            cast(FSDPModule, self._trunk).set_requires_all_reduce(last)
+
+    def agree(self, fault: str | None) -> str | None:
+        flag = torch.tensor([fault is not None], dtype=torch.int32)
+        dist.all_reduce(flag)
+        if not int(flag):
+            return None
+        faults: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(faults, fault)
+        return next(found for found in faults if found is not None)
+
+    def columns(self, columns: Iterable[Tensor]) -> None:
+        for column in columns:
+            dist.all_reduce(column, group=self.mesh.data_group)
+
+    def add(self, found: Found) -> Found:
+        all_found: list[Found] = [found] * self.mesh.config.num_data
+        dist.all_gather_object(all_found, replace(found, metrics=_as_numbers(found.metrics)), group=self.mesh.data_group)
+        return Found(
+            sum(each.loss for each in all_found),
+            sum(each.num_tokens for each in all_found),
+            reduce(merge_metrics, (each.metrics for each in all_found), {}),
+        )
+
+    @torch.no_grad()
+    def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in named:
+            yield name, whole(tensor).to(dtype)
+
+    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: tensor.to(own[name].dtype) if name in own else tensor for name, tensor in weights.items()}
+
+    def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        state: dict[str, Tensor] = {}
+        for name, tensor in weights:  # all ranks put each together, one keeps them
+            if self.first:
+                state[name] = tensor.cpu()
+        if self.first:
+            with system_errors(folder):
+                model.hf.save_pretrained(folder, state_dict=state)
+            path = folder / "config.json"  # transformers writes the parameters' dtype
+            path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
+        dist.barrier()
+
+
+def _as_numbers(metrics: Metrics) -> Metrics:
+    """Metrics that hold no tensors."""
+    return {
+        name: replace(metric, **{field.name: float(getattr(metric, field.name)) for field in fields(metric)})
+        for name, metric in metrics.items()
+    }
+
+
+def head_size(model: CausalModel | ScalarModel) -> int:
+    """Entries of a query."""
+    text = model.config.get_text_config()
+    return text.head_dim if "head_dim" in text.to_dict() else text.hidden_size // text.num_attention_heads
+
+
+def context_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Context | None:
+    """The ranks that share rows with this one.
+
+    Raises:
+        ValueError: if the heads do not divide for Ulysses where it is asked for.
+    """
+    degrees = mesh.config
+    if degrees.context == 1:
+        return None
+    heads = model.config.get_text_config().num_attention_heads // degrees.tensor
+    kind = degrees.context_attention
+    if kind == "auto":
+        kind = "gather" if heads % degrees.context else "ulysses"
+    if kind == "ulysses" and heads % degrees.context:
+        raise ValueError(
+            f"train.parallel: context is {degrees.context}, but each rank has {heads} heads, which Ulysses cannot share out; use "
+            "context_attention=gather, or another degree"
+        )
+    return Context(mesh.rows.get_group("context"), mesh.rows.get_local_rank("context"), degrees.context, kind)
+
+
+def vocabulary_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Vocabulary:
+    """Which logits a rank has: those of its stretch, as DTensor cuts it."""
+    if mesh.config.tensor == 1 or isinstance(model, ScalarModel):
+        return WHOLE
+    size = -(-model.vocab_size // mesh.config.tensor)
+    return SplitVocabulary(mesh.rows.get_group("tensor"), size * mesh.rows.get_local_rank("tensor"), model.vocab_size)
+
+
+def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_ranks: int) -> list[list[Turn]]:
+    """The rows of each rank: as many for all, of about equal cost, the dearest first.
+
+    Rows are cut until their number divides; where there are fewer units than ranks, those that are left compute a row that does not count.
+
+    Args:
+        batch: whole.
+        plan: its rows.
+        cost: of a sequence of so many tokens.
+        num_ranks: ranks with rows of their own.
+    """
+    if not plan.rows:
+        return [[] for _ in range(num_ranks)]
+    lengths: list[int] = as_list(batch.lengths)
+    rows = _divisible(batch, plan, lengths, num_ranks)
+    turns = [Turn(row) for row in rows]
+    shortest = min((row for row in rows), key=lambda row: sum(lengths[i] for i in row))
+    turns += [Turn(shortest, counts=False)] * (-len(turns) % num_ranks)
+    costs = [sum(cost(lengths[i]) for i in turn.samples) for turn in turns]
+    return [
+        [turns[k] for k in sorted(part, key=lambda k: (-costs[k], k))] for part in balanced_parts(costs, num_ranks, equal_size=True)
+    ]
+
+
+def _divisible(batch: TrainBatch, plan: Plan, lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """The plan's rows, cut between units until their number is a multiple of the ranks, or every unit stands alone."""
+    unit_of: list[int] = list(range(batch.num_samples)) if batch.unit is None else as_list(batch.unit)
+    units: list[list[int]] = []
+    rows: list[list[int]] = []
+    for row in plan.rows:
+        members: dict[int, list[int]] = {}
+        for i in row:
+            members.setdefault(unit_of[i], []).append(i)
+        rows.append(list(range(len(units), len(units) + len(members))))
+        units += members.values()
+    wanted = min(-(-len(rows) // num_ranks) * num_ranks, len(units))
+    sizes = [sum(lengths[i] for i in unit) for unit in units]
+    return [[i for k in row for i in units[k]] for row in split_rows(rows, sizes, wanted)]

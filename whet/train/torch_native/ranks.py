@@ -1,0 +1,127 @@
+"""What the backend asks of the ranks it runs on: whose rows are whose, and what they found together. Here: one process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from whet.core.batch import TrainBatch
+from whet.core.logprobs import WHOLE, Vocabulary
+from whet.model.decoder import DecoderModel
+from whet.observe.metrics import Metrics
+from whet.train.tensor_files import system_errors
+from whet.train.torch_native.context_row import Context
+from whet.train.torch_native.layout import Plan, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What passes over a batch found; a rank's, or all ranks' together."""
+
+    loss: float
+    num_tokens: int
+    metrics: Metrics
+
+
+class Ranks(Protocol):
+    """Processes that compute in lock-step. Every method that exchanges something is called by all of them."""
+
+    context: Context | None
+    """The ranks that share each row. None: no row is shared."""
+    vocabulary: Vocabulary
+    """What of it the model's logits are of."""
+
+    first: bool
+    """Whether this process writes what there is to be written once."""
+
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that share a row: its budget of tokens is so many times a device's."""
+        ...
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        """Call something that runs the model."""
+        ...
+
+    def rest(self) -> None:
+        """After passes without a backward pass: give back what they had put together."""
+        ...
+
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
+        """This rank's rows, as many as every other rank's."""
+        ...
+
+    def begin(self, *, last: bool) -> None:
+        """Before a micro-batch whose gradients are added up; `last`: whether it is the last one before a step."""
+        ...
+
+    def agree(self, fault: str | None) -> str | None:
+        """The first rank's fault, if any rank has one."""
+        ...
+
+    def columns(self, columns: Iterable[Tensor]) -> None:
+        """Columns to which each rank gave its own samples' entries, 0 elsewhere: whole on each, in place."""
+        ...
+
+    def add(self, found: Found) -> Found:
+        """What all ranks found."""
+        ...
+
+    def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Weights one after another, each whole and of a dtype, on every rank."""
+        ...
+
+    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What was `given` of another model, of the dtypes that this one's parameters have."""
+        ...
+
+    def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        """Write a model in Hugging Face format."""
+        ...
+
+
+class OneRank:
+    """A process alone."""
+
+    context: Context | None = None
+    vocabulary: Vocabulary = WHOLE
+    first = True
+    row_ranks = 1
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+    def rest(self) -> None:
+        pass
+
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
+        return [Turn(row) for row in plan.rows]
+
+    def begin(self, *, last: bool) -> None:
+        pass
+
+    def agree(self, fault: str | None) -> str | None:
+        return fault
+
+    def columns(self, columns: Iterable[Tensor]) -> None:
+        pass
+
+    def add(self, found: Found) -> Found:
+        return found
+
+    def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        return named
+
+    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return weights
+
+    def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        with system_errors(folder):
+            model.hf.save_pretrained(folder)

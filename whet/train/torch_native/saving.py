@@ -1,0 +1,53 @@
+"""Named tensors on disk: one safetensors file of a process alone, or shards (DCP) of a mesh. Either is read by either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from whet.train.tensor_files import write_tensors
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to `<path>.safetensors`, or what is spread over ranks to a folder of that name; all ranks call it then."""
+    if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=path)
+        return
+    write_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path.with_suffix(".safetensors"))
+
+
+def read_tensors(path: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What `save_tensors` wrote, cut as `like` is where it was cut at all.
+
+    Args:
+        path: as it was given.
+        like: a tensor of each name that may be there.
+
+    Raises:
+        ValueError: if shards have other names or shapes.
+    """
+    file = path.with_suffix(".safetensors")
+    if file.is_file():
+        return load_file(file)
+    found = FileSystemReader(path).read_metadata().state_dict_metadata
+    odd = sorted(found.keys() - like.keys())
+    if odd:
+        raise ValueError(f"{path} is of another model: it has {len(odd)} tensors that this one has not, among them {', '.join(odd[:3])}")
+    out = {name: torch.zeros_like(like[name]) for name in found}
+    for name, tensor in out.items():
+        entry = found[name]
+        if isinstance(entry, TensorStorageMetadata) and (entry.size, entry.properties.dtype) != (tensor.shape, tensor.dtype):
+            described = f"{entry.properties.dtype} {tuple(entry.size)}"
+            raise ValueError(f"{path} is of another model: {name} is {described}, not {tensor.dtype} {tuple(tensor.shape)}")
+    load(out, checkpoint_id=path, no_dist=not dist.is_initialized())
+    return out

@@ -1,0 +1,90 @@
+"""A model spread over a mesh, from outside: layers and experts by its own plan, then every parameter sharded (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from whet.model.causal import CausalModel
+from whet.model.parallel_plan import apply_plans, layers_of
+from whet.model.scalar import ScalarModel
+from whet.train.torch_native.mesh import Mesh
+
+T = TypeVar("T")
+
+
+class Trunk(nn.Module):
+    """The root of a sharded model: inside a call of it the weights that no layer has (embedding, last norm, head) are whole.
+
+    So the head may be called as often as there are chunks, and its gradient is exchanged once.
+
+    Args:
+        hf: the transformers model.
+    """
+
+    def __init__(self, hf: nn.Module) -> None:
+        super().__init__()
+        self.hf = hf
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        return compute()
+
+
+def shard_model(model: CausalModel | ScalarModel, mesh: Mesh) -> Trunk:
+    """Spread a model over the mesh in place. Gradients are sums over all ranks, never means: weights are global to the step.
+
+    A model in bfloat16 that trains gets float32 parameters, and computes in bfloat16 what it computed before; gradients are reduced in
+    float32.
+
+    Args:
+        model: whole on every rank, with the same weights; it may be on the CPU, and ends up on the mesh's devices.
+        mesh: the ranks.
+
+    Raises:
+        ValueError: if the model cannot be cut by these degrees.
+    """
+    hf, policy = model.hf, MixedPrecisionPolicy()
+    check_degrees(model, mesh)
+    if model.dtype == torch.bfloat16 and any(p.requires_grad for p in hf.parameters()):
+        hf.float()
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    experts: list[nn.Module] = []
+    if mesh.config.tensor > 1 or mesh.experts is not None:
+        spread = mesh.experts["expert"] if mesh.experts is not None else None
+        experts = apply_plans(hf, mesh.parameters["tensor"], spread, split_head=isinstance(model, CausalModel))
+    for module in experts:
+        assert mesh.experts is not None
+        fully_shard(module, mesh=mesh.sharded(mesh.experts), reshard_after_forward=True, mp_policy=policy)
+    over = mesh.sharded(mesh.parameters)
+    for layer in layers_of(hf):
+        fully_shard(layer, mesh=over, reshard_after_forward=True, mp_policy=policy)
+    trunk = Trunk(hf)
+    fully_shard(trunk, mesh=over, mp_policy=policy)
+    for module in trunk.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return trunk
+
+
+def check_degrees(model: CausalModel | ScalarModel, mesh: Mesh) -> None:
+    """Refuse heads that do not divide, before anything is cut.
+
+    Raises:
+        ValueError: with the number of heads and the degree.
+    """
+    text, tensor = model.config.get_text_config(), mesh.config.tensor
+    name = type(model.hf).__name__
+    if tensor > 1 and model.adapter is not None:
+        raise ValueError("train.parallel: an adapter's layers have no plan for tensor; use shard with train.lora")
+    if text.num_attention_heads % tensor or text.num_key_value_heads % tensor:
+        raise ValueError(
+            f"train.parallel: {name} has {text.num_attention_heads} heads and {text.num_key_value_heads} of keys and values, which "
+            f"{tensor} ranks cannot share; lower tensor to a divisor of both"
+        )
+    if mesh.experts is not None and model.adapter is not None:
+        raise ValueError("train.parallel: experts with adapters are not spread; use shard with train.lora")
