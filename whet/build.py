@@ -23,6 +23,7 @@ from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine
+from whet.engine.embedded.grammar import Grammars
 from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
@@ -117,9 +118,10 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
         rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
+        grammars = Grammars(texts.renderer, held.vocab_size)
         settings = {"shares_weights": not own, "deterministic": config.deterministic}
         steps_on = beside if overlaps else thread
-        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, **settings) as engine:
+        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, **settings) as engine:
             player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
@@ -144,11 +146,14 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
     renderer = Renderer(tokenizer, parser, config.template_options)
     sizes = config.engine.embedded
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
+    grammars = Grammars(renderer, model.vocab_size)
     beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
     with (
         ThreadPoolExecutor(1, "torch") as thread,
         ThreadPoolExecutor(1, "texts") as texts,
-        engine_of(model, config.model, sizes, folder, thread, renderer.decode, shares_weights=False, deterministic=False) as engine,
+        engine_of(
+            model, config.model, sizes, folder, thread, renderer.decode, grammars, shares_weights=False, deterministic=False
+        ) as engine,
     ):
         yield Service(
             engine=engine,
@@ -157,6 +162,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
             config=config,
             texts=texts,
             load=lambda source: load_causal(source, beside, trainable=False).named_weights(),
+            try_grammar=grammars.check,
         )
 
 
@@ -183,12 +189,18 @@ def _player(
 ) -> Player:
     check_fits(rollout, engine.capabilities.max_tokens)
     renderer = Renderer(tokenizer, build_parser(env.parser))
+    sampling = rollout.sampling(renderer.stop_token_ids)
+    if sampling.grammar is not None:
+        try:
+            Grammars(renderer, len(tokenizer)).check(sampling.grammar)
+        except ValueError as error:
+            raise ValueError(f"rollout.{error}") from None
     return Player(
         engine=engine,
         renderer=renderer,
         make_env=build_env_factory(env),
         reward=reward,
-        sampling=rollout.sampling(renderer.stop_token_ids),
+        sampling=sampling,
         limits=rollout.limits(),
         timeout_s=rollout.timeout_s,
         max_in_flight=None if config.deterministic else config.engine.embedded.max_running * config.engine.embedded.copies,

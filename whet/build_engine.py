@@ -12,6 +12,7 @@ import torch
 from whet.engine.base import Engine
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel, ModelConfig, pick_device
 
@@ -29,6 +30,7 @@ def engine_of(
     folder: Path,
     thread: Executor,
     decode: Decode,
+    grammars: Grammars,
     *,
     shares_weights: bool,
     deterministic: bool,
@@ -42,11 +44,14 @@ def engine_of(
         folder: of the tokenizer.
         thread: where an engine of this process takes its steps.
         decode: token ids to text.
+        grammars: of the tokenizer.
         shares_weights: whether the model is the trainer's.
         deterministic: as for the engines.
     """
     if sizes.copies == 1:
-        yield EmbeddedEngine(model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode)
+        yield EmbeddedEngine(
+            model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode, grammars=grammars
+        )
         return
     devices = copy_devices(sizes, config)
     trust = config.trust_remote_code

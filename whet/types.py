@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from itertools import chain
 from math import fsum, isfinite
-from typing import Any
+from typing import Any, Literal
 
 JSON = Any
 """A value that `json.dumps` accepts."""
@@ -272,6 +272,15 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply has to be: JSON of a schema, a text that a regular expression matches as a whole, or a text of a grammar."""
+
+    kind: Literal["json_schema", "regex", "ebnf", "lark"]
+    """`ebnf` is GBNF (`root ::= ...`), as llama.cpp and SGLang have it; `lark` is llguidance's own form (`start: ...`)."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. The seed is per request: noise depends on (seed, position) alone."""
 
@@ -296,6 +305,9 @@ class SamplingParams:
     """Texts that end the reply. The token that completes one is the reply's last; whoever shows text cuts it with `text_before`."""
     min_tokens: int = 0
     """No stop token is drawn, and no stop text ends the reply, before so many tokens."""
+    grammar: Grammar | None = None
+    """Draw only tokens that keep the reply in this grammar, and end it only where the grammar does. Log-probs are of what is left, after
+    bias and penalties. A reply that may not go on and has no stop token ends by itself."""
     seed: int = 0
     raw_logprobs: bool = False
     """Also tell each token's log-prob under the model's own distribution: temperature 1, nothing added and nothing left out."""
@@ -317,6 +329,8 @@ class SamplingParams:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         self._check_penalties()
+        if self.grammar is not None and self.min_tokens:
+            raise ValueError(f"min_tokens cannot be {self.min_tokens} with a grammar, which may be at its end before")
         if not all(self.stop):
             raise ValueError("a stop text must not be empty")
 

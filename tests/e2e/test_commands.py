@@ -1,6 +1,7 @@
 """The commands, as a user types them, on a small model and a few real GSM8K rows."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_evaluate_alone_writes_what_it_played(folder):
     assert "mean@4" in done.stdout and "pass@4" in done.stdout
     assert len(read_records(folder / "evaluation/evaluate_1/evaluations/gsm8k/rollouts")) == 16
     assert "eval/gsm8k/pass@4" in json.loads((folder / "evaluation/evaluate_1/results.json").read_text())
+
+
+def test_an_evaluation_may_have_its_replies_keep_to_a_form(folder):
+    form = "evaluate.sets.gsm8k.rollout.regex="
+    done = whet("evaluate", *gsm8k(folder, "formed", form + "#### [0-9]{1,3}", "evaluate.sets.gsm8k.rollout.temperature=1.0"))
+    assert done.returncode == 0, done.stderr
+    played = read_records(folder / "formed/evaluate_1/evaluations/gsm8k/rollouts")
+    replies = [record["turns"][0]["content"] for record in played]
+    assert len(replies) == 4 and all(re.fullmatch("#### [0-9]{1,3}", reply) for reply in replies), replies
+    wrong = whet("evaluate", *gsm8k(folder, "unformed", form + "(a"))
+    assert wrong.returncode != 0 and "rollout.regex: " in wrong.stderr and "unclosed group" in wrong.stderr
+    trained = whet("train", *gsm8k(folder, "trained", "rollout.regex=a"))
+    assert trained.returncode != 0 and "rollout.regex=a cannot be trained on" in trained.stderr
 
 
 def test_generate_writes_rollouts(folder):

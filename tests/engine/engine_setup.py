@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.types import Chunk, Finish, Request
@@ -60,12 +61,18 @@ def plain_logprobs(hf: PreTrainedModel, tokens: tuple[int, ...]) -> torch.Tensor
 
 
 def engine_of(
-    model: CausalModel, *, deterministic: bool = False, shares: bool = True, decode: Decode | None = None, **sizes: int
+    model: CausalModel,
+    *,
+    deterministic: bool = False,
+    shares: bool = True,
+    decode: Decode | None = None,
+    grammars: Grammars | None = None,
+    **sizes: int,
 ) -> EmbeddedEngine:
     """An engine with its own thread, small unless told otherwise."""
     config = EmbeddedConfig(**({"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 256} | sizes))
     thread = ThreadPoolExecutor(1, "engine-test")
-    return EmbeddedEngine(model, config, thread, shares_weights=shares, deterministic=deterministic, decode=decode)
+    return EmbeddedEngine(model, config, thread, shares_weights=shares, deterministic=deterministic, decode=decode, grammars=grammars)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 
 import pytest
@@ -29,7 +30,7 @@ from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.player import Player, seed_of
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.sampling import RolloutConfig, check_trainable
-from whet.types import Finish, Message, Outcome, Rewards, SamplingParams, Task
+from whet.types import Finish, Grammar, Message, Outcome, Rewards, SamplingParams, Task
 
 PARAMS = SamplingParams(50, stop_token_ids=(STOP,))
 
@@ -285,14 +286,24 @@ def test_training_refuses_what_it_cannot_replay():
         ("presence_penalty", 0.5, "0.0"),
         ("frequency_penalty", -0.5, "0.0"),
         ("min_tokens", 4, "0"),
+        ("json_schema", "{}", "none"),
+        ("regex", "[0-9]+", "none"),
     ],
 )
 def test_options_that_bend_the_distribution_are_for_evaluation_alone(key, value, whole):
-    text = rf"rollout\.{key}={value} cannot be trained on.*set rollout\.{key}={whole}, and {key}={value} for evaluation"
+    shown = re.escape(str(value))
+    text = rf"rollout\.{key}={shown} cannot be trained on.*set rollout\.{key}={whole}, and {key}={shown} for evaluation"
     with pytest.raises(ValueError, match=text):
         check_trainable(RolloutConfig(**{key: value}))
     evaluated = RolloutOverrides(**{key: value}).over(RolloutConfig())
-    assert getattr(evaluated.sampling([7]), key) == value
+    sampling = evaluated.sampling([7])
+    assert sampling.grammar == Grammar(key, value) if isinstance(value, str) else getattr(sampling, key) == value
+
+
+@pytest.mark.parametrize(("form", "words"), [({"regex": "a"}, "json_schema and regex"), ({"min_tokens": 2}, "min_tokens cannot be 2")])
+def test_a_turn_has_one_form_and_no_least_length_beside_it(form, words):
+    with pytest.raises(ValueError, match=words):
+        RolloutConfig(json_schema="{}", **form)
 
 
 def test_stop_texts_of_an_evaluation_replace_those_of_training():

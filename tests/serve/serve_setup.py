@@ -204,4 +204,4 @@ def scripted(model: Path, text: str) -> Iterator[Service]:
     renderer = Renderer(load_tokenizer(model), parse_hermes)
     engine = Scripted((*renderer.encode(text), renderer.stop_token_ids[0]))
     with ThreadPoolExecutor(1) as texts:
-        yield Service(engine, renderer, parse_hermes, config_of(model), texts, lambda folder: ())  # type: ignore[arg-type]
+        yield Service(engine, renderer, parse_hermes, config_of(model), texts, lambda folder: (), lambda grammar: None)  # type: ignore[arg-type]

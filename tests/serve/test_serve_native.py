@@ -247,7 +247,7 @@ def test_health_and_information(server):
         ({"input_ids": [[1], []]}, "input_ids"),
         ({"input_ids": ["a"]}, "input_ids"), ({"input_ids": [1], "lora_path": "x"}, "lora_path"), ({"input_ids": [1, True]}, "input_ids"),
         ({"input_ids": [1], "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
-        ({"input_ids": [1], "sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ({"input_ids": [1], "sampling_params": {"structural_tag": "{}"}}, "structural_tag"),
         ({"input_ids": [1], "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"input_ids": [[1], [2]], "rid": ["x", "x"]}, "rid"), ({"input_ids": [[1], [2]], "rid": ["x"]}, "rid"),
     ],

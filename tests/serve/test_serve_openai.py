@@ -179,7 +179,7 @@ def test_biases_and_penalties_reach_the_engine(client, server):
     [
         ("temperature", -1), ("top_p", 0), ("n", 0), ("n", 129), ("max_tokens", 0), ("max_tokens", 600), ("presence_penalty", 3),
         ("stop", [""]), ("logit_bias", {"x": 1}), ("logit_bias", {"99999": 1}), ("top_logprobs", 2),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
         ("tool_choice", "required"), ("messages", []), ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
         ("tools", [{"type": "function"}]),
     ],

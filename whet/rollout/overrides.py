@@ -29,6 +29,10 @@ class RolloutOverrides(Config):
     """Taken from a token's logit for each time that the turn has it already."""
     min_tokens: int | None = Field(default=None, ge=0)
     """Tokens of a turn before it may end by itself."""
+    json_schema: str | None = None
+    """JSON schema, as text, that every turn keeps to."""
+    regex: str | None = None
+    """Regular expression that every turn matches as a whole."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None)
     """Texts that end a turn."""
     max_turns: int | None = Field(default=None, gt=0)

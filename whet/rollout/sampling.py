@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.config import Config, Reference
 from whet.env.rollout import Limits
-from whet.types import SamplingParams
+from whet.types import Grammar, SamplingParams
 
 
 class RolloutConfig(Config):
@@ -33,6 +33,10 @@ class RolloutConfig(Config):
     """Taken from a token's logit for each time that the turn has it already; other than 0 in evaluation only."""
     min_tokens: int = Field(default=0, ge=0)
     """Tokens of a turn before it may end by itself; other than 0 in evaluation only."""
+    json_schema: str | None = None
+    """JSON schema, as text, that every turn keeps to (needs `whet[grammar]`); other than none in evaluation only."""
+    regex: str | None = None
+    """Regular expression that every turn matches as a whole (likewise)."""
     max_turns: int = Field(default=8, ge=1)
     """Model calls of a trajectory. A plain question ends after one by itself."""
     max_tokens: int = Field(default=4096, ge=2)
@@ -63,15 +67,29 @@ class RolloutConfig(Config):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             min_tokens=self.min_tokens,
+            grammar=self._grammar(),
             stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *self.stop_token_ids))),
             stop=tuple(self.stop),
         )
+
+    def _grammar(self) -> Grammar | None:
+        if self.json_schema is not None:
+            return Grammar("json_schema", self.json_schema)
+        return None if self.regex is None else Grammar("regex", self.regex)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> RolloutConfig:
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("json_schema and regex cannot both say what a turn is; set one of them")
+        if self._grammar() is not None and self.min_tokens:
+            raise ValueError(f"min_tokens cannot be {self.min_tokens} where json_schema or regex says what a turn is; set it to 0")
+        return self
 
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
 
 
-UNREPLAYED = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+UNREPLAYED = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "json_schema", "regex")
 """Keys whose every value but the default makes the engine draw from a distribution that the trainer does not compute."""
 
 
@@ -90,6 +108,7 @@ def check_trainable(config: RolloutConfig) -> None:
     for key in UNREPLAYED:
         value, whole = getattr(config, key), RolloutConfig.model_fields[key].default
         if value != whole:
+            whole = "none" if whole is None else whole
             raise ValueError(
                 f"rollout.{key}={value} cannot be trained on: tokens would be drawn from another distribution than the policy, which "
                 f"the trainer does not compute; set rollout.{key}={whole}, and {key}={value} for evaluation alone"

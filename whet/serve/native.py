@@ -13,11 +13,12 @@ from pydantic import Field
 from whet.serve.answers import Event, Sampled
 from whet.serve.bodies import Body, parse_body
 from whet.serve.calls import Call
+from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
 from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
 from whet.serve.service import Service
 from whet.serve.text import TextStream
-from whet.types import JSON, Chunk, Finish, Request, SamplingParams, Scored
+from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Scored
 
 T = TypeVar("T")
 
@@ -44,6 +45,9 @@ class NativeSampling(Body):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Of no consequence: fast tokenizers write none."""
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     n: int = Field(default=1, ge=1)
     sampling_seed: int | None = None
     stream_interval: int | None = Field(default=None, ge=1)
@@ -93,7 +97,8 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         if body.logprob_start_len >= len(tokens):
             message = f"logprob_start_len is {body.logprob_start_len}, but a prompt has {len(tokens)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
-        params = _params(service, wish, room, body)
+        grammar = await one_grammar(service, native_grammars(wish.json_schema, wish.regex, wish.ebnf))
+        params = _params(service, wish, room, body, grammar)
         every = (wish.stream_interval or service.config.stream_interval) if body.stream else 0
         seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
         for i in range(n):
@@ -133,7 +138,7 @@ def _each(value: T | list[T], num: int, param: str, *, join: bool = False) -> li
     return value
 
 
-def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBody) -> SamplingParams:
+def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBody, grammar: Grammar | None) -> SamplingParams:
     ends = () if wish.ignore_eos else service.renderer.stop_token_ids
     greedy = wish.temperature is not None and wish.temperature < 1e-6
     return sampling_of(
@@ -150,6 +155,7 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
         logit_bias=biases(wish.logit_bias),
         stop=stop_texts(wish.stop),
         stop_token_ids=(*ends, *(wish.stop_token_ids or ())),
+        grammar=grammar,
         raw_logprobs=body.return_logprob and greedy,
         top_logprobs=body.top_logprobs_num if body.return_logprob else None,
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 from whet.serve.bodies import Body
 from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
 from whet.serve.service import Service
-from whet.types import Request, SamplingParams
+from whet.types import Grammar, Request, SamplingParams
 
 
 class StreamOptions(Body):
@@ -42,6 +42,9 @@ class OpenAIBody(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -57,7 +60,9 @@ class OpenAIBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def params_of(service: Service, body: OpenAIBody, max_tokens: int, top_logprobs: int | None) -> SamplingParams:
+def params_of(
+    service: Service, body: OpenAIBody, max_tokens: int, top_logprobs: int | None, grammar: Grammar | None
+) -> SamplingParams:
     """The engine's parameters. `top_logprobs` is None where no log-probs are wanted.
 
     Raises:
@@ -78,6 +83,7 @@ def params_of(service: Service, body: OpenAIBody, max_tokens: int, top_logprobs:
         stop=stop_texts(body.stop),
         stop_token_ids=(*ends, *(body.stop_token_ids or ())),
         min_tokens=body.min_tokens,
+        grammar=grammar,
         raw_logprobs=top_logprobs is not None,
         top_logprobs=top_logprobs,
     )

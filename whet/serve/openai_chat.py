@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -16,11 +16,12 @@ from whet.data.parsers import OPEN
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
+from whet.serve.constraints import ToolChoice, Tools, call_grammar, native_grammars, one_grammar, response_grammar
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
 from whet.serve.text import TextStream, held_back, token_fields
-from whet.types import JSON, Chunk, Finish, Message, ToolCall, text_before
+from whet.types import JSON, Chunk, Finish, Grammar, Message, ToolCall, text_before
 
 CALL_OPENERS: Mapping[str, str] = {"hermes": OPEN}
 """By parser, the text from which on a reply may be a tool call, so that a stream holds it back. Of another one everything is held back."""
@@ -31,8 +32,8 @@ class ChatBody(OpenAIBody):
 
     messages: list[Any]
     tools: list[Any] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -48,18 +49,31 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
     body = parse_body(ChatBody, value)
     service.check_model(body.model)
     service.check_samples(body.n or 1)
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise ApiError(400, "response_format: only text is supported by this server", param="response_format", code="unsupported_parameter")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     tools = _tools(body)
+    grammar = await _grammar(service, body, tools)
     tokens = await service.prompt(_messages(body), tools)
     room = service.room(tokens, "messages")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    sampling = params_of(service, body, room if limit is None else limit, body.top_logprobs or 0 if body.logprobs else None)
+    sampling = params_of(service, body, room if limit is None else limit, body.top_logprobs or 0 if body.logprobs else None, grammar)
     call_id = f"chatcmpl-{uuid.uuid4().hex}"
     call = Call(call_id, tuple(requests_of(service, body, call_id, tokens, sampling)))
     return ChatAnswer(service, body, call, with_tools=bool(tools))
+
+
+async def _grammar(service: Service, body: ChatBody, tools: Tools) -> Grammar | None:
+    """What the reply has to be, if anything."""
+    calls = await call_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls is not False)
+    if body.parallel_tool_calls is False and tools and calls is None:
+        message = "parallel_tool_calls can be false where tool_choice is required or names a tool: a free reply calls as many as it likes"
+        raise ApiError(400, message, param="parallel_tool_calls", code="unsupported_parameter")
+    wanted = {"tool_choice": calls, "response_format": response_grammar(body.response_format)}
+    grammar = await one_grammar(service, wanted | native_grammars(body.json_schema, body.regex, body.ebnf))
+    if grammar is not None and calls is None and tools:
+        message = "a reply that has to be of a form cannot call tools: set tool_choice to none, or leave response_format and grammars out"
+        raise ApiError(400, message, param="tools")
+    return grammar
 
 
 def _messages(body: ChatBody) -> tuple[Message, ...]:

@@ -12,6 +12,7 @@ from pydantic import Field
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
+from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
@@ -49,11 +50,13 @@ async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
     service.check_samples(len(prompts) * num)
     limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     silent = bool(body.echo) and limit == 0
+    grammar = await one_grammar(service, native_grammars(body.json_schema, body.regex, body.ebnf))
     call_id = f"cmpl-{uuid.uuid4().hex}"
     requests: list[Request] = []
     for i, (tokens, _) in enumerate(prompts):
         service.room(tokens, "prompt")
-        requests += requests_of(service, body, f"{call_id}-{i}", tokens, params_of(service, body, 1 if silent else limit, body.logprobs))
+        sampling = params_of(service, body, 1 if silent else limit, body.logprobs, grammar)
+        requests += requests_of(service, body, f"{call_id}-{i}", tokens, sampling)
     scored = bool(body.echo) and body.logprobs is not None
     call = Call(call_id, tuple(requests), score=scored, top_scores=body.logprobs or 0, generate=not silent)
     return CompletionAnswer(service, body, call, [text for _, text in prompts])

@@ -18,7 +18,7 @@ from whet.serve.errors import ApiError
 from whet.serve.gate import Gate
 from whet.serve.settings import ServeConfig
 from whet.serve.text import Decode
-from whet.types import Message, Task
+from whet.types import Grammar, Message, Task
 
 T = TypeVar("T")
 
@@ -35,6 +35,8 @@ class Service:
     texts: Executor
     """Where text becomes tokens: one thread, so that a long text does not hold up everybody."""
     load: LoadWeights
+    try_grammar: Callable[[Grammar], None]
+    """Raises ValueError if the engine's grammars could not be this."""
     began: int = field(default_factory=lambda: int(time.time()))
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
@@ -102,6 +104,15 @@ class Service:
             return await self._on_texts(lambda: self.renderer.prompt(Task("serve", messages), tools))
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from None
+
+    async def check_grammar(self, grammar: Grammar, param: str, called: str | None = None) -> None:
+        """Raises:
+        ApiError: 400, naming the field or what else it is `called`, if a grammar cannot be used.
+        """
+        try:
+            await self._on_texts(lambda: self.try_grammar(grammar))
+        except ValueError as error:
+            raise ApiError(400, f"{called or param}: {str(error).removeprefix(f'{param}: ')}", param=param) from None
 
     def decoder(self, *, keep_special: bool) -> Decode:
         """Token ids to text."""

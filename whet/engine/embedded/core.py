@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
+from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.logits import Raw, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.paged import Part, buckets, lay_out
 from whet.engine.embedded.rows import DecodeRows
@@ -18,7 +19,7 @@ from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel
-from whet.types import Finish, Request, SamplingParams, Scored
+from whet.types import Finish, Grammar, Request, SamplingParams, Scored
 
 SCORE_DECODED = 5
 """Tokens of a score that go through decoding, so that it tells of that path, too."""
@@ -30,6 +31,8 @@ class Progressed:
 
     sequence: Sequence
     finish: Finish | None
+    failure: str | None = None
+    """Why it cannot go on, by its own fault."""
 
 
 class EngineCore:
@@ -42,6 +45,7 @@ class EngineCore:
         max_running: sequences that run at a time.
         max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
         decode: what finds stop texts; without it requests that have some are refused.
+        grammars: what compiles grammars; likewise.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class EngineCore:
         max_running: int,
         max_batch_tokens: int,
         decode: Decode | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
@@ -66,7 +71,7 @@ class EngineCore:
         self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
         """Longest sequence, prompt and reply together."""
         self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
-        self._decode = decode
+        self._decode, self._grammars = decode, grammars
         self._arrivals = 0
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
@@ -106,13 +111,26 @@ class EngineCore:
             raise EngineRefused(f"request {request.id}: with min_tokens, stop_token_ids must leave a token that can be sampled")
         if sampling.stop and self._decode is None:
             raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
+        if sampling.grammar is not None:
+            self._check_grammar(request.id, sampling.grammar)
 
     def add(self, request: Request) -> Sequence:
         """Queue a request that passed `check` and `check_sampling`."""
         sequence = Sequence(request, self._arrivals, list(request.tokens))
+        if request.sampling.grammar is not None:
+            assert self._grammars is not None, "a request with a grammar was let in without a tokenizer"
+            sequence.matching = self._grammars.begin(request.sampling.grammar, request.sampling.stop_token_ids)
         self.scheduler.add(sequence)
         self._arrivals += 1
         return sequence
+
+    def _check_grammar(self, name: str, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise EngineRefused(f"request {name} has a grammar, but the engine was made without a tokenizer to read it with")
+        try:
+            self._grammars.check(grammar)
+        except ValueError as error:
+            raise EngineRefused(f"request {name}: {error}") from error
 
     @property
     def num_cached_tokens(self) -> int:
@@ -206,7 +224,11 @@ class EngineCore:
         if raw is not None:
             sequence.raw_logprobs.append(raw.logprob)
             sequence.top_logprobs.append(raw.top)
-        return Progressed(sequence, finish_of(sequence, self._decode))
+        failure = None
+        if sequence.matching is not None:
+            sequence.matching.take(token)
+            failure = sequence.matching.failure
+        return Progressed(sequence, finish_of(sequence, self._decode), failure)
 
     def _forward(self, parts: list[Part]) -> Tensor:
         """Hidden states of the planned tokens, in the plan's order. [T, H]"""

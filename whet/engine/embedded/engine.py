@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.config import Config
-from whet.engine.base import Capabilities, EngineFailed
+from whet.engine.base import Capabilities, EngineFailed, EngineRefused
 from whet.engine.embedded.core import EngineCore, Progressed
+from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
 from whet.engine.embedded.stops import Decode
@@ -59,7 +60,7 @@ class _Call:
     """A request being served: its sequence and where its chunks go."""
 
     request: Request
-    chunks: asyncio.Queue[Chunk | EngineFailed] = field(default_factory=asyncio.Queue)
+    chunks: asyncio.Queue[Chunk | EngineFailed | EngineRefused] = field(default_factory=asyncio.Queue)
     sequence: Sequence | None = None
 
 
@@ -76,6 +77,7 @@ class EmbeddedEngine:
         deterministic: no step is taken while an open conversation has no request with the engine, so that which requests
             share a step does not depend on how long a tool took.
         decode: token ids to text, special tokens included, to find stop texts with. Without it requests that have some are refused.
+        grammars: compiles the grammars of requests; likewise.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class EmbeddedEngine:
         shares_weights: bool,
         deterministic: bool,
         decode: Decode | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.core = EngineCore(
             model,
@@ -95,6 +98,7 @@ class EmbeddedEngine:
             max_running=config.max_running,
             max_batch_tokens=config.max_batch_tokens,
             decode=decode,
+            grammars=grammars,
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
@@ -133,7 +137,7 @@ class EmbeddedEngine:
         try:
             while True:
                 chunk = await call.chunks.get()
-                if isinstance(chunk, EngineFailed):
+                if isinstance(chunk, Exception):
                     raise chunk
                 yield chunk
                 if chunk.finish is not None:
@@ -241,7 +245,11 @@ class EmbeddedEngine:
         call = self._calls.get(sequence.request.id)
         if call is None or call.sequence is not sequence:
             return  # abandoned during the step
-        if item.finish is not None:
+        if item.failure is not None:
+            del self._calls[call.request.id]
+            self._retire(call)
+            call.chunks.put_nowait(EngineRefused(f"request {call.request.id}: its grammar cannot be followed any further: {item.failure}"))
+        elif item.finish is not None:
             self._end(call, item.finish)
         elif 0 < call.request.chunk_tokens <= sequence.num_sampled - sequence.delivered:
             self._deliver(call, None)

@@ -25,7 +25,8 @@ class Raw:
 
 
 def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
-    """The logits with each sequence's bias, then its penalties, and without its stop tokens while it is too short to end.
+    """The logits with each sequence's bias, then its penalties, without its stop tokens while it is too short to end and without what its
+    grammar does not let follow.
 
     Args:
         logits: [B, V], not written to; the rows that ask for nothing stay as they are, bit for bit.
@@ -60,7 +61,8 @@ def most_likely(logprobs: Tensor, num: int) -> list[Top]:
 
 def _asks(sequence: Sequence) -> bool:
     sampling = sequence.request.sampling
-    return bool(sampling.logit_bias) or sampling.has_penalties or sequence.num_sampled < sampling.min_tokens
+    changes = bool(sampling.logit_bias) or sampling.has_penalties or sequence.matching is not None
+    return changes or sequence.num_sampled < sampling.min_tokens
 
 
 def _adjust(row: Tensor, sequence: Sequence) -> None:
@@ -79,3 +81,5 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(row.dtype)
     if sequence.num_sampled < sampling.min_tokens and sampling.stop_token_ids:
         row[list(sampling.stop_token_ids)] = -torch.inf
+    if sequence.matching is not None:
+        row.masked_fill_(~sequence.matching.allowed.to(row.device), -torch.inf)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from whet.engine.embedded.cache import BlockPool
+from whet.engine.embedded.grammar import Matching
 from whet.types import Request
 
 
@@ -32,6 +33,8 @@ class Sequence:
     """Filled where the request asks for them, like the next two."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     nucleus: list[bytes] = field(default_factory=list)
+    matching: Matching | None = None
+    """Where the reply is in its grammar, if it has one."""
     num_found: int | None = None
     """Tokens that were in the cache when it was first let in; None: it was not yet."""
     delivered: int = 0

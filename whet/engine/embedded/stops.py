@@ -1,4 +1,4 @@
-"""When a reply is over: a stop token, the end of a stop text, or the token limit."""
+"""When a reply is over: a stop token, the end of a stop text or of its grammar, or the token limit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
             assert decode is not None, "a request with stop texts was let in without a detokeniser"
             if any(_completes(sequence, text, decode) for text in sampling.stop):
                 return Finish.STOP
+    if sequence.matching is not None and sequence.matching.over:
+        return Finish.STOP
     return Finish.LENGTH if sequence.num_sampled >= sampling.max_tokens else None
 
 

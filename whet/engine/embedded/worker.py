@@ -21,6 +21,7 @@ from torch import nn
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.grammar import Grammars
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, attach
 from whet.types import Receipt, Request
@@ -40,7 +41,7 @@ class Setup:
     threads: int
     """torch's, of this copy."""
     tokenizer: Path | None
-    """Folder of the tokenizer that finds stop texts."""
+    """Folder of the tokenizer that finds stop texts and reads grammars."""
     trust_remote_code: bool
 
 
@@ -57,9 +58,11 @@ class Copy:
         self._weights = attach(setup.model)
         on_cpu = torch.device(setup.device) == torch.device("cpu")
         model = self._weights if on_cpu else _beside(self._weights, setup.device)
-        decode = None
+        decode = grammars = None
         if setup.tokenizer is not None:
-            decode = Renderer(load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)).decode
+            tokenizer = load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)
+            renderer = Renderer(tokenizer)
+            decode, grammars = renderer.decode, Grammars(renderer, model.vocab_size)
         self._engine = EmbeddedEngine(
             model,
             setup.config,
@@ -67,6 +70,7 @@ class Copy:
             shares_weights=on_cpu,
             deterministic=setup.deterministic,
             decode=decode,
+            grammars=grammars,
         )
         self._running: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()

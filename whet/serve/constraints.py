@@ -1,0 +1,142 @@
+"""What a client wants a reply to be, as a grammar: JSON, JSON of a schema, a regular expression, calls of its tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.data.parsers import CLOSE, OPEN
+from whet.serve.bodies import Body, parse_body
+from whet.serve.errors import ApiError
+from whet.serve.service import Service
+from whet.types import JSON, Grammar
+
+ANY_OBJECT = '{"type": "object"}'
+Tools = Sequence[Mapping[str, JSON]]
+
+
+class JSONSchema(Body):
+    """OpenAI's `response_format.json_schema`."""
+
+    name: str = ""
+    description: str | None = None
+    body: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """A reply always keeps to the schema, strict or not."""
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class NamedTool(Body):
+    """OpenAI's `tool_choice` of one tool."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+ToolChoice = Literal["auto", "none", "required"] | dict[str, Any] | None
+
+
+async def one_grammar(service: Service, wanted: Mapping[str, Grammar | None]) -> Grammar | None:
+    """The one grammar that a request asks for, by the field that does.
+
+    Raises:
+        ApiError: there are two, or it cannot be used.
+    """
+    asked = [(param, grammar) for param, grammar in wanted.items() if grammar is not None]
+    if len(asked) > 1:
+        raise ApiError(400, f"{asked[0][0]} and {asked[1][0]} cannot both say what the reply is: leave one out", param=asked[1][0])
+    for param, grammar in asked:
+        await service.check_grammar(grammar, param)
+        return grammar
+    return None
+
+
+def response_grammar(value: JSON) -> Grammar | None:
+    """What `response_format` asks for; None: any text."""
+    if value is None:
+        return None
+    wanted = _within("response_format", ResponseFormat, value)
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Grammar("json_schema", ANY_OBJECT)
+    return Grammar("json_schema", json.dumps(_within("response_format.json_schema", JSONSchema, wanted.json_schema).body))
+
+
+def native_grammars(json_schema: str | None, regex: str | None, ebnf: str | None) -> dict[str, Grammar | None]:
+    """SGLang's fields."""
+    return {
+        "json_schema": None if json_schema is None else Grammar("json_schema", json_schema),
+        "regex": None if regex is None else Grammar("regex", regex),
+        "ebnf": None if ebnf is None else Grammar("ebnf", ebnf),
+    }
+
+
+async def call_grammar(service: Service, choice: ToolChoice, tools: Tools, *, parallel: bool) -> Grammar | None:
+    """What `tool_choice` asks for: nothing but calls of the tools, or exactly one of the tool that it names.
+
+    Raises:
+        ApiError: there is no such tool, its parameters are no schema, or the server's parser has no form for calls.
+    """
+    if choice in (None, "auto", "none"):
+        return None
+    if service.config.parser != "hermes":
+        message = f"tool_choice: calls can be asked for in the form of the parser hermes, and this server's is {service.config.parser}"
+        raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
+    if isinstance(choice, dict):
+        name = _within("tool_choice", NamedTool, choice).function.get("name")
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise ApiError(400, f"tool_choice names the tool {name!r}, which is not among tools", param="tool_choice")
+    if not tools:
+        raise ApiError(400, f"tool_choice is {choice!r}, but there are no tools", param="tool_choice")
+    rules: list[str] = []
+    for i, tool in enumerate(tools):
+        function = tool["function"]
+        schema = await _parameters(service, function)
+        name = json.dumps(function["name"], ensure_ascii=False)
+        head = _quoted(f'\n{{"name": {name}, "arguments": ')
+        rules += [f"call_{i}: open {head} arguments_{i} {_quoted(f'}}{chr(10)}')} close", f"arguments_{i}: %json {schema}"]
+    more = r' ("\n" call)*' if parallel and not isinstance(choice, dict) else ""
+    some = " | ".join(f"call_{i}" for i in range(len(tools)))
+    rules += [f"open: {_marker(service, OPEN)}", f"close: {_marker(service, CLOSE)}"]
+    return Grammar("lark", "\n".join([f"start: call{more}", f"call: {some}", *rules, ""]))
+
+
+def _marker(service: Service, text: str) -> str:
+    """A text that most tokenizers of such models have a token for; a grammar must name it then, its letters are other tokens."""
+    tokens = service.renderer.encode(text)
+    return f"<[{tokens[0]}]>" if len(tokens) == 1 else _quoted(text)
+
+
+async def _parameters(service: Service, function: Mapping[str, JSON]) -> str:
+    """A tool's arguments as a schema of an object."""
+    param = f"tools: the parameters of {function['name']}"
+    schema = function.get("parameters") or {}
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise ApiError(400, f"{param} must be the JSON schema of an object", param="tools")
+    schema = {**schema, "type": "object"}
+    await service.check_grammar(Grammar("json_schema", json.dumps(schema)), "tools", param)
+    return json.dumps(schema)
+
+
+def _quoted(text: str) -> str:
+    """A text in a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _within(where: str, model: type[Any], value: JSON) -> Any:
+    """A part of a body as a typed one; errors name its place."""
+    try:
+        return parse_body(model, value)
+    except ApiError as error:
+        raise ApiError(400, f"{where}: {error}", param=f"{where}.{error.param or ''}".rstrip("."), code=error.code) from None
