@@ -25,7 +25,7 @@ LAYERS = [
     {"evaluate", "serve"},
     {"cluster"},
     {"settings", "supervised_settings", "loop", "supervised_loop", "stop", "process", "opened"},
-    {"build", "build_engine", "build_learners"},
+    {"build", "build_engine", "build_learners", "build_rollouts"},
     {"preflight"},
     {"commands", "supervised", "replay"},
     {"quickstart"},

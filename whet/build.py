@@ -205,7 +205,7 @@ def _player(
         timeout_s=rollout.timeout_s,
         max_in_flight=None if config.deterministic else config.engine.embedded.max_running * config.engine.embedded.copies,
         deterministic=config.deterministic,
-        play_by=None if rollout.play is None else resolve_callable(rollout.play, kind="play", given=["run", "env"]),
+        play_by=None if rollout.play is None else resolve_callable(rollout.play, kind="rollout.play", given=["run", "env"]),
     )
 
 

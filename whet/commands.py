@@ -29,6 +29,7 @@ from whet.build import (
 )
 from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup
+from whet.build_rollouts import build_hooks
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
 from whet.data.source import TaskSource
@@ -39,7 +40,6 @@ from whet.observe import Display, Metrics, RecordWriter, build_display, flatten,
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
 from whet.rollout.constant import ConstantReward, RewardGuard
-from whet.rollout.filters import build_filters
 from whet.rollout.player import Stalled
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
@@ -77,6 +77,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     check_models(config, algorithm)
+    hooks = build_hooks(config)
     with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:
         texts = read_texts(config)
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
@@ -88,17 +89,15 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
-            rollouts = Rollouts(source, parts.player, config.control, wanted, num_rollouts, config.seed, *build_filters(config.control))
+            rollouts = Rollouts(source, parts.player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
             run = Run(
                 num_rollouts=num_rollouts,
                 seed=config.seed,
-                train_on=config.batch.train_on,
                 rollouts=rollouts,
-                max_staleness=config.control.max_staleness,
-                too_old=config.control.too_old,
+                recipe=hooks.recipe,
                 learners=learners,
                 publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
                 evaluations=build_evaluations(config, parts, held_out, opened.folder),
@@ -110,6 +109,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 observer=observer,
                 stop=opened.stop,
                 thread=parts.thread,
+                on_rollout=hooks.on_rollout,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             warn_all(observer.display, [*opened.notes, *learners.notes])

@@ -12,20 +12,19 @@ from typing import TypeVar
 
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
+from whet.config import Hook
 from whet.core.batch import TrainBatch, batch_of
 from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.observe.records import drop_records
 from whet.rollout.constant import RewardGuard
-from whet.rollout.control import TooOld
-from whet.rollout.report import new_failures, require_valid, rollout_metrics
-from whet.rollout.samples import samples_of_groups
+from whet.rollout.recipe import Recipe
+from whet.rollout.report import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.scheduler import Rollouts, Taken
-from whet.rollout.staleness import bounded
 from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
-from whet.train.batching import TrainOn, due
+from whet.train.batching import due
 from whet.train.learners import Learners, Update
 from whet.types import JSON, Group, Progress, Sample
 
@@ -106,10 +105,8 @@ class Run:
 
     num_rollouts: int
     seed: int
-    train_on: TrainOn
     rollouts: Rollouts
-    max_staleness: int
-    too_old: TooOld
+    recipe: Recipe
     learners: Learners
     publisher: Publisher
     evaluations: Sequence[EvaluationSet]
@@ -122,9 +119,11 @@ class Run:
     stop: Stop
     thread: Executor
     """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
+    on_rollout: Hook | None = None
+    """`observe.on_rollout`."""
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run torch work on the torch thread."""
+        """Run torch work, or what else takes long, on the torch thread."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     def evaluation_due(self, rollout_id: int) -> bool:
@@ -159,7 +158,7 @@ async def train_rl(run: Run) -> dict[str, float]:
         async with between_updates(run, progress):
             run.guard.check()
             taken = await roll_out(run, progress)
-            samples, aged = bounded(samples_of_groups(taken.groups, run.train_on), progress.version, run.max_staleness, run.too_old)
+            samples, left_out = await run.compute(lambda: run.recipe.samples(taken.groups, progress.version))  # noqa: B023
             batch = batch_of(samples)
             with phases.span("annotate"):
                 batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
@@ -172,9 +171,10 @@ async def train_rl(run: Run) -> dict[str, float]:
         run.rollouts.learned()
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
-        found = {**taken.metrics, **aged, **credit, "sync/probe_nats": Max(published.probe_nats)}
+        found = {**taken.metrics, **left_out, **credit, "sync/probe_nats": Max(published.probe_nats)}
         values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):
+            values |= await ask_further(run, progress, taken, values)
             run.observer.tell(progress.rollout_id, values)
             warning = run.guard.see(taken.groups)
             if warning is not None:
@@ -264,6 +264,17 @@ def record(
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(found, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
     return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))
+
+
+async def ask_further(run: Run, progress: Progress, taken: Taken, values: Mapping[str, float]) -> dict[str, float]:
+    """What `observe.on_rollout` has to say, in a line of its own: the update's is on the disk whatever comes of it."""
+    hook = run.on_rollout
+    if hook is None:
+        return {}
+    further = await run.compute(lambda: further_metrics(hook, progress.rollout_id - 1, taken.groups, taken.dropped, values))
+    if further:
+        run.observer.trackers[0].log(progress.rollout_id, further)
+    return further
 
 
 async def evaluate_if_due(run: Run, progress: Progress) -> None:

@@ -30,6 +30,11 @@ class SupervisedRunConfig(BaseRunConfig):
     reducer: ReducerName = "token_mean"
     """token_mean: every trained token counts the same; sample_mean: every conversation does."""
 
+    @model_validator(mode="after")
+    def _no_rollouts(self) -> SupervisedRunConfig:
+        refuse_hook(self)
+        return self
+
 
 class HeldOutConfig(Config):
     """Pairs that do not train, and when they are looked at."""
@@ -56,6 +61,11 @@ class PairRunConfig(BaseRunConfig):
     evaluate: HeldOutConfig = Field(default_factory=HeldOutConfig)
     """Held-out pairs."""
 
+    @model_validator(mode="after")
+    def _no_rollouts(self) -> PairRunConfig:
+        refuse_hook(self)
+        return self
+
 
 class DpoRunConfig(PairRunConfig):
     """Direct preference optimization (`whet dpo`)."""
@@ -78,6 +88,17 @@ class RewardModelRunConfig(PairRunConfig):
 
     rm: RewardModelConfig = Field(default_factory=RewardModelConfig)
     """The loss."""
+
+
+def refuse_hook(config: BaseRunConfig) -> None:
+    """Refuse a function that would never be called.
+
+    Raises:
+        ValueError: naming it.
+    """
+    hook = config.observe.on_rollout
+    if hook is not None:
+        raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")
 
 
 def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:

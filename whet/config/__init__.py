@@ -5,12 +5,15 @@ from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import changed_settings, refuse_unread
 from whet.config.errors import ConfigError
+from whet.config.hook import Hook, HookFailed
 from whet.config.load import load_config, read_tree
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
 
 __all__ = [
     "Config",
     "ConfigError",
+    "Hook",
+    "HookFailed",
     "KeyDoc",
     "Reference",
     "call_factory",

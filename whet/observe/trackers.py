@@ -56,6 +56,9 @@ class ObserveConfig(Config):
     """Your own: each names a callable `(run_dir: Path, config: dict) -> Tracker`."""
     display: Literal["auto", "rich", "plain", "none"] = "auto"
     """`rich`: a live panel; `plain`: a line per step; `none`: warnings only; `auto`: rich on a terminal, else plain."""
+    on_rollout: Reference | None = None
+    """Import reference to a function `(rollout_id, groups, dropped, metrics)` that is told of every rollout after its update and may return
+    further metrics, by name (docs/extending.md)."""
     records_every: NonNegativeInt = 1
     """Record the tokens of every n-th rollout in `rollouts/`; 0 never does."""
 

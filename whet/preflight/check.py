@@ -11,6 +11,7 @@ from whet.preflight.budget import check_limits, check_memory
 from whet.preflight.data import check_data, check_evaluation
 from whet.preflight.disk import check_disk
 from whet.preflight.findings import Finding, Missing, Note, fail, ok, skip
+from whet.preflight.hooks import check_hooks
 from whet.preflight.model import check_attention, check_device, check_model, check_tokenizer
 from whet.preflight.play import check_environment
 from whet.preflight.resume import check_resume
@@ -38,6 +39,7 @@ class Check:
 CHECKS = (
     Check("batch", check_batch),
     Check("algorithm", check_algorithm, supervised=False),
+    Check("hooks", check_hooks, supervised=False),
     Check("device", check_device),
     Check("model", check_model),
     Check("attention", check_attention),

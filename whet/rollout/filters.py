@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 
-from whet.config import Config, resolve_callable
+from whet.config import Config, Hook
 from whet.core.advantages import nothing_to_compare
 from whet.rollout.control import ControlConfig, FilterConfig
 from whet.rollout.samples import score_of
@@ -84,7 +83,7 @@ def build_filters(control: ControlConfig) -> tuple[list[Filter], Order | None]:
     Raises:
         ValueError: for an unknown name, options that a filter does not take, or a reference that does not resolve.
     """
-    order = None if control.order is None else resolve_callable(control.order, kind="order", given=["groups"])
+    order = None if control.order is None else Hook.of("control.order", control.order, ["groups"])
     return [_build(config) for config in control.filters], order
 
 
@@ -96,17 +95,16 @@ def _build(config: FilterConfig) -> Filter:
         raise ValueError(
             f"control.filters: there is no filter {config.name!r}; choose {', '.join(FILTERS)}, or name a function (module:function)"
         )
-    function = resolve_callable(config.name, kind="filter", given=["group"], options=config.options)
-    return partial(_verdict, config.name, partial(function, **config.options))
+    return partial(_verdict, Hook.of("control.filters", config.name, ["group"], config.options))
 
 
-def _verdict(name: str, function: Callable[[Group], Any], group: Group) -> str | None:
+def _verdict(hook: Hook, group: Group) -> str | None:
     """What a user's function says.
 
     Raises:
-        ValueError: if it says neither why nor None.
+        HookFailed: if it raises, or says neither why nor None.
     """
-    answer = function(group)
+    answer = hook(group)
     if answer is None or (isinstance(answer, str) and answer):
         return answer
-    raise ValueError(f"control.filters: {name} returned {answer!r} for task {group.task.id!r}; return why the group is dropped, or None")
+    raise hook.refused(f"returned {answer!r} for task {group.task.id!r}; return why the group is dropped, or None")

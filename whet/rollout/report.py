@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Real
 
+from whet.config import Hook
 from whet.observe import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
 from whet.types import Failure, Group, Outcome, Trajectory
@@ -109,3 +111,31 @@ def new_failures(groups: Sequence[Group], seen: set[tuple[str, str]]) -> list[tu
                 seen.add((error.kind, error.where))
                 out.append((trajectory.id, error))
     return out
+
+
+def further_metrics(
+    hook: Hook, rollout_id: int, groups: Sequence[Group], dropped: Sequence[Group], metrics: Mapping[str, float]
+) -> dict[str, float]:
+    """What `observe.on_rollout` measures of a rollout.
+
+    Args:
+        hook: a user's function; it may return nothing.
+        rollout_id: of the rollout, from 0 on.
+        groups: that were trained on.
+        dropped: that were played and not trained on, each with its reason.
+        metrics: of the rollout and its update, by name.
+
+    Raises:
+        HookFailed: it raised, or returned something else than numbers by names that are not taken.
+    """
+    told = hook(rollout_id, list(groups), list(dropped), dict(metrics))
+    if told is None:
+        return {}
+    if not isinstance(told, Mapping):
+        raise hook.refused(f"returned {type(told).__name__}; return a dict of numbers by name, or None")
+    for name, value in told.items():
+        if not isinstance(name, str) or not isinstance(value, Real):
+            raise hook.refused(f"returned {name!r}: {value!r}; return a dict of numbers by name, or None")
+        if name in metrics:
+            raise hook.refused(f"returned {name!r}, which is one of the run's own metrics; give yours another name")
+    return {name: float(value) for name, value in told.items()}

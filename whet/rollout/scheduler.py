@@ -372,7 +372,10 @@ def _ordered(plays: list[Play], order: Order) -> list[Play]:
     """
     groups = [play.group() for play in plays]
     by_task = {group.task.id: play for group, play in zip(groups, plays, strict=True)}
-    found = [group.task.id for group in order(groups)]
+    given = order(groups)
+    if not isinstance(given, Sequence) or not all(isinstance(group, Group) for group in given):
+        raise ValueError(f"control.order returned {type(given).__name__}; return a list of the groups that it was given, sorted")
+    found = [group.task.id for group in given]
     if sorted(found) != sorted(by_task):
         raise ValueError(f"control.order was given {len(by_task)} groups and returned {len(found)}; it must return the same ones, sorted")
     return [by_task[id] for id in found]

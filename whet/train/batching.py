@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from whet.config import Config
+from whet.config import Config, Reference
 from whet.core.batch import TrainBatch, as_list
 
 TrainOn = Literal["model", "all"]
@@ -30,6 +30,9 @@ class BatchConfig(Config):
     train_on: TrainOn = "model"
     """model: the tokens that the policy sampled train; all: so do the environment's answers between them, with the same advantages, as if
     the policy had said them (its own log-prob stands for the engine's)."""
+    process: Reference | None = None
+    """Import reference to a function `(samples, groups) -> samples` that changes a rollout's samples before they are a batch: masks,
+    rewards, which of them count (docs/extending.md)."""
 
 
 class BatchPlan(Config):

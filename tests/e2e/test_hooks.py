@@ -1,0 +1,99 @@
+"""Functions of a user's own in a real run: what they change is trained on, what they say is logged, what they break loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_run import checkpoints_of, make_files, metrics_of, run_config
+
+from whet.commands import train
+from whet.config import HookFailed
+from whet.observe import read_records
+
+CODE = '''
+from dataclasses import replace
+
+
+def first_alone(samples, groups):
+    """The first sibling of each group stays in the statistics and out of the loss; the last one is left out."""
+    last = {group.trajectories[-1].id for group in groups}
+    first = {group.trajectories[0].id for group in groups}
+    masked = [replace(s, loss_mask=(False,) * len(s.tokens)) if s.trajectory in first else s for s in samples]
+    return [s for s in masked if s.trajectory not in last]
+
+
+def invents(samples, groups):
+    return [replace(samples[0], logprobs=(0.0,) * len(samples[0].tokens))]
+
+
+def told(rollout_id, groups, dropped, metrics):
+    assert metrics["reward/total"] == sum(t.rewards.total for g in groups for t in g.trajectories) / 6
+    return {"mine/longest": max(len(t.response) for g in groups for t in g.trajectories), "mine/rollout": rollout_id}
+
+
+def silent(rollout_id, groups, dropped, metrics):
+    """Returns nothing."""
+
+
+def takes_a_name(rollout_id, groups, dropped, metrics):
+    return {"reward/total": 0.0}
+
+
+def breaks(rollout_id, groups, dropped, metrics):
+    if rollout_id == 1:
+        raise KeyError("mine")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_files(tmp_path)
+    (tmp_path / "code.py").write_text(CODE)
+    return tmp_path
+
+
+def test_samples_are_processed_before_they_train(folder):
+    train(run_config(folder, "run", num_rollouts=1, batch={"process": f"{folder}/code.py:first_alone"}))
+    rows = {row["trajectory"]: row for row in read_records(folder / "run/rollouts")}
+    assert len(rows) == 6
+    for name, row in rows.items():
+        assert row["valid"] == (not name.endswith("/2"))
+        assert any(row["loss_mask"]) == (not name.endswith("/0")), "what was sampled is in the records as it would have trained"
+        assert any(row["advantages"]) == name.endswith("/1") or row["reward"] == rows[name[:-1] + "0"]["reward"]
+    (line,) = metrics_of(folder / "run")
+    assert line["process/left_out"] == 2
+    lost = [row for name, row in rows.items() if not name.endswith("/1")]
+    assert line["process/masked_tokens"] == sum(sum(o == 1 for o in row["origin"]) for row in lost)
+
+
+def test_a_function_that_invents_ends_the_run_before_its_update(folder):
+    with pytest.raises(HookFailed, match="changed logprobs of the sample 0 of trajectory"):
+        train(run_config(folder, "run", batch={"process": f"{folder}/code.py:invents"}))
+    assert metrics_of(folder / "run") == [] and checkpoints_of(folder / "run") == [], "nothing was learned yet"
+
+
+def test_further_metrics_are_logged_beside_the_run_s(folder):
+    train(run_config(folder, "run", num_rollouts=2, observe={"on_rollout": f"{folder}/code.py:told"}))
+    train(run_config(folder, "plain", num_rollouts=2))
+    mine = [line for line in metrics_of(folder / "run") if "mine/rollout" in line]
+    assert [(line["step"], line["mine/rollout"]) for line in mine] == [(1, 0), (2, 1)]
+    assert all(line["mine/longest"] > 0 for line in mine)
+    assert [line for line in metrics_of(folder / "run") if "mine/rollout" not in line] == metrics_of(folder / "plain")
+
+
+def test_one_that_says_nothing_logs_nothing(folder):
+    train(run_config(folder, "run", num_rollouts=1, observe={"on_rollout": f"{folder}/code.py:silent"}))
+    assert len(metrics_of(folder / "run")) == 1
+
+
+def test_names_that_are_taken_are_refused(folder):
+    with pytest.raises(HookFailed, match="'reward/total', which is one of the run's own metrics"):
+        train(run_config(folder, "run", num_rollouts=1, observe={"on_rollout": f"{folder}/code.py:takes_a_name"}))
+
+
+def test_one_that_breaks_loses_no_update(folder):
+    with pytest.raises(HookFailed, match=r"observe.on_rollout = .* raised KeyError: 'mine' \(at .*code.py:\d+ in breaks\)"):
+        train(run_config(folder, "run", num_rollouts=3, observe={"on_rollout": f"{folder}/code.py:breaks"}))
+    assert checkpoints_of(folder / "run") == ["rollout_000002"] and len(metrics_of(folder / "run")) == 2
+    train(run_config(folder, "run", num_rollouts=3))
+    train(run_config(folder, "plain", num_rollouts=3))
+    assert metrics_of(folder / "run") == metrics_of(folder / "plain")

@@ -1,0 +1,98 @@
+"""Functions of a user's own that a run calls. What goes wrong in one names the key, the function and the line."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whet.config.errors import ConfigError
+from whet.config.reference import resolve_callable
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+class HookFailed(ValueError):
+    """A function that the settings name raised, or returned what it may not. It ends the run, which is saved first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function that the settings name."""
+
+    key: str
+    """The setting that names it."""
+    reference: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of every call."""
+
+    @classmethod
+    def of(cls, key: str, reference: str, given: Sequence[str], options: Mapping[str, Any] | None = None, *, awaited: bool = False) -> Hook:
+        """The hook that a reference names, if it takes the arguments `given`, by place, and the `options`.
+
+        Args:
+            awaited: whether it is a coroutine function, called with `wait_for`.
+
+        Raises:
+            ConfigError: there is no such function, or it cannot be called that way.
+        """
+        function = resolve_callable(reference, kind=key, given=given, options=options or {})
+        if is_async(function) != awaited:
+            found, wanted = ("a plain function", "`async def`") if awaited else ("an async function", "plain `def`")
+            raise ConfigError([f"{key} {reference!r} is {found}; write it with {wanted}"])
+        return cls(key, reference, function, dict(options or {}))
+
+    def __call__(self, *given: Any) -> Any:
+        """What it returns.
+
+        Raises:
+            HookFailed: it raised. What whet itself found wrong meanwhile is raised as it is.
+        """
+        try:
+            return self.function(*given, **self.options)
+        except Exception as error:  # a user's function may raise anything
+            if is_told(error):
+                raise
+            raise self._failed(error) from error
+
+    async def wait_for(self, *given: Any) -> Any:
+        """What it returns, where it is a coroutine function. Raises as a call."""
+        try:
+            return await self.function(*given, **self.options)
+        except Exception as error:  # a user's function may raise anything
+            if is_told(error):
+                raise
+            raise self._failed(error) from error
+
+    def refused(self, why: str) -> HookFailed:
+        """The error for something that it returned: `why` goes on after the function's name."""
+        return HookFailed(f"{self.key} = {self.reference!r} {why}")
+
+    def _failed(self, error: Exception) -> HookFailed:
+        return self.refused(f"raised {type(error).__name__}: {error}{place_of(error)}")
+
+
+def is_told(error: Exception) -> bool:
+    """Whether it is one of whet's own exceptions, whose words need no more."""
+    return type(error).__module__.startswith("whet.")
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives something to await: a coroutine function, or an object whose `__call__` is one."""
+    if inspect.isclass(function):
+        return False
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost place in a user's files, as ` (at file:line in function)`; "" if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_PACKAGE, _STANDARD, "<")):
+            return f" (at {frame.filename}:{frame.lineno} in {frame.name})"
+    return ""
