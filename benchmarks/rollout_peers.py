@@ -64,7 +64,8 @@ class Models:
         self.config = copy.deepcopy(config)
         self.mine: CausalModel = random_causal(config, ModelConfig(path="", device="cpu"), seed=0)
         with torch.device("meta"):
-            self.plain: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+            own = copy.deepcopy(config)  # a model keeps the configuration it is given, and notes in it how it attends
+            self.plain: PreTrainedModel = AutoModelForCausalLM.from_config(own, attn_implementation="sdpa")
         self.plain.load_state_dict(self.mine.hf.state_dict(), assign=True)
         self.plain.tie_weights()
         self.plain.model.rotary_emb = self.mine.hf.model.rotary_emb

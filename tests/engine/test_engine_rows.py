@@ -137,9 +137,9 @@ def test_a_score_of_a_long_text_is_mostly_prefill():
     forwards: list[int] = []
     forward = engine._forward
 
-    def counted(parts):
-        forwards.append(sum(new for part in parts for _, new in part.planned))
-        return forward(parts)
+    def counted(plan):
+        forwards.append(sum(new for _, new in plan))
+        return forward(plan)
 
     engine._forward = counted  # type: ignore[method-assign]
     found = engine.score(tokens, 1.0).logprobs

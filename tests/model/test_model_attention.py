@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def test_a_packed_model_is_the_plain_model_on_each_sequence(lengths):
         intermediate_size=24, max_position_embeddings=64, initializer_range=0.2,
     )  # fmt: skip
     model = random_causal(config, ModelConfig(path="tiny", device="cpu"), seed=0)
-    twin = Qwen3ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    twin = Qwen3ForCausalLM._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     twin.load_state_dict(model.hf.state_dict())
     tokens = torch.randint(31, (sum(lengths),), generator=torch.Generator().manual_seed(len(lengths)))
     row = PackedRow(lengths, CPU)

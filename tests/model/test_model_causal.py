@@ -256,3 +256,12 @@ def test_gradient_checkpointing_recomputes_layers_and_turns_no_dropout_on():
 def test_a_config_is_read_without_its_weights(folder):
     (folder / "model.safetensors").unlink()
     assert read_config(folder).vocab_size == 61
+
+
+def test_a_model_whose_attention_was_exchanged_is_refused():
+    shared = qwen3()
+    model = random_causal(shared, config(), seed=0)
+    Qwen3ForCausalLM._from_config(shared, attn_implementation="sdpa")  # transformers notes it in the config that both hold
+    row = PackedRow([3], torch.device("cpu"))
+    with pytest.raises(ValueError, match="attends through 'sdpa' instead of whet's attention: its config was changed"):
+        model.hidden(torch.arange(3), row.positions, row)

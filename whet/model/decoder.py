@@ -43,7 +43,7 @@ class DecoderModel(ABC):
         """What was put on its layers to be trained in their place."""
         self.config = cast(PreTrainedConfig, hf.config)
         self.decoder = cast(nn.Module, hf.base_model)
-        text = self.config.get_text_config()
+        text = self._text = self.config.get_text_config()
         self.vocab_size: int = text.vocab_size
         self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
 
@@ -65,7 +65,15 @@ class DecoderModel(ABC):
 
         Returns:
             [T, H].
+
+        Raises:
+            ValueError: if another attention was put in place of whet's since the model was made.
         """
+        if self._text._attn_implementation != ATTENTION:
+            raise ValueError(
+                f"{type(self.hf).__name__} attends through {self._text._attn_implementation!r} instead of whet's attention: its config was "
+                "changed, perhaps by another model that was made from the same config object; give that one a copy"
+            )
         out = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, attend=attend)
         return out.last_hidden_state[0]
 

@@ -121,11 +121,17 @@ class KVStore:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._scratch: list[Tensor | None] = [None, None]
 
+    def pools(self, num_layers: int, kv_heads: int, dim: int) -> list[tuple[Tensor, Tensor]]:
+        """The tensors of every layer of a model in float32 on the CPU."""
+        missing = [layer for layer in range(num_layers) if layer not in self._layers]
+        for layer in missing:
+            self._make(layer, *(torch.empty(0, kv_heads, dim) for _ in range(2)))
+        return [self._layers[layer] for layer in range(num_layers)]
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [T, kv_heads, D] and v [T, kv_heads, Dv] at `slots` [T]."""
         if layer not in self._layers:
-            shape = (self.num_blocks, self.block_size)
-            self._layers[layer] = (k.new_zeros(*shape, *k.shape[1:]), v.new_zeros(*shape, *v.shape[1:]))
+            self._make(layer, k, v)
         for pool, new in zip(self._layers[layer], (k, v), strict=True):
             pool.view(-1, *new.shape[1:]).index_copy_(0, slots, new)
 
@@ -157,6 +163,10 @@ class KVStore:
         """Give the memory back."""
         self._layers.clear()
         self._scratch = [None, None]
+
+    def _make(self, layer: int, k: Tensor, v: Tensor) -> None:
+        shape = (self.num_blocks, self.block_size)
+        self._layers[layer] = (k.new_zeros(*shape, *k.shape[1:]), v.new_zeros(*shape, *v.shape[1:]))
 
     def _gather(self, which: int, pool: Tensor, flat: Tensor) -> Tensor:
         """Blocks into memory that is used again and again: fresh pages for every layer and step would cost more than the copy."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -11,9 +14,11 @@ from torch import Tensor
 
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
+from whet.engine.embedded.compiled import NotCompiled
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.logits import Raw, Top, adjusted, most_likely, raw_of
-from whet.engine.embedded.paged import Part, buckets, lay_out
+from whet.engine.embedded.native import NativeDecode, checked
+from whet.engine.embedded.paged import Planned, buckets, lay_out
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -46,6 +51,7 @@ class EngineCore:
         max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
         decode: what finds stop texts; without it requests that have some are refused.
         grammars: what compiles grammars; likewise.
+        compiled: decode in compiled code where the model allows it (`native`), else in torch.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class EngineCore:
         max_batch_tokens: int,
         decode: Decode | None = None,
         grammars: Grammars | None = None,
+        compiled: bool = True,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
@@ -73,6 +80,8 @@ class EngineCore:
         self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
         self._decode, self._grammars = decode, grammars
         self._arrivals = 0
+        self._may_compile = compiled
+        self._native: NativeDecode | None = None
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
         """Refuse what could never run.
@@ -149,10 +158,9 @@ class EngineCore:
             ValueError: if the model gives logits that are not finite.
             StaleCache: if a sequence holds a block that older weights filled; nothing is sampled then.
         """
-        parts = buckets(self.scheduler.plan(), self.rows)
-        assert parts, "the engine has work but could not plan any of it"
-        hidden = self._forward(parts)
-        plan = list(chain.from_iterable(part.planned for part in parts))
+        planned = self.scheduler.plan()
+        assert planned, "the engine has work but could not plan any of it"
+        plan, hidden = self._forward(planned)
         for sequence, new in plan:
             self.scheduler.advance(sequence, new)
         ready = [i for i, (sequence, _) in enumerate(plan) if sequence.pending == 0]
@@ -201,7 +209,7 @@ class EngineCore:
         try:
             while probe.pending:
                 new = min(prefill - probe.cached, self._max_batch_tokens) if probe.cached < prefill else 1
-                hidden = self._forward(buckets([(probe, new)], self.rows))
+                _, hidden = self._forward([(probe, new)])
                 targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=hidden.device)
                 for states, wanted in zip(hidden.split(self._max_running), targets.split(self._max_running), strict=True):
                     logits = self.model.logits(states)
@@ -230,9 +238,35 @@ class EngineCore:
             failure = sequence.matching.failure
         return Progressed(sequence, finish_of(sequence, self._decode), failure)
 
-    def _forward(self, parts: list[Part]) -> Tensor:
-        """Hidden states of the planned tokens, in the plan's order. [T, H]"""
-        self.scheduler.pool.check_fresh(block for part in parts for sequence, _ in part.planned for block in sequence.blocks)
-        step = lay_out(parts, self.store, self.model.device)
-        self.num_computed += len(step.tokens)
-        return self.model.hidden(step.tokens, step.positions, step.attend)
+    def _forward(self, plan: Seq[Planned]) -> tuple[list[Planned], Tensor]:
+        """The plan in the order in which it is computed, and the hidden states of its tokens. [T, H]"""
+        self.scheduler.pool.check_fresh(block for sequence, _ in plan for block in sequence.blocks)
+        self.num_computed += sum(new for _, new in plan)
+        native = self._compiled_step()
+        single = [] if native is None else [item for item in plan if item[1] == 1]
+        rest = plan if native is None else [item for item in plan if item[1] > 1]
+        outs: list[Tensor] = []
+        if native is not None and single:
+            outs.append(native.hidden([sequence for sequence, _ in single], self.store))
+        if rest:
+            parts = buckets(rest, self.rows)
+            rest = list(chain.from_iterable(part.planned for part in parts))
+            step = lay_out(parts, self.store, self.model.device)
+            outs.append(self.model.hidden(step.tokens, step.positions, step.attend))
+        return [*single, *rest], outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _compiled_step(self) -> NativeDecode | None:
+        """What decodes in torch's place; made when it is first wanted: by then the model has its weights."""
+        if self._may_compile and self.model.device.type == "cpu":
+            self._may_compile = False
+            try:
+                self._native = checked(self.model)
+            except NotCompiled as error:
+                _tell(str(error))
+        return self._native
+
+
+@cache
+def _tell(reason: str) -> None:
+    """Once for each reason."""
+    warnings.warn(f"the engine decodes with torch, not with its compiled step: {reason}", stacklevel=2)

@@ -35,6 +35,9 @@ class EmbeddedConfig(Config):
     """Sequences that run at a time; more wait."""
     max_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that one step computes at most: long prompts are prefilled in chunks, mixed with decoding."""
+    compiled: bool = True
+    """Decode on CPUs in code that is compiled when it is first needed (by the C compiler at hand, in about a second): Llama, Mistral,
+    Qwen2 and Qwen3 in float32. Other models, and machines without a compiler, decode with torch, and a warning says why."""
     own_weights: bool = False
     """Keep a copy of the weights in memory of the engine's own, brought up to date at every version; false: read the trainer's."""
     copies: int = Field(default=1, ge=1)
@@ -99,6 +102,7 @@ class EmbeddedEngine:
             max_batch_tokens=config.max_batch_tokens,
             decode=decode,
             grammars=grammars,
+            compiled=config.compiled,
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.engine.base import StaleCache
@@ -195,8 +196,13 @@ def capacity_for(num_tokens: int, block_size: int) -> int:
 
 def tables(sequences: Seq[Sequence], num_blocks: int) -> Tensor:
     """Block tables, padded with block 0. [B, num_blocks] int64"""
+    return torch.from_numpy(block_tables(sequences, num_blocks))
+
+
+def block_tables(sequences: Seq[Sequence], num_blocks: int) -> NDArray[np.int64]:
+    """The same as an array."""
     out = np.zeros((len(sequences), num_blocks), dtype=np.int64)
     for table, sequence in zip(out, sequences, strict=True):
         blocks = sequence.blocks[:num_blocks]
         table[: len(blocks)] = blocks
-    return torch.from_numpy(out)
+    return out

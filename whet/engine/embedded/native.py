@@ -1,0 +1,188 @@
+"""A decode step in compiled code: one token for each sequence, from the model's own tensors and the blocks of the cache.
+
+It computes what transformers' modules do for the architectures of `FAMILIES`, and is compared with them before it is used. Weights are read
+where they lie: an update is seen as the modules see it, and its proof (digests of those tensors, a probe through this path) covers it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whet.engine.embedded.cache import KVStore
+from whet.engine.embedded.compiled import NotCompiled, Step, library
+from whet.engine.embedded.paged import Part, lay_out
+from whet.engine.embedded.rows import block_tables
+from whet.engine.embedded.scheduler import Sequence
+from whet.model.attention import PackedRow
+from whet.model.causal import CausalModel
+from whet.types import Request, SamplingParams
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""transformers' `model_type`s: decoders with RMS norms, rotated heads (Llama's halves) and a SwiGLU MLP, in layers of the same names."""
+WORK_PER_THREAD = 4_000_000
+"""Multiplications that a step must have for each thread that takes part."""
+CHECKED = ((40, 2), (5, 2), (1, 3))
+"""Lengths of the sequences of a check, and how many of their last tokens are decoded."""
+TOLERANCE = 1e-4
+"""Largest distance of the checked states from the modules', relative to their norm."""
+
+
+class NativeDecode:
+    """The compiled step of a model.
+
+    Args:
+        model: whose tensors it reads; on the CPU.
+
+    Raises:
+        NotCompiled: if it cannot be compiled, or knows no model like this; the text says why.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        fault = unfit(model)
+        if fault is not None:
+            raise NotCompiled(fault)
+        self._library = library()
+        self._model = model
+        decoder: Any = model.decoder
+        config = decoder.config
+        first = decoder.layers[0].self_attn
+        self._layers: list[nn.Module] = list(decoder.layers)
+        self._rotary, self._embed, self._final_norm = decoder.rotary_emb, decoder.embed_tokens, decoder.norm
+        self._shape = Step(
+            layers=len(decoder.layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            dim=first.head_dim,
+            inner=config.intermediate_size,
+            eps=config.rms_norm_eps,
+            scale=first.scaling,
+        )
+        self._work = sum(p.numel() for layer in self._layers for p in layer.parameters())
+        self._scratch = torch.empty(0)
+
+    def hidden(self, sequences: Seq[Sequence], store: KVStore) -> Tensor:
+        """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks in `store`. [B, H]"""
+        assert self._model.adapter is None, "an adapter was put on the model after its decode step was compiled"
+        tokens = np.array([s.tokens[s.cached] for s in sequences], dtype=np.int64)
+        lengths = np.array([s.cached for s in sequences], dtype=np.int64)
+        tables = block_tables(sequences, max(len(s.blocks) for s in sequences))
+        shape, num = self._shape, len(tokens)
+        pools = store.pools(shape.layers, shape.kv_heads, shape.dim)
+        tensors = np.fromiter(self._pointers(pools), dtype=np.uint64, count=-1)
+        cos, sin = self._rotary(self._embed.weight, torch.from_numpy(lengths)[None])
+        cos, sin = cos.contiguous(), sin.contiguous()
+        out = torch.empty(num, shape.hidden)
+        threads = min(torch.get_num_threads(), max(1, num * self._work // WORK_PER_THREAD))
+        step = Step.from_buffer_copy(shape)
+        step.num, step.threads, step.longest = num, threads, int(lengths.max()) + 1
+        step.block_size, step.table_width = store.block_size, tables.shape[1]
+        step.embed, step.final_norm = self._embed.weight.data_ptr(), self._final_norm.weight.data_ptr()
+        step.tensors, step.tokens, step.lengths, step.tables = (x.ctypes.data for x in (tensors, tokens, lengths, tables))
+        step.cos, step.sin, step.out = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
+        size = self._library.decode_scratch_floats(ctypes.byref(step))
+        if len(self._scratch) < size:
+            self._scratch = torch.empty(size + size // 2)
+        step.scratch = self._scratch.data_ptr()
+        self._library.decode_step(ctypes.byref(step))
+        return out
+
+    def _pointers(self, pools: Iterable[tuple[Tensor, Tensor]]) -> Iterator[int]:
+        """Addresses of every layer's tensors in the order of decode.c; 0: the layer has none such."""
+        for layer, (keys, values) in zip(self._layers, pools, strict=True):
+            for tensor in layer_tensors(layer):
+                yield 0 if tensor is None else tensor.data_ptr()
+            yield keys.data_ptr()
+            yield values.data_ptr()
+
+
+def layer_tensors(layer: Any) -> Iterator[Tensor | None]:
+    """A layer's tensors in the order of decode.c, without the cache's."""
+    attention, mlp = layer.self_attn, layer.mlp
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    yield layer.input_layernorm.weight
+    yield from (part.weight for part in parts)
+    yield from (part.bias for part in parts)
+    with_norms = hasattr(attention, "q_norm")
+    yield attention.q_norm.weight if with_norms else None
+    yield attention.k_norm.weight if with_norms else None
+    yield attention.o_proj.weight
+    yield attention.o_proj.bias
+    yield layer.post_attention_layernorm.weight
+    for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        yield part.weight
+        yield part.bias
+
+
+def unfit(model: CausalModel) -> str | None:
+    """Why the compiled step does not know a model; None where it does."""
+    config: Any = model.decoder.config
+    if config.model_type not in FAMILIES:
+        return f"it knows the architectures {', '.join(FAMILIES)}, and the model is {config.model_type}"
+    if model.adapter is not None:
+        return "it reads plain weights, and the model has an adapter"
+    if model.dtype != torch.float32:
+        return f"it computes in float32, and the model is in {str(model.dtype).removeprefix('torch.')}"
+    if config.hidden_act != "silu":
+        return f"it knows MLPs with silu, and the model's has {config.hidden_act}"
+    layers: Any = model.decoder.layers
+    for layer in layers:
+        for part in (*layer.self_attn.children(), *layer.mlp.children()):
+            if next(part.parameters(), None) is not None and type(part) is not nn.Linear and not hasattr(part, "variance_epsilon"):
+                return f"it knows plain linear layers, and the model has {type(part).__name__}"
+        if not all(x is None or plain(x) for x in layer_tensors(layer)):
+            return "it reads tensors that lie in one piece in this process's memory"
+    sizes = (config.hidden_size, config.intermediate_size, layers[0].self_attn.head_dim)
+    vector = library().decode_vector_floats()
+    if any(size % vector for size in sizes) or sizes[2] % 2:
+        return f"it knows sizes that are multiples of {vector}, and the model's hidden, MLP and head sizes are {sizes}"
+    return None
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether its address is all that there is to it."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.is_contiguous() and tensor.dtype == torch.float32
+
+
+@torch.inference_mode()
+def checked(model: CausalModel) -> NativeDecode:
+    """The compiled step of a model, after it was compared with the model's own modules.
+
+    Raises:
+        NotCompiled: if there is none, or it computes something else; the text says why.
+    """
+    native, size = NativeDecode(model), 4
+    store = KVStore(sum(-(-length // size) for length, _ in CHECKED), size)
+    free = list(range(store.num_blocks))[::-1]
+    sequences: list[Sequence] = []
+    for number, (length, _) in enumerate(CHECKED):
+        tokens = [(7 * place + 3 * number) % model.vocab_size for place in range(length)]
+        blocks = [free.pop() for _ in range(-(-length // size))]
+        sequences.append(Sequence(Request(f"check {number}", tuple(tokens), SamplingParams(max_tokens=1)), number, tokens, blocks=blocks))
+    prefill = [Part([(s, s.pending - decoded)]) for s, (_, decoded) in zip(sequences, CHECKED, strict=True) if s.pending > decoded]
+    step = lay_out(prefill, store, model.device)
+    model.hidden(step.tokens, step.positions, step.attend)
+    for part in prefill:
+        for sequence, new in part.planned:
+            sequence.cached += new
+    row = PackedRow([len(s.tokens) for s in sequences], model.device)
+    expected = model.hidden(torch.tensor([t for s in sequences for t in s.tokens]), row.positions, row)
+    starts = np.cumsum([0] + [len(s.tokens) for s in sequences])
+    found: list[Tensor] = []
+    wanted: list[Tensor] = []
+    while running := [(start, s) for start, s in zip(starts, sequences, strict=False) if s.pending]:
+        found.append(native.hidden([s for _, s in running], store))
+        wanted.append(expected[[int(start) + s.cached for start, s in running]])
+        for _, s in running:
+            s.cached += 1
+    distance = float((torch.cat(found) - torch.cat(wanted)).norm() / torch.cat(wanted).norm())
+    if not distance <= TOLERANCE:
+        raise NotCompiled(f"its states are {distance:.2g} away from those of the model's own modules")
+    return native
