@@ -158,7 +158,7 @@ def test_a_model_that_it_does_not_know_is_decoded_with_torch_and_told_why(model,
     core._tell.cache_clear()
     engine = core_of(model())
     with pytest.warns(UserWarning, match=reason):
-        engine.score((1, 2, 3, 4), 1.0).logprobs
+        engine.score((1, 2, 3, 4), 1.0)
     assert engine._native is None
 
 

@@ -11,6 +11,7 @@ from whet.engine.base import EngineFailed
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded import rows as rows_module
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.native import NativeDecode
 from whet.model.causal import ModelConfig, random_causal
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
@@ -257,13 +258,14 @@ def remember(engine):
     return bring_back
 
 
-def with_engine(play):
+def with_engine(play, *, compiled=True):
     """Run `play(engine, publisher)` over shared weights."""
+    config = EmbeddedConfig(cache_tokens=256, compiled=compiled)
 
     async def main():
         with ThreadPoolExecutor(1) as thread:
             trainer = model()
-            engine = EmbeddedEngine(trainer, EmbeddedConfig(cache_tokens=256), thread, shares_weights=True, deterministic=False)
+            engine = EmbeddedEngine(trainer, config, thread, shares_weights=True, deterministic=False)
             publisher = SharedPublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
             try:
                 async with asyncio.timeout(60):
@@ -300,7 +302,7 @@ def test_rows_for_decoding_that_outlive_an_update_stop_the_run():
             await publisher.publish(2)
         await stream.aclose()
 
-    with_engine(play)
+    with_engine(play, compiled=False)
 
 
 @pytest.mark.parametrize("which", ["keys", "values"])
@@ -315,6 +317,21 @@ def test_the_probe_reads_the_rows_that_decoding_reads(which, monkeypatch):
     async def play(engine, publisher):
         await publisher.publish(1)
         monkeypatch.setattr(rows_module.SeatsOn, "take", wrong)
+        with pytest.raises(SyncError, match=r"scores the probe .* nats away"):
+            await publisher.publish(2)
+
+    with_engine(play, compiled=False)
+
+
+def test_the_probe_goes_through_the_compiled_step(monkeypatch):
+    """A fault in that step alone shows in the probe."""
+    hidden = NativeDecode.hidden
+
+    async def play(engine, publisher):
+        await publisher.publish(1)
+        if engine.core._native is None:
+            pytest.skip("there is no C compiler")
+        monkeypatch.setattr(NativeDecode, "hidden", lambda *asked: 1.2 * hidden(*asked))
         with pytest.raises(SyncError, match=r"scores the probe .* nats away"):
             await publisher.publish(2)
 
