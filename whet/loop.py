@@ -168,9 +168,9 @@ async def train_rl(run: Run) -> dict[str, float]:
         phases.add_tokens("update", update.num_tokens)
         progress.rollout_id += 1
         progress.version += 1
-        run.rollouts.learned()
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
+        run.rollouts.learned()
         found = {**taken.metrics, **left_out, **credit, "sync/probe_nats": Max(published.probe_nats)}
         values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):

@@ -78,6 +78,9 @@ class TrajectoryRun:
     """Have the engine hand over what it sampled every so many tokens; 0: at the end of a turn. `so_far` knows what was handed over."""
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    """What happened, the answer to the last turn apart."""
+    answered: Counter[str] = field(default_factory=Counter)
+    """What happened in that: whoever goes on from here gets the answer again."""
     seconds: dict[str, float] = field(default_factory=dict)
     place: str = ""
     """What it is at: env.start, renderer, limits, engine, parser or env.step."""
@@ -118,17 +121,20 @@ class TrajectoryRun:
             outcome = Outcome.ABORTED if self.place == "engine" else Outcome.ENV_ERROR
             error = failure_of(fault, self.place)
         finally:
-            self.engine.release(self.id)
-            closing = await _close(env)
+            try:
+                self.engine.release(self.id)
+            finally:  # an engine that is gone says so
+                closing = await _close(env)
         if closing is not None:
             late = closing.kind == TimeoutError.__name__
             outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
-        return replace(self.so_far(), outcome=outcome, error=error)
+        return replace(self.so_far(), outcome=outcome, error=error, counts=self._counts(whole=True))
 
     def so_far(self) -> Trajectory:
         """What there is of it, as an aborted trajectory that another run of it can go on from."""
         turns = list(self.turns)
-        if self._open is not None and (turn := self._turn_of(*self._open)) is not None:
+        turn = None if self._open is None else self._turn_of(*self._open)
+        if turn is not None:
             turns.append(turn)
         return Trajectory(
             id=self.id,
@@ -137,8 +143,15 @@ class TrajectoryRun:
             outcome=Outcome.ABORTED,
             temperature=self.sampling.temperature,
             timings=dict(self.seconds),
-            counts=dict(self.counts),
+            counts=self._counts(whole=turn is not None),
         )
+
+    def _counts(self, *, whole: bool) -> dict[str, int]:
+        """With what the answer to the last turn counted, or without."""
+        counts = Counter(self.counts)
+        if whole:
+            counts.update(self.answered)
+        return dict(counts)
 
     async def _played(self, play: Play, env: Env) -> Outcome:
         """What a user's function plays begins anew whatever there is: nobody knows where it was."""
@@ -165,7 +178,7 @@ class TrajectoryRun:
                 return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
             async with self.waits_for("env.step"):
                 step = await env.step(parsed)
-            self.counts.update(step.counts)
+            self.answered.update(step.counts)
             if step.reward is not None:
                 self.turns[-1] = replace(turn, reward=step.reward)
             if step.done:
@@ -267,6 +280,8 @@ class TrajectoryRun:
         if turn is not None:
             self.turns.append(turn)
             self.history.extend(turn.tokens)
+            self.counts.update(self.answered)
+            self.answered.clear()
 
     def _turn_of(self, coming: _Next, reply: Reply) -> Turn | None:
         """Its message is the plain text until it is parsed: a parser of the user's may fail."""

@@ -115,3 +115,17 @@ def trajectory_state(trajectory: Trajectory) -> JSON | None:
     except (TypeError, ValueError):
         return None
     return state
+
+
+def group_state(group: Group) -> JSON:
+    """A dropped group as JSON, without what JSON cannot hold of it."""
+    siblings = [state for t in group.trajectories if (state := trajectory_state(t)) is not None]
+    greedy = None if group.baseline is None else trajectory_state(group.baseline)
+    return {"task": group.task.id, "trajectories": siblings, "baseline": greedy, "dropped": group.dropped}
+
+
+def group_restored(state: JSON, find: Callable[[str], Task]) -> Group:
+    """From what `group_state` gave."""
+    siblings = tuple(map(trajectory_from_json, state["trajectories"]))
+    greedy = None if state["baseline"] is None else trajectory_from_json(state["baseline"])
+    return Group(find(state["task"]), siblings, greedy, state["dropped"])

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from whet.data.source import Source
+from whet.engine.base import EngineFailed
 from whet.env.deadline import Pauses
 from whet.observe.metrics import Metrics
 from whet.rollout.control import ControlConfig
 from whet.rollout.filters import Filter, Order
 from whet.rollout.play import Play
 from whet.rollout.player import Game, Player
+from whet.rollout.report import RolloutFailed
 from whet.rollout.tally import Tally
 from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
@@ -111,7 +113,7 @@ class Rollouts:
         self._num_left = (self._num_rollouts - progress.rollout_id) * self._wanted.groups
         if self._player.deterministic:
             self._entry = self._source.state(), self.state()
-        self._drop_aged()
+        await self._begin_aged_anew(progress.version)
         await self._go_on()
         try:
             while True:
@@ -134,7 +136,8 @@ class Rollouts:
         return Taken(groups, dropped, metrics)
 
     def learned(self) -> None:
-        """What was taken has been learned from."""
+        """What was taken has been learned from, and the engine has the version that came of it: what is begun now is one younger."""
+        self._num_left -= len(self._taken)
         self._taken.clear()
         self._entry = None
 
@@ -159,13 +162,15 @@ class Rollouts:
     def state(self) -> JSON:
         """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
         plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken], key=_begun)
-        return {"num_begun": self._num_begun, "plays": [play.state(self._resumable) for play in plays]}
+        told = [play.state(self._resumable) for play in plays]
+        return {"num_begun": self._num_begun, "plays": told, "tally": self._tally.state()}
 
     def restore(self, state: JSON) -> None:
         """Raises ValueError if the source has no such task."""
         wanted = self._wanted
         plays = [Play.restored(each, self._source.find, wanted.samples_per_prompt, wanted.baseline) for each in state["plays"]]
         self._num_begun = state["num_begun"]
+        self._tally = Tally.restored(state["tally"], self._source.find)
         self._ready = [play for play in plays if play.judged]
         self._waiting = [play for play in plays if not play.judged]
 
@@ -214,8 +219,7 @@ class Rollouts:
             self._fault = self._fault or error
             self._changed.set()
             return
-        if play.withdrawn and not trajectory.outcome.valid:
-            play.begun[game.id] = trajectory
+        if game.id in play.begun:  # cut off: it goes on from there another time
             return
         play.ended[game.id] = trajectory
         self._tally.ended(trajectory)
@@ -227,9 +231,12 @@ class Rollouts:
         num_retries = 0
         while True:
             async with self._slots:
-                run = play.runs[game.id] = self._player.begin(game, play.begun.pop(game.id, None), self._pauses)
+                begun = play.begun.pop(game.id, None)
+                run = play.runs[game.id] = self._player.begin(game, begun if self._resumable else None, self._pauses)
                 try:
                     trajectory = await self._player.finish(run)
+                    if play.withdrawn and not trajectory.outcome.valid:
+                        play.begun[game.id] = run.so_far()
                 except asyncio.CancelledError:
                     play.begun[game.id] = run.so_far()
                     raise
@@ -245,8 +252,7 @@ class Rollouts:
         try:
             group = play.group()
             reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
-            self._tally.judged(group, reason, self._wanted.groups, self._control)
-        except Exception as error:  # a filter failed, or the run cannot go on
+        except Exception as error:  # a filter failed
             self._fault = self._fault or error
         else:
             self._playing.remove(play)
@@ -254,9 +260,16 @@ class Rollouts:
             if reason is None:
                 play.take_over(group)
                 self._ready.append(play)
+            self._judged(group, reason)
         self._changed.set()
         if self._control.overlaps and not self._taking:
             self._fill()
+
+    def _judged(self, group: Group, reason: str | None) -> None:
+        try:
+            self._tally.judged(group, reason, self._wanted.groups, self._control)
+        except RolloutFailed as failed:  # whoever takes next is told
+            self._fault = self._fault or failed
 
     # Handing over.
 
@@ -280,15 +293,19 @@ class Rollouts:
             play.forget()
             self._wait(play)
 
-    def _drop_aged(self) -> None:
-        """What was begun too long ago and is not finished begins anew."""
+    async def _begin_aged_anew(self, version: int) -> None:
+        """What was begun too long before this version and is not finished begins anew."""
         limit = self._control.max_partial_age
         if limit is None:
             return
-        for play in self._waiting:
-            if play.oldest is not None and self._version - play.oldest > limit:
-                self._tally.cut(play, "too_old")
-                play.forget()
+
+        def aged(plays: Sequence[Play]) -> list[Play]:
+            return [play for play in plays if play.oldest is not None and version - play.oldest > limit]
+
+        await self._withdraw(aged(self._playing), "too_old")
+        for play in aged(self._waiting):
+            self._tally.cut(play, "too_old")
+            play.forget()
 
     # Standing still.
 
@@ -312,10 +329,6 @@ class Rollouts:
         """Nobody samples until the next rollout; tools and rewards that are at work go on."""
         self._pauses.begin()
         await self._player.engine.pause()
-        limit = self._control.max_partial_age
-        if limit is not None:
-            aged = [play for play in self._playing if play.oldest is not None and self._version + 1 - play.oldest > limit]
-            await self._withdraw(aged, "too_old")
 
     async def _withdraw(self, plays: Sequence[Play], reason: str | None) -> None:
         """Cut groups off; their tasks wait to be begun first. With a reason they begin anew then, else they go on from what there is."""
@@ -346,7 +359,9 @@ class Rollouts:
             for play, id in left:
                 run = play.runs.get(id)
                 if run is not None and run.request and id not in cancelled:
-                    await self._player.engine.abort(run.request)
+                    with suppress(EngineFailed, TimeoutError):  # an engine that is gone or hangs: the trajectory is cancelled below
+                        async with asyncio.timeout_at(deadline):
+                            await self._player.engine.abort(run.request)
                 elif id not in cancelled:  # once: a second time would break off the closing of its environment
                     cancelled.add(id)
                     play.jobs[id].cancel()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
-from whet.rollout.play import Play
+from whet.rollout.play import Play, group_restored, group_state
 from whet.rollout.report import RolloutFailed, failures_text
-from whet.types import Group, Trajectory
+from whet.types import JSON, Group, Task, Trajectory
 
 
 @dataclass(slots=True)
@@ -78,6 +79,17 @@ class Tally:
         there = tuple(t for t in play.there if t.turns)
         if there:
             self.dropped(Group(play.task, there), reason)
+
+    def state(self) -> JSON:
+        """What a checkpoint holds of it: the groups that no rollout has told of yet, and what was counted with them."""
+        groups = [group_state(group) for group in self.groups]
+        return {"groups": groups, "kept": self.num_kept, "retries": self.num_retries, "reasons": dict(self.reasons)}
+
+    @classmethod
+    def restored(cls, state: JSON, find: Callable[[str], Task]) -> Tally:
+        """From what `state` gave."""
+        groups = [group_restored(each, find) for each in state["groups"]]
+        return cls(groups=groups, num_kept=state["kept"], num_retries=state["retries"], reasons=Counter(state["reasons"]))
 
     def take(self, *, num_ready: int, num_playing: int) -> tuple[list[Group], Metrics]:
         """The dropped groups and the metrics since the last time, as a rollout is taken.

@@ -1,0 +1,252 @@
+"""Which groups are played when, which of them are trained on, and that a task is at every moment in exactly one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from rolling import World, names, until, versions
+from scripted import run
+
+from whet.engine.base import EngineRefused
+from whet.observe import flatten
+from whet.reward import RewardError
+from whet.rollout.control import ControlConfig
+from whet.rollout.report import RolloutFailed
+from whet.types import Outcome, Rewards
+
+SYNC = ControlConfig()
+PARTIAL = ControlConfig(partial=True, max_staleness=2, overlap=False)
+OVERLAP = ControlConfig(max_staleness=1)
+
+
+def of(*kinds):
+    return [f"q{k}" for k in kinds]
+
+
+def is_odd(group):
+    return "odd" if int(group.task.id[1:]) % 2 else None
+
+
+def test_what_filters_drop_is_replaced_and_told():
+    world = World(keep=is_odd, groups=2)
+
+    async def main():
+        first, second = await world.roll(), await world.roll()
+        assert (names(first.groups), names(first.dropped)) == (of(0, 2), of(1))
+        assert all(group.dropped == "odd" and len(group.trajectories) == 2 for group in first.dropped)
+        assert names(second.groups) == of(4, 6) and names(second.dropped) == of(3, 5)
+        values = flatten(second.metrics)
+        assert values["groups/kept"] == 0.5 and values["groups/dropped/odd"] == 2
+        assert values["rollout/dropped_tokens"] == 4 * len(world.engine.tokens)
+        world.engine.check_idle()
+
+    run(main())
+
+
+def test_filters_that_drop_everything_stop_the_run_and_say_what_they_dropped():
+    async def fails(trajectory):
+        if trajectory.task.id == "q1":
+            raise RewardError("the judge is out")
+        return Rewards(0.0)
+
+    control = ControlConfig(give_up_after=3)
+    world = World(control, keep=lambda group: "no_valid" if group.task.id == "q1" else "zero_std_0.0", reward=fails)
+
+    async def main():
+        with pytest.raises(RolloutFailed) as stopped:
+            await world.take()
+        text = str(stopped.value)
+        assert "the filters dropped 6 groups one after another (5 for zero_std_0.0, 1 for no_valid)" in text
+        assert "2 in reward: RewardError: the judge is out" in text and "control.give_up_after" in text
+        await world.rollouts.put_back()
+        world.check()
+        assert len(world.dropped) == 6
+
+    run(main())
+
+
+def test_one_kept_group_begins_the_count_anew():
+    control = ControlConfig(give_up_after=2, max_groups=1)
+    world = World(control, groups=1, keep=lambda group: None if group.task.id in of(1, 3) else "bad")
+
+    async def main():
+        assert names((await world.roll()).groups) == of(1)
+        assert names((await world.roll()).groups) == of(3)
+        with pytest.raises(RolloutFailed, match="dropped 2 groups one after another"):
+            await world.roll()
+
+    run(main())
+
+
+def test_too_many_errors_stop_the_run_and_say_what_failed():
+    async def some(trajectory):
+        if trajectory.id.endswith("/0"):
+            raise RewardError("the judge is out")
+        return Rewards(1.0)
+
+    def rate(most):
+        world = World(ControlConfig(max_error_rate=most), groups=3, reward=some)
+
+        async def main():
+            try:
+                return await world.roll()
+            finally:
+                await world.rollouts.put_back()
+                world.check()
+
+        return run(main())
+
+    assert len(rate(0.5).groups) == 3, "half of them is no more than half"
+    with pytest.raises(RolloutFailed) as stopped:
+        rate(0.49)
+    text = str(stopped.value)
+    assert text.startswith("3 of 6 trajectories failed, which is more than control.max_error_rate = 0.49 of them\n")
+    assert "3 in reward: RewardError: the judge is out" in text
+
+
+def tries_of(control, outcomes, groups=1, samples=1):
+    """How often each trajectory was scored, the groups, and the metrics; `outcomes` says how each scoring ends."""
+    tries: Counter[str] = Counter()
+
+    async def score(trajectory):
+        tries[trajectory.id] += 1
+        ends = outcomes.get(trajectory.id, [])
+        end = ends[tries[trajectory.id] - 1] if tries[trajectory.id] <= len(ends) else 1.0
+        if isinstance(end, Exception):
+            raise end
+        return Rewards(end)
+
+    world = World(control, reward=score, groups=groups, samples=samples)
+    return tries, run(world.roll())
+
+
+def test_what_failed_is_played_again_with_the_same_seed():
+    failing = {"q0/0": [RewardError("a"), TimeoutError("b")], "q0/1": [RewardError("c")] * 9}
+    tries, taken = tries_of(ControlConfig(retries=2), failing, samples=2)
+    assert tries == {"q0/0": 3, "q0/1": 3}
+    good, bad = taken.groups[0].trajectories
+    assert (good.outcome, good.rewards, bad.outcome) == (Outcome.COMPLETED, Rewards(1.0), Outcome.REWARD_ERROR)
+    told = [(group.dropped, t.id, t.outcome) for group in taken.dropped for t in group.trajectories]
+    assert sorted(told) == [
+        ("retried", "q0/0", Outcome.REWARD_ERROR), ("retried", "q0/0", Outcome.TIMEOUT), *[("retried", "q0/1", Outcome.REWARD_ERROR)] * 2
+    ]  # fmt: skip
+    assert flatten(taken.metrics)["rollout/retries"] == 4
+    assert all(t.turns[0].tokens == good.turns[0].tokens for group in taken.dropped for t in group.trajectories)
+
+
+def test_retries_have_a_budget_between_two_updates():
+    failing = {f"q{n}/0": [RewardError("x")] * 9 for n in range(4)}
+    tries, taken = tries_of(ControlConfig(retries=3, retry_budget=5), failing, groups=4)
+    assert sum(tries.values()) == 4 + 5 and flatten(taken.metrics)["rollout/retries"] == 5
+
+    async def always(trajectory):
+        tries[trajectory.id] += 1
+        raise RewardError("x")
+
+    tries.clear()
+    world = World(ControlConfig(retries=1, retry_budget=1), reward=always, groups=2, samples=1)
+
+    async def main():
+        await world.roll()
+        assert sum(tries.values()) == 3
+        await world.roll()
+        assert sum(tries.values()) == 6, "the budget is whole again after an update"
+
+    run(main())
+
+
+def test_what_is_refused_is_not_played_again():
+    world = World(ControlConfig(retries=5), groups=1, samples=1)
+    calls = []
+
+    def refuse(request):
+        calls.append(request.id)
+        raise EngineRefused("never fits")
+
+    world.engine.generate = refuse
+    taken = run(world.take())
+    assert calls == ["q0/0/0"] and taken.groups[0].trajectories[0].outcome is Outcome.REFUSED
+
+
+def test_those_left_over_come_first_next_time():
+    world = World(ControlConfig(over_sample=2.0), groups=2, samples=1)
+    world.engine.holds = {"q0/0": 2, "q3/0": 3}
+
+    async def main():
+        first = await world.roll()
+        assert names(first.groups) == of(1, 2)
+        assert sorted(names(first.dropped)) == of(0, 3) and {group.dropped for group in first.dropped} == {"left_over"}
+        assert world.places() == {"waiting": of(0, 3), "playing": [], "ready": [], "taken": []}
+        world.engine.check_idle()
+        world.engine.holds.clear()
+        world.engine.begun.clear()
+        second = await world.roll()
+        assert world.engine.begun[:4] == ["q0/0", "q3/0", "q4/0", "q5/0"]
+        assert names(second.groups) == of(0, 3)
+        assert {v for group in second.groups for turn in versions(group) for v in turn} == {1}, "they began anew"
+
+    run(main())
+
+
+@pytest.mark.parametrize("control", [ControlConfig(max_groups=2), ControlConfig(max_groups=2, max_staleness=3)], ids=["sync", "overlap"])
+def test_no_more_groups_are_played_at_a_time_than_max_groups(control):
+    most = []
+
+    async def score(trajectory):
+        most.append(len(world.places()["playing"]))
+        return Rewards(1.0)
+
+    world = World(control, groups=5, samples=2, reward=score, num_rollouts=2)
+
+    async def main():
+        await world.roll()
+        await world.roll()
+        await world.rollouts.close()
+
+    run(main())
+    assert max(most) == 2
+
+
+def test_the_ordering_function_says_which_come_first():
+    def newest_first(groups):
+        return sorted(groups, key=lambda group: -int(group.task.id[1:]))
+
+    world = World(ControlConfig(max_staleness=1), groups=2, samples=1, order=newest_first)
+
+    async def main():
+        taken = await world.take()
+        await until(lambda: len(world.places()["ready"]) == 2)
+        assert names(taken.groups)[0] > names(taken.groups)[1]
+        world.learn(taken)
+        ready = world.places()["ready"]
+        second = await world.roll()
+        assert names(second.groups)[0] > names(second.groups)[1] and set(names(second.groups)) & set(ready)
+        await world.rollouts.close()
+
+    run(main())
+
+
+def test_deterministic_rollouts_come_in_waves_and_are_put_back_whole():
+    world = World(keep=is_odd, groups=3, samples=1, deterministic=True)
+    seen: dict[str, list[str]] = {}
+
+    async def score(trajectory):
+        seen[trajectory.task.id] = world.places()["playing"]
+        return Rewards(1.0)
+
+    world.reward = score
+    world.rollouts = world.new()
+
+    async def main():
+        first = await world.take()
+        assert names(first.groups) == of(0, 2, 4)
+        assert (seen["q0"], seen["q3"], seen["q4"]) == (of(0, 1, 2), of(3), of(4)), "nothing is begun before all of a wave have ended"
+        await world.rollouts.put_back()
+        world.dropped.clear()
+        assert world.source.given == [], "the cursor is where it was before the rollout"
+        world.check()
+        again = await world.take()
+        assert names(again.groups) == names(first.groups) and flatten(again.metrics) == flatten(first.metrics)
+
+    run(main())
