@@ -47,6 +47,19 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
 
 
+def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
+    """What the person who trains on older policies' tokens should hear if nothing makes up for it."""
+    bound = config.control.max_staleness
+    if bound == 0 or not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout":
+        return None
+    table = f"algo.{config.algo.name}"
+    return (
+        f"control.max_staleness={bound} trains on tokens that policies up to {bound} versions older sampled, and nothing corrects for the "
+        f"difference: set {table}.correction.weights=token (truncated importance sampling), or {table}.old_logprobs=rollout (the ratio is "
+        "then over the policy that sampled)"
+    )
+
+
 def check_warmup(config: RunConfig, num_rollouts: int) -> int:
     """Rollouts in which the policy learns.
 

@@ -28,7 +28,7 @@ from whet.build import (
     write_summary,
 )
 from whet.build import length_of_run as length
-from whet.build_learners import build_learners, check_models, check_warmup
+from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
 from whet.build_rollouts import build_hooks
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
@@ -112,7 +112,8 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 on_rollout=hooks.on_rollout,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
-            warn_all(observer.display, [*opened.notes, *learners.notes])
+            stale = uncorrected(config, algorithm)
+            warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
             with batches_kept(config, opened, learners.learner):
                 values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder)

@@ -65,6 +65,9 @@ class ScriptedEngine:
         self.released[conversation] += 1
         assert not any(request.startswith(f"{conversation}/") for request in self.running), "released while it generates"
 
+    async def busy_s(self) -> float:
+        return 0.0
+
     async def abort(self, request_id: str) -> None:
         if request_id in self.aborts:
             self.aborts[request_id].set()

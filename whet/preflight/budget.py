@@ -114,6 +114,7 @@ def workload(scene: Scene) -> Workload:
             min(sizes.max_running, sizes.max_batch_tokens, together),
             max(rollout.max_tokens for rollout in rollouts),
             together,
+            config.control.overlaps,
         ),
     )
 

@@ -17,7 +17,7 @@ from whet.preflight.play import check_environment
 from whet.preflight.resume import check_resume
 from whet.preflight.rewards import check_rewards
 from whet.preflight.scene import Scene
-from whet.preflight.settings import check_algorithm, check_batch, check_length, check_packages, check_ports
+from whet.preflight.settings import check_algorithm, check_batch, check_control, check_length, check_packages, check_ports
 from whet.process import quiet_transformers
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RUN_CONFIGS, command_of
@@ -39,6 +39,7 @@ class Check:
 CHECKS = (
     Check("batch", check_batch),
     Check("algorithm", check_algorithm, supervised=False),
+    Check("control", check_control, supervised=False),
     Check("hooks", check_hooks, supervised=False),
     Check("device", check_device),
     Check("model", check_model),

@@ -88,6 +88,8 @@ class Sampling:
     """Tokens of the longest sequence."""
     together: int = 1
     """Trajectories of a rollout or an evaluation: as many may wait for their rewards."""
+    overlaps: bool = False
+    """Whether it samples while the trainer computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +219,12 @@ def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
 
     with LiveBytes(lambda _: None), torch.no_grad():
         model.hidden(slots, slots, write)
+    phases: tuple[Phase, ...] = ALWAYS if sampling.overlaps else ("rollout",)
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
         Part("KV cache", store.size_bytes * engine.copies, ALWAYS, "lower engine.embedded.cache_tokens"),
-        Part("decode rows", shelf.size_bytes * engine.copies, ("rollout",), "lower engine.embedded.max_running", estimate=True),
-        Part("sampling logits", round(logits) * engine.copies, ("rollout",), "lower engine.embedded.max_running"),
+        Part("decode rows", shelf.size_bytes * engine.copies, phases, "lower engine.embedded.max_running", estimate=True),
+        Part("sampling logits", round(logits) * engine.copies, phases, "lower engine.embedded.max_running"),
     ]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import ceil
 
 from whet.algo import Need, StepPlan, build_algorithm
 from whet.build import length_of_run
-from whet.build_learners import check_models, check_warmup
+from whet.build_learners import check_models, check_warmup, uncorrected
 from whet.config import resolve
 from whet.preflight.boundary import run_user_code
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.machine import usable_cores
 from whet.preflight.scene import Scene
+from whet.rollout.filters import build_filters
 from whet.rollout.sampling import check_trainable
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
@@ -67,6 +69,25 @@ def check_algorithm(scene: Scene) -> Iterator[Note]:
         prompts, total = several(plan.prompts_per_rollout, "prompt"), plan.prompts_per_rollout * scene.played_per_prompt
         played = f"{prompts} x ({several(plan.samples_per_prompt, 'sample')} + 1 greedy) = {total} trajectories a rollout"
         yield ok(f"{played}; the greedy ones are compared with, not trained on")
+
+
+def check_control(scene: Scene) -> Iterator[Note]:
+    """Which groups are kept, how many are under way, and how old what they train may be."""
+    control, plan = scene.rl.control, need(scene.batch, "the batch sizes")
+    run_user_code("control", lambda: build_filters(control), IMPORT_DEADLINE_S)
+    told = [f"tokens train up to {several(control.max_staleness, 'version')} old"] if control.max_staleness else ["every token is fresh"]
+    if control.overlaps:
+        told.append(f"{several((control.max_staleness + 1) * plan.prompts_per_rollout, 'group')} under way while the trainer computes")
+    elif control.over_sample > 1:
+        left = "go on later" if control.partial else "are aborted"
+        told.append(f"{ceil(control.over_sample * plan.prompts_per_rollout)} groups played, those left over {left}")
+    if control.filters:
+        told.append(f"dropped by {', '.join(each.name for each in control.filters)}")
+    yield ok("; ".join(told))
+    if scene.algorithm is not None and (advice := uncorrected(scene.rl, scene.algorithm)) is not None:
+        yield warn(advice)
+    if control.partial and control.over_sample == 1 and not control.filters:
+        yield warn("control.partial has nothing to put off: as many groups are played as are wanted; set control.over_sample above 1")
 
 
 def check_length(scene: Scene) -> Iterator[Note]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from whet.data.source import Source
 from whet.engine.base import EngineFailed
 from whet.env.deadline import Pauses
-from whet.observe.metrics import Metrics
+from whet.observe.metrics import Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.filters import Filter, Order
 from whet.rollout.play import Play
@@ -132,7 +132,10 @@ class Rollouts:
             await (self._stand_still() if self._control.partial else self._withdraw(self._playing, "left_over"))
             self._expire(self._version + 1, "left_over")
         groups = [play.group() for play in self._taken]
+        busy_s = await self._player.engine.busy_s()
+        self._tally.busy(busy_s)
         dropped, metrics = self._tally.take(num_ready=len(self._ready), num_playing=len(self._playing))
+        metrics["rollout/tokens"] = Total(sum(t.num_tokens_sampled for group in groups for t in group.played))
         return Taken(groups, dropped, metrics)
 
     def learned(self) -> None:

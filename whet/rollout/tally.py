@@ -21,6 +21,9 @@ class Tally:
     num_ended: int = 0
     num_kept: int = 0
     num_retries: int = 0
+    busy_s: float = 0.0
+    """Of the engine, since the rollout before was taken."""
+    busy_before_s: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter[str])
     """Why groups were dropped."""
     in_a_row: Counter[str] = field(default_factory=Counter[str])
@@ -61,6 +64,10 @@ class Tally:
                 f"{len(self.failed)} of {self.num_ended} trajectories failed, which is more than "
                 f"control.max_error_rate = {max_error_rate:g} of them\n{failures_text(self.failed)}"
             )
+
+    def busy(self, total_s: float) -> None:
+        """How long the engine was at work, all in all."""
+        self.busy_s, self.busy_before_s = total_s - self.busy_before_s, total_s
 
     def may_retry(self, trajectory: Trajectory, budget: int | None) -> bool:
         """Whether the budget has one more retry, which is then used."""
@@ -104,6 +111,7 @@ class Tally:
             "groups/kept": Mean(self.num_kept, self.num_kept + self.reasons.total()),
             "rollout/dropped_tokens": Total(tokens),
             "rollout/retries": Total(self.num_retries),
+            "time/engine_busy_s": Total(self.busy_s),
             "rollout/ready_groups": Last(num_ready),
             "rollout/playing_groups": Last(num_playing),
             **{f"groups/dropped/{reason}": Total(count) for reason, count in sorted(self.reasons.items())},

@@ -268,6 +268,9 @@ class EngineCopies:
         size = sum(tensor.nbytes for _, tensor in wire)
         return replace(odd, wire=digests, size_bytes=size, num_stale_tokens=stale)
 
+    async def busy_s(self) -> float:
+        return sum(await self._everywhere("busy_s"))
+
     async def close(self) -> None:
         await asyncio.to_thread(self.end)
 

@@ -176,6 +176,9 @@ class EmbeddedEngine:
     async def flush(self) -> None:
         await self._runner.between_steps(self.core.forget)
 
+    async def busy_s(self) -> float:
+        return self._runner.busy_s
+
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""
         await self._runner.close()

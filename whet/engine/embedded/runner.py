@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -60,6 +61,8 @@ class Runner:
         self._task: asyncio.Task[None] | None = None
         self._flight: Future[Any] | None = None
         self._closed = False
+        self.busy_s = 0.0
+        """Seconds spent in steps."""
 
     def check_open(self) -> None:
         """Raises:
@@ -129,11 +132,18 @@ class Runner:
 
     async def _step(self) -> None:
         try:
-            result = await self._on_thread(self._stepper.step)
+            result = await self._on_thread(self._timed)
         except Exception as error:  # whatever a model can raise
             self._stepper.failed(f"a step failed: {type(error).__name__}: {error}", error)
         else:
             self._stepper.landed(result)
+
+    def _timed(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._stepper.step()
+        finally:
+            self.busy_s += time.perf_counter() - began
 
     async def _do_job(self) -> None:
         job = self._jobs[0]  # stays in the queue meanwhile: should the task be cancelled, its waiter is told

@@ -1,0 +1,161 @@
+"""What controlling rollouts saves, and that it learns all the same: the quickstart's reinforcement learning on the same warmed-up models.
+
+    python benchmarks/rollout_control.py learn [SEED ...]     # accuracy over 1,000 held-out problems, tokens sampled and dropped
+    python benchmarks/rollout_control.py time                 # seconds per rollout and idle shares, in alternating rounds
+    python benchmarks/rollout_control.py slow                 # the same with a tenth of the tool calls sleeping 2 s, beside those without
+
+Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on. Figures
+go to benchmarks/results/rollout_control.json. The load average is told: other work on the machine moves every second of `time` and `slow`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from machine import RESULTS, machine
+from sleepy_tools import SLEEP_S
+
+from whet.commands import train
+from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
+from whet.settings import RunConfig
+from whet.supervised import sft
+
+FILE = RESULTS / "rollout_control.json"
+FOLDER = Path("runs/rollout_control")
+NUM_HELD_OUT = 1000
+ROUNDS = 3
+TIMED_ROLLOUTS = 25
+SKIPPED = 5
+"""First rollouts of a timed run that do not count: the pipeline fills."""
+CORRECTED = {"grpo": {"clip_high": 0.28, "correction": {"weights": "token"}}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "dynamic sampling": {"control": {"filters": [{"name": "zero_std"}], "over_sample": 1.5}},
+    "partial rollouts": {"control": {"over_sample": 1.5, "partial": True, "max_staleness": 2, "overlap": False}, "algo": CORRECTED},
+    "staleness 1": {"control": {"max_staleness": 1}, "algo": CORRECTED},
+    "staleness 4": {"control": {"max_staleness": 4}, "algo": CORRECTED},
+}
+SLEEPY = f"{Path(__file__).parent / 'sleepy_tools.py'}:calculator"
+
+
+def warmed(seed: int, num_held_out: int, **changes: Any) -> tuple[QuickstartConfig, Path]:
+    """The quickstart's sizes and the model that it warmed up; made once."""
+    config = QuickstartConfig(seed=seed, run_dir=str(FOLDER / f"seed{seed}"), num_held_out=num_held_out, **changes)
+    model = Path(config.run_dir) / "warmup/model"
+    if not model.exists():
+        make_files(config, Path(config.run_dir))
+        sft(warmup_config(config))
+    return config, model
+
+
+def settings(config: QuickstartConfig, model: Path, name: str, variant: str, tool: str, *, evaluated: bool) -> RunConfig:
+    """A variant's run in a folder of its own."""
+    base = rl_config(config, model, name).model_dump(mode="json", exclude_unset=True)
+    changes = {"deterministic": False, "env": {**base["env"], "tools": [tool]}, "observe": {"display": "none", "records_every": 0}}
+    if not evaluated:
+        changes |= {"evaluate": {}, "checkpoint": {"interval": None}}
+    folder = Path(base["run_dir"])
+    shutil.rmtree(folder, ignore_errors=True)
+    return RunConfig.model_validate({**base, **changes, **VARIANTS[variant]})
+
+
+def lines_of(config: RunConfig) -> list[dict[str, float]]:
+    """The steps that a run logged."""
+    lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "policy/loss" in line or "rollout/tokens" in line]
+
+
+def learn(seeds: list[int], found: dict[str, Any]) -> None:
+    rows = found.setdefault("learn", [])
+    for seed in seeds:
+        config, model = warmed(seed, NUM_HELD_OUT)
+        for variant in VARIANTS:
+            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
+                continue
+            run = settings(config, model, f"rl {variant}", variant, "calculator", evaluated=True)
+            values = train(run)
+            steps = lines_of(run)
+            kept, dropped = (sum(step[key] for step in steps) for key in ("rollout/tokens", "rollout/dropped_tokens"))
+            row = {
+                "seed": seed,
+                "variant": variant,
+                "accuracy": values["eval/held_out/reward/total"],
+                "problems": NUM_HELD_OUT,
+                "tokens_trained": kept,
+                "tokens_dropped": dropped,
+                "tokens_masked": sum(step["staleness/masked_tokens"] for step in steps),
+                "mean_age": sum(step.get("staleness/mean", 0.0) for step in steps) / len(steps),
+                "rollouts": len(steps),
+                "machine": machine(),
+            }
+            rows.append(row)
+            write(found)
+            print(json.dumps(row), flush=True)
+
+
+def timed(variant: str, tool: str) -> dict[str, float]:
+    """Seconds per rollout, and which share of them engine and trainer had nothing to do."""
+    config, model = warmed(0, NUM_HELD_OUT)
+    config = config.model_copy(update={"num_rollouts": TIMED_ROLLOUTS})
+    run = settings(config, model, "timed", variant, tool, evaluated=False)
+    train(run)
+    steps = lines_of(run)[SKIPPED:]
+    whole = sum(step["time/step_s"] for step in steps)
+    busy = sum(step["time/annotate_s"] + step["time/update_s"] for step in steps)
+    sampled = sum(step["rollout/tokens"] + step["rollout/dropped_tokens"] for step in steps)
+    return {
+        "seconds_per_rollout": whole / len(steps),
+        "engine_idle": 1 - sum(step["time/engine_busy_s"] for step in steps) / whole,
+        "trainer_idle": 1 - busy / whole,
+        "tokens_per_second": sampled / whole,
+        "trained_tokens_per_second": sum(step["rollout/tokens"] for step in steps) / whole,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def time_all(found: dict[str, Any]) -> None:
+    rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    for _ in range(ROUNDS):
+        for variant, rows in rounds.items():
+            rows.append(timed(variant, "calculator"))
+    base = rounds["synchronous"]
+    found["time"] = {"machine": machine(), "rounds": ROUNDS, "rollouts": TIMED_ROLLOUTS - SKIPPED, "variants": {}}
+    for variant, rows in rounds.items():
+        ratios = [a["seconds_per_rollout"] / b["seconds_per_rollout"] for a, b in zip(base, rows, strict=True)]
+        medians = {key: median(row[key] for row in rows) for key in rows[0]}
+        found["time"]["variants"][variant] = {**medians, "times_as_fast_as_synchronous": median(ratios), "ratios": ratios}
+        print(variant, json.dumps(found["time"]["variants"][variant]), flush=True)
+
+
+def slow(found: dict[str, Any]) -> None:
+    found["slow"] = {"machine": machine(), "rounds": ROUNDS, "sleep_s": SLEEP_S, "variants": {}}
+    for variant in ("synchronous", "staleness 1", "staleness 4"):
+        pairs = [(timed(variant, "calculator"), timed(variant, SLEEPY)) for _ in range(ROUNDS)]
+        kept = [with_["trained_tokens_per_second"] / without["trained_tokens_per_second"] for without, with_ in pairs]
+        row = {"throughput_kept": median(kept), "ratios": kept, "load_average": max(b["load_average"] for _, b in pairs)}
+        found["slow"]["variants"][variant] = row
+        print(variant, json.dumps(row), flush=True)
+
+
+def write(found: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    found["command"] = "python benchmarks/rollout_control.py learn|time|slow"
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main() -> None:
+    what, *rest = sys.argv[1:]
+    found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    seeds = [int(seed) for seed in rest] or [0, 1, 2]
+    {"learn": lambda: learn(seeds, found), "time": lambda: time_all(found), "slow": lambda: slow(found)}[what]()
+    write(found)
+
+
+if __name__ == "__main__":
+    main()
