@@ -34,7 +34,7 @@ from whet.observe import Headline, Phases, RecordWriter, build_display, build_tr
 from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
-from whet.reward import Reward, build_reward
+from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.rollout.player import Player
 from whet.rollout.sampling import RolloutConfig
 from whet.runfolder.journal import LoggedDisplay
@@ -72,7 +72,8 @@ class Parts:
     model: CausalModel
     engine: Engine
     player: Player
-    rewards: list[Reward]
+    rewards: list[Reward | GroupReward]
+    """All that are to be closed."""
     thread: ThreadPoolExecutor
 
 
@@ -112,17 +113,17 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     held_as = engine_model(config.model, sizes)
     own = trainable and sizes.has_own_weights
     overlaps = trainable and config.control.overlaps
-    rewards: list[Reward] = []
+    rewards: list[Reward | GroupReward] = []
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
-        rewards.append(build_reward(config.reward, folder))  # before the weights, which take long
+        scoring = _scoring(config.reward, folder, rewards)  # before the weights, which take long
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
         grammars = Grammars(texts.renderer, held.vocab_size)
         settings = {"shares_weights": not own, "deterministic": config.deterministic}
         steps_on = beside if overlaps else thread
         with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, **settings) as engine:
-            player = _player(config, config.rollout, config.env, rewards[0], engine, tokenizer)
+            player = _player(config, config.rollout, config.env, scoring, engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
             if overlaps or config.control.partial:
@@ -130,7 +131,20 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
             yield Parts(folder, model, engine, player, rewards, thread)
 
 
-def close_all(rewards: Iterable[Reward]) -> None:
+Scoring = tuple[Reward | None, GroupReward | None]
+"""Of single trajectories, and of siblings together."""
+
+
+def _scoring(config: RewardConfig, folder: Path, rewards: list[Reward | GroupReward]) -> Scoring:
+    """What a configuration asks for; `rewards` is told of what is to be closed."""
+    each = build_reward(config, folder) if config.scores_each else None
+    rewards.extend([] if each is None else [each])
+    together = build_group_reward(config)
+    rewards.extend([] if together is None else [together])
+    return each, together
+
+
+def close_all(rewards: Iterable[Reward | GroupReward]) -> None:
     """Close every one, whichever of them fails to."""
     with ExitStack() as ends:
         for reward in rewards:
@@ -183,7 +197,7 @@ def _player(
     config: RunConfig,
     rollout: RolloutConfig,
     env: EnvConfig,
-    reward: Reward,
+    scoring: Scoring,
     engine: Engine,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Player:
@@ -199,7 +213,8 @@ def _player(
         engine=engine,
         renderer=renderer,
         make_env=build_env_factory(env),
-        reward=reward,
+        reward=scoring[0],
+        group_reward=scoring[1],
         sampling=sampling,
         limits=rollout.limits(),
         timeout_s=rollout.timeout_s,
@@ -243,12 +258,11 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
 
 
 def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> Player:
-    reward = parts.rewards[0]
+    scoring = parts.player.reward, parts.player.group_reward
     if chosen.reward is not None:
-        reward = build_reward(chosen.reward, parts.folder)
-        parts.rewards.append(reward)
+        scoring = _scoring(chosen.reward, parts.folder, parts.rewards)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
-    return _player(config, rollout, env, reward, parts.engine, parts.player.renderer.tokenizer)
+    return _player(config, rollout, env, scoring, parts.engine, parts.player.renderer.tokenizer)
 
 
 def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Headline, ...]) -> Observer:

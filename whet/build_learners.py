@@ -41,6 +41,11 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
             f"batch.train_on is all, but algo.{config.algo.name}.old_logprobs is rollout: the engine has no log-probs of what the "
             "environment wrote; use recompute, or train_on=model"
         )
+    if config.reward.group is not None and Need.BASELINE in needs:
+        raise ValueError(
+            f"reward.group is set, but {name} compares with a greedy trajectory, which has no siblings to be scored with: use reward.name, "
+            "or an algorithm that compares siblings"
+        )
     if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
     if config.critic is not None and Need.VALUES not in needs:

@@ -34,6 +34,12 @@ def silent(rollout_id, groups, dropped, metrics):
     """Returns nothing."""
 
 
+def ranks(trajectories, by):
+    """The longer, the better."""
+    order = sorted(trajectories, key=lambda t: getattr(t, by))
+    return [float(order.index(t)) for t in trajectories]
+
+
 def takes_a_name(rollout_id, groups, dropped, metrics):
     return {"reward/total": 0.0}
 
@@ -97,3 +103,23 @@ def test_one_that_breaks_loses_no_update(folder):
     train(run_config(folder, "run", num_rollouts=3))
     train(run_config(folder, "plain", num_rollouts=3))
     assert metrics_of(folder / "run") == metrics_of(folder / "plain")
+
+
+def test_siblings_are_scored_together_in_training_and_in_evaluation(folder):
+    group = {"name": f"{folder}/code.py:ranks", "options": {"by": "response"}}
+    chosen = {"path": str(folder / "train.jsonl"), "samples_per_prompt": 2, "rollout": {"temperature": 1.0}}
+    config = run_config(folder, "run", num_rollouts=1, evaluate={"sets": {"test": chosen}})
+    config = config.model_validate({**config.model_dump(), "reward": {"group": group, "timeout_s": 60.0}})
+    values = train(config)
+    assert values["eval/test/mean@2"] == 0.5, "of two siblings one has rank 0, one rank 1"
+    rewards = {}
+    for row in read_records(folder / "run/rollouts"):
+        rewards.setdefault(row["task_id"], []).append(row["reward"])
+        assert dict(row["reward_components"]) == {"ranks": row["reward"]}
+    assert [sorted(found) for found in rewards.values()] == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_a_greedy_trajectory_has_no_siblings_to_be_scored_with(folder):
+    group = {"name": f"{folder}/code.py:ranks", "options": {"by": "response"}}
+    with pytest.raises(ValueError, match=r"reward\.group is set, but algo\.name=remax compares with a greedy trajectory"):
+        train(run_config(folder, "run", reward={"group": group}, algo={"name": "remax"}))

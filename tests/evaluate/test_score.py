@@ -138,3 +138,9 @@ def test_the_command(tmp_path):
     assert scored(tmp_path / "o.jsonl")[0]["reward"] == 1.0
     failed = subprocess.run([*command[:-1], "reward=exct"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert failed.returncode == 2 and "there is no reward 'exct'" in failed.stderr
+
+
+def test_a_reward_of_siblings_is_not_for_single_replies(tmp_path):
+    rows = write(tmp_path / "rows.jsonl", [{"response": "42", "label": "42"}])
+    with pytest.raises(ValueError, match=r"leave reward\.group out"):
+        score_file(rows, config("reward=exact", "reward.group.name=my_code:ranks"), tmp_path / "out.jsonl")

@@ -30,6 +30,10 @@ def dies(trajectory):
     os._exit(3)
 async def waits(trajectory):
     await asyncio.sleep(60)
+def ranks(trajectories):
+    return [float(t.response == t.task.label) + (0.0 if t.rewards is None else 10 * t.rewards.total) for t in trajectories]
+def misses_one(trajectories):
+    return [0.0]
 async def blocks(trajectory):
     time.sleep(6)
 def tells_its_process(trajectory):
@@ -156,3 +160,23 @@ def test_without_rows_nothing_is_scored(here):
 )
 def test_only_rules_of_whets_own_are_tried_on_every_row(settings, quick):
     assert quick_rules(RewardConfig.model_validate(settings)) == quick
+
+
+def test_siblings_are_scored_together_after_each_by_itself(here, user):
+    findings, _ = look(*AREAS, overrides=[f"reward.group.name={user}:ranks", "reward.name=math"])
+    assert "train.jsonl:1: as siblings, an empty reply scores 0, the reply '0' 11" in of(findings, "reward", "ok")
+    findings, _ = look(*AREAS, overrides=[f'reward={{group={{name="{user}:ranks"}}}}'])
+    assert of(findings, "reward", "ok")[0] == "train.jsonl:1: as siblings, an empty reply scores 0, the reply '0' 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("misses_one", "it returned 1 scores for 2 trajectories; return one for each, in their order"),
+        ("right", "reward of the group"),
+        ("gone", "has no 'gone'"),
+    ],
+)
+def test_a_reward_of_siblings_that_cannot_be_is_told(here, user, name, words):
+    findings, _ = look(*AREAS, overrides=[f"reward.group.name={user}:{name}"])
+    assert words in of(findings, "reward", "FAIL")[0]

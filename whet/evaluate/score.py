@@ -78,6 +78,8 @@ def score_file(path: str, config: ScoreConfig, output: Path) -> ScoreSummary:
     Raises:
         ValueError: the reward cannot be built, or a row is malformed (`file:line`).
     """
+    if config.reward.group is not None:
+        raise ValueError("reward.group scores siblings together, and whet score takes replies one by one; leave reward.group out")
     began = time.monotonic()
     summary = ScoreSummary()
     unfinished = output.with_name(output.name + ".tmp")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 from whet.env.build import ENVS, EnvConfig
 from whet.preflight.boundary import run_user_code, run_user_coroutine
@@ -11,7 +13,7 @@ from whet.preflight.faults import SHOWN_FAULTS
 from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
-from whet.reward import LabelError, Reward, RewardConfig, build_reward
+from whet.reward import GroupReward, LabelError, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.base import read_score
 from whet.reward.build import quick_rules
 from whet.reward.pool import START_TIMEOUT_S
@@ -37,21 +39,39 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
         yield skip("not scored: needs the rows")
         return
     task = scene.tasks.get(name, rows[0])
-    what = f"reward {config.name or ', '.join(config.components)}"
+    what = f"reward {config.name or ', '.join(config.components) or 'of the group'}"
     deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * config.timeout_s
-    try:
-        reward = run_user_code(what, lambda: build_reward(config, scene.folder), IMPORT_DEADLINE_S)
-    except ValueError as error:
-        yield fail(str(error))
-        return
-    try:
-        yield run_user_coroutine(what, lambda: _compare(scene, reward, task), deadline_s)
-        if env.name in ENVS and quick_rules(config):  # other environments may change tasks, other rewards take their time
-            yield run_user_coroutine(what, lambda: _labels(scene, reward, rows), IMPORT_DEADLINE_S)
-    except ValueError as error:
-        yield fail(str(error))
-    finally:
-        reward.close()
+    with ExitStack() as ends:
+        try:
+            each, together = run_user_code(what, lambda: _build(config, scene, ends), IMPORT_DEADLINE_S)
+            if each is not None:
+                yield run_user_coroutine(what, lambda: _compare(scene, each, task), deadline_s)
+                if env.name in ENVS and quick_rules(config):  # other environments may change tasks, other rewards take their time
+                    yield run_user_coroutine(what, lambda: _labels(scene, each, rows), IMPORT_DEADLINE_S)
+            if together is not None:
+                yield run_user_coroutine("reward.group", lambda: _siblings(scene, each, together, task), deadline_s)
+        except ValueError as error:
+            yield fail(str(error))
+
+
+def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward | None, GroupReward | None]:
+    """The reward of single trajectories and that of siblings; `ends` closes them."""
+    each = build_reward(config, scene.folder) if config.scores_each else None
+    if each is not None:
+        ends.callback(each.close)
+    together = build_group_reward(config)
+    if together is not None:
+        ends.callback(together.close)
+    return each, together
+
+
+async def _siblings(scene: Scene, each: Reward | None, together: GroupReward, task: Task) -> Note:
+    """Score an empty reply and the label as siblings."""
+    siblings = [fabricated(scene, task, reply, k) for k, reply in enumerate(("", task.label or "x"))]
+    if each is not None:
+        siblings = [replace(sibling, rewards=read_score(await each(sibling))) for sibling in siblings]
+    empty, right = await together(siblings)
+    return ok(f"{task.origin}: as siblings, an empty reply scores {empty.total:g}, the reply {siblings[1].response!r} {right.total:g}")
 
 
 async def _compare(scene: Scene, reward: Reward, task: Task) -> Note:
@@ -87,8 +107,8 @@ async def _labels(scene: Scene, reward: Reward, rows: Sequence[Task]) -> Note:
     return fail(f"the labels of {len(faults)} of {len(looked)} rows cannot be used", faults[:SHOWN_FAULTS])
 
 
-def fabricated(scene: Scene, task: Task, reply: str) -> Trajectory:
-    """A completed trajectory whose only turn says `reply`."""
+def fabricated(scene: Scene, task: Task, reply: str, k: int = 0) -> Trajectory:
+    """A completed trajectory, the k-th of its task, whose only turn says `reply`."""
     tokens: tuple[int, ...] = (0,)
     if scene.renderer is not None:
         tokens = (*scene.renderer.encode(reply), scene.renderer.stop_token_ids[0])
@@ -101,4 +121,4 @@ def fabricated(scene: Scene, task: Task, reply: str) -> Trajectory:
         message=Message("assistant", reply),
         finish=Finish.STOP,
     )
-    return Trajectory(f"{task.id}/0", task, (turn,), Outcome.COMPLETED)
+    return Trajectory(f"{task.id}/{k}", task, (turn,), Outcome.COMPLETED)

@@ -1,7 +1,7 @@
 """Rewards: what a trajectory is worth. Failures are typed errors, never a silent 0."""
 
 from whet.reward.base import GroupReward, LabelError, Reward, RewardError, RewardTimeout
-from whet.reward.build import ComponentConfig, RewardConfig, build_reward
+from whet.reward.build import ComponentConfig, RewardConfig, build_group_reward, build_reward
 
 __all__ = [
     "ComponentConfig",
@@ -11,5 +11,6 @@ __all__ = [
     "RewardConfig",
     "RewardError",
     "RewardTimeout",
+    "build_group_reward",
     "build_reward",
 ]

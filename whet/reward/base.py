@@ -8,7 +8,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Protocol
 
-from whet.types import Group, Rewards, Task, Trajectory
+from whet.types import Rewards, Task, Trajectory
 
 
 class RewardError(Exception):
@@ -37,9 +37,12 @@ class Reward(Protocol):
 
 
 class GroupReward(Protocol):
-    """Scores the siblings of one task together, one `Rewards` per trajectory, in their order."""
+    """Scores siblings together: those of one task that ended well, each with the rewards that it has by itself, if any. Raises as a
+    `Reward`; may be called concurrently."""
 
-    async def __call__(self, group: Group) -> list[Rewards]: ...
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
+        """One for each, in their order."""
+        ...
 
     def close(self) -> None: ...
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from whet.config import Config
 from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
 from whet.reward.arithmetic import ZERO
-from whet.reward.base import Reward, RewardError, TextReward
+from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
 from whet.reward.chance import RandomOptions, RandomReward
 from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, slime_dapo, verl_math_dapo
@@ -23,6 +23,7 @@ from whet.reward.dispatch import DispatchOptions, DispatchReward
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
 from whet.reward.gpqa import GpqaOptions, score_gpqa
+from whet.reward.group import SCORE_GROUP, GroupRewardConfig, group_reward
 from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
 from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.ifeval import IfevalOptions, score_ifeval
@@ -52,7 +53,8 @@ class ComponentConfig(Config):
 
 
 class RewardConfig(Config):
-    """How trajectories are scored: by one reward (`name`), or by a weighted sum of several (`components`)."""
+    """How trajectories are scored: by one reward (`name`), or by a weighted sum of several (`components`); then, or instead, siblings
+    together (`group`)."""
 
     name: str | None = None
     """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
@@ -60,6 +62,9 @@ class RewardConfig(Config):
     """Keyword arguments of the reward `name`."""
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
     """Several rewards by a name of your choice; the total is their weighted sum."""
+    group: GroupRewardConfig | None = None
+    """A reward of all siblings of a task together, once each has ended and was scored by itself; what it gives is their reward. Where it
+    fails they all have failed, and are not played again (control.retries)."""
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """For each call, from when a worker takes it; for each request of a reward that asks a server."""
     workers: int = Field(default=1, ge=1)
@@ -74,11 +79,16 @@ class RewardConfig(Config):
                 f"reward.name = {self.name!r} and reward.components ({', '.join(self.components)}) are both set; "
                 "move the name into components, or drop one"
             )
-        if self.name is None and not self.components:
+        if not self.scores_each and self.group is None:
             raise ValueError(f'no reward is set; write name = "math" (or {_choices()}), or components')
-        if self.components and self.options:
-            raise ValueError("reward.options belongs to reward.name; give each of reward.components its own options")
+        if self.name is None and self.options:
+            raise ValueError("reward.options belongs to reward.name; give each of reward.components, and reward.group, its own options")
         return self
+
+    @property
+    def scores_each(self) -> bool:
+        """Whether trajectories are scored one by one."""
+        return self.name is not None or bool(self.components)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +166,18 @@ REWARDS: dict[str, BuiltIn[Any]] = {
 
 
 def build_reward(config: RewardConfig, policy: Path | None = None) -> Reward:
-    """The reward that a configuration asks for. Its worker processes start with the first call that needs one.
+    """The reward of single trajectories that a configuration asks for. Its worker processes start with the first call that needs one.
 
     Args:
         config: the `[reward]` table.
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
 
     Raises:
-        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, or no reward model.
+        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, no reward model, or
+            no reward of single trajectories.
     """
+    if not config.scores_each:
+        raise ValueError("reward.group alone scores no trajectory by itself; set reward.name or reward.components")
     components = _components(config)
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
@@ -175,6 +188,18 @@ def build_reward(config: RewardConfig, policy: Path | None = None) -> Reward:
         pool.close()
         raise
     return WeightedReward(parts, pool, single=config.name is not None)
+
+
+def build_group_reward(config: RewardConfig) -> GroupReward | None:
+    """The reward of siblings together, with workers of its own; None: there is none.
+
+    Raises:
+        ValueError: a reference that does not resolve, or options that the function does not take.
+    """
+    if config.group is None:
+        return None
+    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [SCORE_GROUP, config.group.name])
+    return group_reward(config.group, pool, config.timeout_s)
 
 
 def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:

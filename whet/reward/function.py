@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from whet.config import resolve, resolve_callable
@@ -59,14 +59,7 @@ class AsyncFunction:
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         what = _what(self._reference, trajectory)
-        limit = asyncio.timeout(self._timeout_s)
-        try:
-            async with limit:
-                value = await self._function(trajectory, **self._options)
-        except Exception as error:  # a user's function may raise anything; it becomes one typed error here
-            if limit.expired() and isinstance(error, TimeoutError):
-                raise RewardTimeout(f"{what} took longer than {self._timeout_s:g} s (reward.timeout_s)") from error
-            raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
+        value = await awaited(self._function(trajectory, **self._options), self._timeout_s, what)
         try:
             return read_score(value)
         except ValueError as error:
@@ -74,6 +67,23 @@ class AsyncFunction:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+async def awaited(call: Awaitable[Any], timeout_s: float, what: str) -> Any:
+    """What a user's coroutine returns; `what` names it in errors.
+
+    Raises:
+        RewardTimeout: it took longer than `timeout_s`.
+        RewardError: it raised.
+    """
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await call
+    except Exception as error:  # a user's function may raise anything; it becomes one typed error here
+        if limit.expired() and isinstance(error, TimeoutError):
+            raise RewardTimeout(f"{what} took longer than {timeout_s:g} s (reward.timeout_s)") from error
+        raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
 
 
 def score(reference: str, options: Mapping[str, Any], trajectory: JSON) -> JSON:

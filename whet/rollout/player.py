@@ -15,7 +15,8 @@ from whet.env.base import Env, Resumable
 from whet.env.deadline import Deadline, Pauses
 from whet.env.failure import failure_of
 from whet.env.rollout import Limits, Play, TrajectoryRun
-from whet.reward.base import LabelError, Reward, RewardTimeout, place_token_rewards, read_score
+from whet.reward.base import GroupReward, LabelError, Reward, RewardTimeout, place_token_rewards, read_score
+from whet.rollout.siblings import judge_siblings
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
 
 
@@ -60,7 +61,8 @@ class Player:
     engine: Engine
     renderer: Renderer
     make_env: Callable[[], Env]
-    reward: Reward
+    reward: Reward | None
+    """Of single trajectories; None: they are scored together alone."""
     sampling: SamplingParams
     limits: Limits
     timeout_s: float | None
@@ -75,6 +77,8 @@ class Player:
     """As for `TrajectoryRun`."""
     play_by: Play | None = None
     """Plays each trajectory in place of taking turns with its environment."""
+    group_reward: GroupReward | None = None
+    """Of siblings together."""
 
     @property
     def resumable(self) -> bool:
@@ -111,7 +115,7 @@ class Player:
                 ended[game.id] = await self.finish(self.begin(game))
 
         await _all([one(game) for game in games])
-        return [
+        groups = [
             Group(
                 task,
                 tuple(ended[trajectory_id(task, k)] for k in range(samples_per_prompt)),
@@ -119,6 +123,13 @@ class Player:
             )
             for task in tasks
         ]
+        judged: dict[str, Group] = {}
+
+        async def together(group: Group) -> None:
+            judged[group.task.id] = await self.judge(group)
+
+        await _all([together(group) for group in groups])
+        return [judged[task.id] for task in tasks]
 
     def slots(self) -> asyncio.Semaphore:
         """One for each trajectory that may be under way at a time."""
@@ -158,18 +169,32 @@ class Player:
             LabelError, Stalled: as `play`.
         """
         trajectory = await run.to_end(self.make_env(), self.play_by)
-        if trajectory.outcome.valid:
-            trajectory = await self._judge(trajectory, run.deadline)
+        if trajectory.outcome.valid and self.reward is not None:
+            trajectory = await self._judge(self.reward, trajectory, run.deadline)
         if self.deterministic and trajectory.outcome is Outcome.TIMEOUT:
             raise Stalled(trajectory)
         return trajectory
 
-    async def _judge(self, trajectory: Trajectory, deadline: Deadline) -> Trajectory:
+    async def judge(self, group: Group) -> Group:
+        """A group whose trajectories have all ended, as the reward of siblings together scores it; without one, as it is.
+
+        Raises:
+            LabelError, Stalled: as `play`.
+        """
+        if self.group_reward is None:
+            return group
+        judged = await judge_siblings(group, self.group_reward)
+        late = [t for t in judged.trajectories if t.outcome is Outcome.TIMEOUT]
+        if self.deterministic and late:
+            raise Stalled(late[0])
+        return judged
+
+    async def _judge(self, reward: Reward, trajectory: Trajectory, deadline: Deadline) -> Trajectory:
         """Add the rewards. A reward that fails is an outcome, never a 0."""
         began = time.monotonic()
         try:
             async with deadline.ends("the reward"):
-                trajectory, rewards = place_token_rewards(trajectory, read_score(await self.reward(trajectory)))
+                trajectory, rewards = place_token_rewards(trajectory, read_score(await reward(trajectory)))
         except LabelError:
             raise
         except (RewardTimeout, TimeoutError) as late:

@@ -251,9 +251,10 @@ class Rollouts:
             num_retries += 1
 
     async def _finish(self, play: Play) -> None:
-        """All its trajectories have ended: keep or drop the group."""
+        """All its trajectories have ended: score them together, and keep or drop the group."""
         try:
-            group = play.group()
+            group = await self._player.judge(play.group())
+            self._tally.spoilt(play.group(), group)
             reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
         except Exception as error:  # a filter failed
             self._fault = self._fault or error

@@ -36,6 +36,11 @@ class Tally:
         if not trajectory.outcome.valid:
             self.failed.append(trajectory)
 
+    def spoilt(self, before: Group, after: Group) -> None:
+        """A reward of siblings together failed: so did those that had ended well."""
+        pairs = zip(before.trajectories, after.trajectories, strict=True)
+        self.failed += [late for early, late in pairs if early.outcome.valid and not late.outcome.valid]
+
     def judged(self, group: Group, reason: str | None, num_wanted: int, control: ControlConfig) -> None:
         """A group was kept, or dropped for a reason.
 

@@ -1,0 +1,120 @@
+"""A user's function as the reward of siblings together: `fn(trajectories, **options) -> list`, one score for each of them.
+
+A plain function runs in a killable worker, a coroutine function in the event loop, as for single trajectories (`whet.reward.function`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from whet.config import Config, Reference, resolve, resolve_callable
+from whet.config.hook import is_async
+from whet.reward.base import GroupReward, RewardError, call_name, read_score
+from whet.reward.function import awaited
+from whet.reward.pool import WorkerPool
+from whet.reward.wire import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
+from whet.types import JSON, Rewards, Trajectory
+
+SCORE_GROUP = "whet.reward.group:score"
+
+
+class GroupRewardConfig(Config):
+    """A reward that scores the siblings of a task together."""
+
+    name: Reference
+    """Import reference to a function `(trajectories, **options) -> list`: one score for each of those that ended well
+    (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+def group_reward(config: GroupRewardConfig, pool: WorkerPool, timeout_s: float) -> GroupReward:
+    """The reward that a table names. Takes over the pool.
+
+    Raises:
+        ValueError: it is no function that takes (trajectories, **options).
+    """
+    function = resolve_callable(config.name, kind="reward.group", given=["trajectories"], options=config.options)
+    return AsyncGroupFunction(config, timeout_s) if is_async(function) else SyncGroupFunction(config, pool)
+
+
+class SyncGroupFunction:
+    """A plain function, called in a worker under the pool's deadline."""
+
+    def __init__(self, config: GroupRewardConfig, pool: WorkerPool) -> None:
+        self._config, self._pool = config, pool
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
+        what = _what(self._config, trajectories)
+        arguments = {
+            "reference": self._config.name,
+            "options": self._config.options,
+            "trajectories": [trajectory_to_json(trajectory, nuclei=False) for trajectory in trajectories],
+        }
+        result = await self._pool.call(SCORE_GROUP, arguments, what)
+        if "invalid" in result:
+            raise RewardError(f"{what}: {result['invalid']}")
+        found = [rewards_from_json(each) for each in result["rewards"]]
+        return [_named(self._config, rewards, t) for rewards, t in zip(found, trajectories, strict=True)]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class AsyncGroupFunction:
+    """A coroutine function, awaited in the event loop and cancelled at its deadline."""
+
+    def __init__(self, config: GroupRewardConfig, timeout_s: float) -> None:
+        self._config, self._timeout_s = config, timeout_s
+        self._function = resolve(config.name, kind="reward.group")
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
+        what = _what(self._config, trajectories)
+        value = await awaited(self._function(list(trajectories), **self._config.options), self._timeout_s, what)
+        try:
+            found = read_scores(value, len(trajectories))
+        except ValueError as error:
+            raise RewardError(f"{what}: {error}") from None
+        return [_named(self._config, rewards, t) for rewards, t in zip(found, trajectories, strict=True)]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def score(reference: str, options: Mapping[str, Any], trajectories: JSON) -> JSON:
+    """The worker's side of `SyncGroupFunction`."""
+    value = resolve(reference, kind="reward.group")([trajectory_from_json(each) for each in trajectories], **options)
+    try:
+        return {"rewards": [rewards_to_json(each) for each in read_scores(value, len(trajectories))]}
+    except ValueError as error:
+        return {"invalid": str(error)}
+
+
+def read_scores(value: object, num: int) -> list[Rewards]:
+    """What a function of siblings returned, one score for each of `num`. Raises ValueError for anything else."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"it returned a {type(value).__name__}; return a list with one score for each trajectory")
+    if len(value) != num:
+        raise ValueError(f"it returned {len(value)} scores for {num} trajectories; return one for each, in their order")
+    found: list[Rewards] = []
+    for i, each in enumerate(value):
+        try:
+            found.append(read_score(each))
+        except ValueError as error:
+            raise ValueError(f"of trajectory {i}: {error}") from None
+    return found
+
+
+def _named(config: GroupRewardConfig, rewards: Rewards, trajectory: Trajectory) -> Rewards:
+    """With its parts beside those that the trajectory was scored with before; a number alone goes by the function's name."""
+    parts = rewards.components or {config.name.rpartition(":")[2]: rewards.total}
+    before = {} if trajectory.rewards is None else trajectory.rewards.components
+    return replace(rewards, components={**before, **parts})
+
+
+def _what(config: GroupRewardConfig, trajectories: Sequence[Trajectory]) -> str:
+    return call_name(f"of the group {config.name!r}", trajectories[0].task)
