@@ -19,7 +19,7 @@ from whet.model.causal import CausalModel, ModelConfig, pick_device
 
 def engine_model(config: ModelConfig, sizes: EmbeddedConfig) -> ModelConfig:
     """How an engine's own model is held: copies have theirs in the CPU's memory, whatever they compute on."""
-    return config if sizes.copies == 1 else config.model_copy(update={"device": "cpu"})
+    return config if sizes.num_processes == 1 else config.model_copy(update={"device": "cpu"})
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def engine_of(
         shares_weights: whether the model is the trainer's.
         deterministic: as for the engines.
     """
-    if sizes.copies == 1:
+    if sizes.num_processes == 1:
         yield EmbeddedEngine(
             model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode, grammars=grammars
         )
@@ -63,7 +63,7 @@ def engine_of(
 
 
 def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
-    """Where each copy computes.
+    """Where each process of the engine computes, those of the first copy first.
 
     Raises:
         ValueError: if a device is not there, or they are fewer than copies.
@@ -72,10 +72,11 @@ def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
         return [str(pick_device(name, "engine.embedded.copy_devices")) for name in sizes.copy_devices]
     device = pick_device(config.device)
     if device.type != "cuda":
-        return [device.type] * sizes.copies
-    if sizes.copies > torch.cuda.device_count():
+        return [device.type] * sizes.num_processes
+    if sizes.num_processes > torch.cuda.device_count():
+        wanted = f"copies is {sizes.copies}" + (f" of {sizes.tensor_parallel} (tensor_parallel)" if sizes.tensor_parallel > 1 else "")
         raise ValueError(
-            f"engine.embedded.copies is {sizes.copies}, but torch sees {torch.cuda.device_count()} CUDA devices; lower it, or name a "
+            f"engine.embedded.{wanted}, but torch sees {torch.cuda.device_count()} CUDA devices; lower it, or name a "
             "device for each in engine.embedded.copy_devices"
         )
-    return [f"cuda:{i}" for i in range(sizes.copies)]
+    return [f"cuda:{i}" for i in range(sizes.num_processes)]

@@ -14,7 +14,9 @@ DISPATCHED = "ep_dispatch_experts"
 """transformers' name of the rule for a module whose experts are spread over ranks."""
 
 
-def apply_plans(hf: PreTrainedModel, tensor: DeviceMesh, expert: DeviceMesh | None, *, split_head: bool) -> list[nn.Module]:
+def apply_plans(
+    hf: PreTrainedModel, tensor: DeviceMesh, expert: DeviceMesh | None, *, split_head: bool, key: str = "train.parallel"
+) -> list[nn.Module]:
     """Cut a model's layers over the ranks of `tensor`, and its experts over those of `expert`.
 
     Args:
@@ -22,6 +24,7 @@ def apply_plans(hf: PreTrainedModel, tensor: DeviceMesh, expert: DeviceMesh | No
         tensor: the ranks that compute the same tokens; of one rank: no layer is cut.
         expert: the ranks that experts are spread over. None: no expert is.
         split_head: whether each rank of `tensor` is to give logits of its own stretch of the vocabulary.
+        key: the setting that asks for it, for error messages.
 
     Returns:
         The modules of experts that are spread.
@@ -34,7 +37,7 @@ def apply_plans(hf: PreTrainedModel, tensor: DeviceMesh, expert: DeviceMesh | No
         from transformers.distributed.expert_parallel import apply_expert_parallelism
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     except ImportError as error:
-        raise ValueError("train.parallel: tensor and expert need transformers 5.23 or newer; upgrade it, or use shard alone") from error
+        raise ValueError(f"{key}: cutting layers or experts needs transformers 5.23 or newer; upgrade it, or do without") from error
     name, num_experts = type(hf).__name__, expert.size() if expert is not None else 1
     chosen = DistributedConfig(tp_size=tensor.size(), ep_size=num_experts, fsdp_size=max(num_experts // tensor.size(), 1))
     chosen.fsdp_size = 1  # how parameters are sharded is not its business: that rule would ask the model for a plan
@@ -44,14 +47,14 @@ def apply_plans(hf: PreTrainedModel, tensor: DeviceMesh, expert: DeviceMesh | No
     try:
         tensor_plan, expert_plan, _ = hf._resolve_parallel_plans(chosen)
     except ValueError as error:
-        raise ValueError(f"train.parallel: {name} has no plan for it: {error}") from error
+        raise ValueError(f"{key}: {name} has no plan for it: {error}") from error
     try:
         if tensor.size() > 1:
             apply_tensor_parallelism(hf, tensor, tensor_plan)
         if expert is not None:
             apply_expert_parallelism(hf, expert, tensor, expert_plan, ep_implementation="all_to_all")
     except ValueError as error:
-        raise ValueError(f"train.parallel: {name} cannot be cut so: {error}") from error
+        raise ValueError(f"{key}: {name} cannot be cut so: {error}") from error
     if tied:
         head, embedding = hf.get_output_embeddings(), hf.get_input_embeddings()
         assert isinstance(head, nn.Linear) and isinstance(embedding, nn.Embedding)

@@ -146,7 +146,9 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
         parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
         adapter = 0 if model.adapter is None else sum(p.nbytes for p in trained_weights(model).values())
-        own = weights - adapter if work.sampling.engine.has_own_weights else 0  # else the engine reads the trainer's own parameters
+        engine = work.sampling.engine
+        held = int(engine.has_own_weights) + (engine.copies if engine.tensor_parallel > 1 else 0)  # shared ones, and the parts of ranks
+        own = (weights - adapter) * held  # without any the engine reads the trainer's own parameters
         parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false and copies=1"))
         assert isinstance(model, CausalModel), "only a language model samples"
         parts += _engine_parts(model, work.sampling)

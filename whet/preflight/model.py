@@ -36,9 +36,10 @@ def check_device(scene: Scene) -> Iterator[Note]:
         yield fail("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
     else:
         yield ok(f"{device}, {config.dtype}")
-    if isinstance(scene.config, RunConfig) and scene.config.engine.embedded.copies > 1:
+    if isinstance(scene.config, RunConfig) and scene.config.engine.embedded.num_processes > 1:
         devices = copy_devices(scene.config.engine.embedded, config)
-        yield ok(f"engine.embedded.copies: {len(devices)}, on {', '.join(devices)}")
+        split = f" of {scene.config.engine.embedded.tensor_parallel}" if scene.config.engine.embedded.tensor_parallel > 1 else ""
+        yield ok(f"engine.embedded.copies: {scene.config.engine.embedded.copies}{split}, on {', '.join(devices)}")
 
 
 def check_model(scene: Scene) -> Iterator[Note]:

@@ -143,7 +143,8 @@ async def server_info(service: Service, value: JSON) -> Response:
         "num_waiting_reqs": service.gate.num_waiting,
         "is_paused": service.control.paused,
     }
-    sizes = dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), 1)
+    embedded = config.engine.embedded
+    sizes = {"tp_size": embedded.tensor_parallel, "dp_size": embedded.copies, "pp_size": 1, "ep_size": 1, "nnodes": 1}
     return JSONResponse(
         {
             "model_path": config.model.path,

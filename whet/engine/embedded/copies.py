@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import os
-import socket
-import subprocess
-import sys
-import threading
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,127 +15,16 @@ import torch
 from torch import Tensor
 
 from whet.engine.base import Capabilities, EngineFailed
-from whet.engine.embedded.engine import EmbeddedConfig, copy_weights
+from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.processes import CopyProcess
+from whet.engine.embedded.ranks import check_split
 from whet.engine.embedded.runner import CLOSED
+from whet.engine.embedded.weights import copy_weights
 from whet.engine.embedded.worker import Setup
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.model.shared import share
 from whet.types import Chunk, Receipt, Request, Scored
-
-START_TIMEOUT_S = 300.0
-"""For a copy to import torch, attach to the weights and, where it computes on a device of its own, to move them there."""
-CLOSE_TIMEOUT_S = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """Who waits for a copy's answers: its queue, and the event loop that the queue is of."""
-
-    loop: asyncio.AbstractEventLoop
-    answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue[Any])
-
-    def put(self, answer: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-            self.loop.call_soon_threadsafe(self.answers.put_nowait, answer)
-
-
-class _Process:
-    """One copy: its process, and a thread that hands its answers to whoever waits for them."""
-
-    def __init__(self, name: str, setup: Setup) -> None:
-        self.name = name
-        self.requests: dict[str, _Waiting] = {}
-        self.conversations: set[str] = set()
-        self._calls: dict[int, _Waiting] = {}
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._failure: str | None = None
-        mine, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
-        with theirs:
-            arguments = [sys.executable, "-m", "whet.engine.embedded.worker", str(theirs.fileno())]
-            self._child = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=2)
-        self._connection = Connection(mine.detach())
-        self.send(setup)
-
-    def ready(self) -> Capabilities:
-        """Wait until it can serve. Raises EngineFailed if it cannot."""
-        if not self._connection.poll(START_TIMEOUT_S):
-            self._child.kill()
-        try:
-            _, capabilities = self._connection.recv()
-        except (EOFError, OSError):
-            raise EngineFailed(f"{self.name} did not start ({self._exit()}); what it said is above") from None
-        threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
-        return capabilities
-
-    @property
-    def load(self) -> int:
-        return len(self.conversations) + len(self.requests)
-
-    def send(self, message: object) -> None:
-        try:
-            with self._lock:
-                self._connection.send(message)
-        except OSError:
-            raise EngineFailed(self._failure or f"{self.name} is gone") from None
-
-    def wait(self, request_id: str) -> _Waiting:
-        """Take note of a request whose chunks are waited for."""
-        waiting = self.requests[request_id] = _Waiting(asyncio.get_running_loop())
-        return waiting
-
-    async def call(self, method: str, *arguments: object) -> Any:
-        """Call a method over there."""
-        number = next(self._numbers)
-        waiting = self._calls[number] = _Waiting(asyncio.get_running_loop())
-        try:
-            self.send(("call", number, method, arguments))
-            answer = await waiting.answers.get()
-        finally:
-            del self._calls[number]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def end(self) -> None:
-        """Have it end by itself, or else kill it. Whoever still waits is told."""
-        self._failure = self._failure or f"{self.name}: {CLOSED}"
-        with contextlib.suppress(EngineFailed):
-            self.send(("close",))
-        try:
-            self._child.wait(CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._tell_everybody()
-        self._connection.close()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self._hand_over(self._connection.recv())
-        except (EOFError, OSError, TypeError):  # TypeError: the connection was closed meanwhile
-            self._failure = self._failure or f"{self.name} died ({self._exit()}); what it said last is in the run's output"
-            self._tell_everybody()
-
-    def _hand_over(self, message: tuple[str, Any, Any]) -> None:
-        kind, key, value = message
-        waiting = (self._calls if kind in ("returned", "raised") else self.requests).get(key)
-        if waiting is not None:
-            waiting.put(value)
-
-    def _tell_everybody(self) -> None:
-        for waiting in [*self._calls.values(), *self.requests.values()]:
-            waiting.put(EngineFailed(self._failure))
-
-    def _exit(self) -> str:
-        try:
-            code = self._child.wait(CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection and goes on"
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
 class EngineCopies:
@@ -149,13 +33,14 @@ class EngineCopies:
     Args:
         model: its tensors are moved into memory that the copies share, so it must be nobody else's. In the CPU's memory.
         config: sizes of each copy, and how many there are.
-        devices: where each copy computes.
+        devices: where each copy computes, or each rank of the first, then of the next.
         deterministic: as for the embedded engine; which conversation is whose goes by the order in which they were opened.
         tokenizer: folder of a tokenizer to find stop texts with.
         trust_remote_code: whether code that comes with the tokenizer may run.
 
     Raises:
         EngineFailed: if a copy does not start.
+        ValueError: if the model cannot be cut over the ranks of a copy.
     """
 
     def __init__(
@@ -168,14 +53,19 @@ class EngineCopies:
         tokenizer: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        ranks = config.tensor_parallel
+        if ranks > 1:
+            check_split(model, ranks)
         self._model = model
         threads = max(1, torch.get_num_threads() // len(devices))
         shared = share(model)
-        self._copies: list[_Process] = []
+        self._copies: list[CopyProcess] = []
+        self._meeting = Path(tempfile.mkdtemp(prefix="whet-ranks-"))
         try:
-            for i, device in enumerate(devices):
-                setup = Setup(shared, config, device, deterministic, threads, tokenizer, trust_remote_code)
-                self._copies.append(_Process(f"engine copy {i}", setup))
+            setup = Setup(shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code)
+            for i in range(len(devices) // ranks):
+                mine = devices[i * ranks : (i + 1) * ranks]
+                self._copies.append(CopyProcess(f"engine copy {i}", setup, mine, self._meeting / str(i)))
             first, *_ = [found.ready() for found in self._copies]
         except BaseException:
             self.end()
@@ -279,8 +169,9 @@ class EngineCopies:
         copies, self._copies = self._copies, []
         for found in copies:
             found.end()
+        shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def _home_of(self, conversation: str) -> _Process:
+    def _home_of(self, conversation: str) -> CopyProcess:
         for found in self._copies:
             if conversation in found.conversations:
                 return found

@@ -16,9 +16,10 @@ from whet.engine.base import EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
 from whet.engine.embedded.compiled import NotCompiled
 from whet.engine.embedded.grammar import Grammars
-from whet.engine.embedded.logits import Raw, Top, adjusted, most_likely, raw_of
+from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.native import NativeDecode, checked
 from whet.engine.embedded.paged import Planned, buckets, lay_out
+from whet.engine.embedded.ranks import Alone, Ranks
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -52,6 +53,7 @@ class EngineCore:
         decode: what finds stop texts; without it requests that have some are refused.
         grammars: what compiles grammars; likewise.
         compiled: decode in compiled code where the model allows it (`native`), else in torch.
+        ranks: the processes that compute its steps with it; none: it is alone.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EngineCore:
         decode: Decode | None = None,
         grammars: Grammars | None = None,
         compiled: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
@@ -79,8 +82,10 @@ class EngineCore:
         """Longest sequence, prompt and reply together."""
         self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
         self._decode, self._grammars = decode, grammars
+        self.ranks = ranks or Alone()
+        """Told of whatever is done to the core, before it is done."""
         self._arrivals = 0
-        self._may_compile = compiled
+        self._may_compile = compiled and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
@@ -125,6 +130,7 @@ class EngineCore:
 
     def add(self, request: Request) -> Sequence:
         """Queue a request that passed `check` and `check_sampling`."""
+        self.ranks.tell("add", request)
         sequence = Sequence(request, self._arrivals, list(request.tokens))
         if request.sampling.grammar is not None:
             assert self._grammars is not None, "a request with a grammar was let in without a tokenizer"
@@ -158,6 +164,7 @@ class EngineCore:
             ValueError: if the model gives logits that are not finite.
             StaleCache: if a sequence holds a block that older weights filled; nothing is sampled then.
         """
+        self.ranks.tell("step")
         planned = self.scheduler.plan()
         assert planned, "the engine has work but could not plan any of it"
         plan, hidden = self._forward(planned)
@@ -169,37 +176,39 @@ class EngineCore:
         ends = np.cumsum([new for _, new in plan]) - 1
         logits = self.model.logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
         sequences = [plan[i][0] for i in ready]
-        tokens, logprobs, kept = sample(
-            adjusted(logits, sequences), [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
-        )
-        drawn = zip(sequences, tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
-        return [self._append(*item) for item in drawn]
+        drawn = self.ranks.drawn(lambda: draw(logits, sequences))
+        return [self._append(*item) for item in zip(sequences, drawn, strict=True)]
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out; with the last one the rows for decoding give their memory back."""
+        self.ranks.tell("finish", sequence.arrival)
         self.scheduler.finish(sequence)
         if not self.scheduler.running:
             self.rows.clear()
 
     def drop_caches(self) -> None:
         """Forget every cached token; running sequences compute theirs again."""
+        self.ranks.tell("drop_caches")
         self.scheduler.drop_caches()
         self.rows.clear()
 
     def begin_version(self, version: int) -> None:
         """The weights are those of `version` now: forget what older ones cached; running sequences compute it again."""
+        self.ranks.tell("begin_version", version)
         self.drop_caches()
         self.scheduler.pool.begin_epoch()
         self.version = version
 
     def forget(self) -> None:
         """Drop the caches and give their memory back."""
+        self.ranks.tell("forget")
         self.drop_caches()
         self.store.clear()
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int = 0) -> Scored:
         """`Engine.score`: all but the last few tokens are prefilled, those go through decoding one token at a time."""
+        self.ranks.tell("score", tokens, temperature, top_logprobs)
         given = tokens[:-1]
         probe = Sequence(Request("score", given, SamplingParams(max_tokens=1)), 0, list(given))
         probe.blocks = self.scheduler.lend(len(given))
@@ -223,18 +232,18 @@ class EngineCore:
                 self.rows.clear()
         return Scored(tuple(logprobs), tuple(tops))
 
-    def _append(self, sequence: Sequence, token: int, logprob: float, kept: bytes, raw: Raw | None) -> Progressed:
-        sequence.tokens.append(token)
-        sequence.logprobs.append(logprob)
+    def _append(self, sequence: Sequence, drawn: Drawn) -> Progressed:
+        sequence.tokens.append(drawn.token)
+        sequence.logprobs.append(drawn.logprob)
         sequence.versions.append(self.version)
         if sequence.request.sampling.nucleus:
-            sequence.nucleus.append(kept)
-        if raw is not None:
-            sequence.raw_logprobs.append(raw.logprob)
-            sequence.top_logprobs.append(raw.top)
+            sequence.nucleus.append(drawn.nucleus)
+        if drawn.raw is not None:
+            sequence.raw_logprobs.append(drawn.raw.logprob)
+            sequence.top_logprobs.append(drawn.raw.top)
         failure = None
         if sequence.matching is not None:
-            sequence.matching.take(token)
+            sequence.matching.take(drawn.token)
             failure = sequence.matching.failure
         return Progressed(sequence, finish_of(sequence, self._decode), failure)
 
@@ -270,3 +279,12 @@ class EngineCore:
 def _tell(reason: str) -> None:
     """Once for each reason."""
     warnings.warn(f"the engine decodes with torch, not with its compiled step: {reason}", stacklevel=2)
+
+
+def draw(logits: Tensor, sequences: list[Sequence]) -> list[Drawn]:
+    """A token for each sequence from its row of logits [B, V]."""
+    tokens, logprobs, kept = sample(
+        adjusted(logits, sequences), [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
+    )
+    found = zip(tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
+    return [Drawn(*each) for each in found]

@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -16,9 +15,11 @@ from whet.config import Config
 from whet.engine.base import Capabilities, EngineFailed, EngineRefused
 from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.ranks import Ranks
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
 from whet.engine.embedded.stops import Decode
+from whet.engine.embedded.weights import copy_weights
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.types import Chunk, Finish, Receipt, Request, Scored
@@ -43,19 +44,28 @@ class EmbeddedConfig(Config):
     copies: int = Field(default=1, ge=1)
     """1: the engine runs in the trainer's process; more: so many run in processes of their own, each with the sizes above, and hold one
     copy of the weights between them, in shared memory."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Processes of each copy: the model's layers are cut over them by its own plan, the cache by its heads of keys and values; they
+    decode with torch. 1: a copy is one process."""
     copy_devices: list[str] = Field(default_factory=list)
-    """Where each copy computes (`cuda:1`; each then has weights of its own there). Empty: all on the CPU, or, where the model is on a GPU,
-    on one GPU after the other."""
+    """Where each copy computes (`cuda:1`; each then has weights of its own there), or each of its processes. Empty: all on the CPU, or,
+    where the model is on a GPU, on one GPU after the other."""
 
     @model_validator(mode="after")
     def _one_device_each(self) -> EmbeddedConfig:
-        if self.copy_devices and len(self.copy_devices) != self.copies:
-            raise ValueError(f"copy_devices names {len(self.copy_devices)} devices for {self.copies} copies; name one for each, or none")
+        if self.copy_devices and len(self.copy_devices) != self.num_processes:
+            wanted = f"{self.copies} copies" + (f" of {self.tensor_parallel} processes" if self.tensor_parallel > 1 else "")
+            raise ValueError(f"copy_devices names {len(self.copy_devices)} devices for {wanted}; name one for each, or none")
         return self
 
     @property
+    def num_processes(self) -> int:
+        """Of the engine; 1: it runs in the process that asks it."""
+        return self.copies * self.tensor_parallel
+
+    @property
     def has_own_weights(self) -> bool:
-        return self.own_weights or self.copies > 1
+        return self.own_weights or self.num_processes > 1
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +91,7 @@ class EmbeddedEngine:
             share a step does not depend on how long a tool took.
         decode: token ids to text, special tokens included, to find stop texts with. Without it requests that have some are refused.
         grammars: compiles the grammars of requests; likewise.
+        ranks: the processes that compute its steps with it.
     """
 
     def __init__(
@@ -93,6 +104,7 @@ class EmbeddedEngine:
         deterministic: bool,
         decode: Decode | None = None,
         grammars: Grammars | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.core = EngineCore(
             model,
@@ -103,6 +115,7 @@ class EmbeddedEngine:
             decode=decode,
             grammars=grammars,
             compiled=config.compiled,
+            ranks=ranks,
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
@@ -168,7 +181,7 @@ class EmbeddedEngine:
         if temperature <= 0:
             raise ValueError(f"scoring needs a temperature above 0, not {temperature}")
         self.core.check("score", tokens, 0)
-        return await self._runner.between_steps(lambda: self.core.score(tokens, temperature, top_logprobs))
+        return await self._runner.between_steps(lambda: self._score(tokens, temperature, top_logprobs))
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
@@ -189,7 +202,8 @@ class EmbeddedEngine:
         return self.core.has_work and not (self._paused or self._someone_is_away())
 
     def step(self) -> list[Progressed]:
-        return self.core.step()
+        with self.core.ranks.together():
+            return self.core.step()
 
     def landed(self, result: list[Progressed]) -> None:
         for item in result:
@@ -266,6 +280,10 @@ class EmbeddedEngine:
             return False
         return not self._open <= {call.request.conversation for call in self._calls.values()}
 
+    def _score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int) -> Scored:
+        with self.core.ranks.together():
+            return self.core.score(tokens, temperature, top_logprobs)
+
     def _take_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         if self._updated and version <= self.version:
             raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
@@ -273,9 +291,11 @@ class EmbeddedEngine:
         own = dict(self.core.model.named_weights())
         if not self._capabilities.shares_weights:
             copy_weights(own, wire)
+            self.core.ranks.tell("take")
         self.core.begin_version(version)
         self._updated = True
-        resident = digests_of(self.core.model.named_state())
+        with self.core.ranks.together():
+            resident = self.core.ranks.digests(self.core.model)
         shared = all(own.get(name) is tensor for name, tensor in wire)
         return Receipt(
             version=version,
@@ -284,20 +304,3 @@ class EmbeddedEngine:
             size_bytes=sum(t.nbytes for _, t in wire),
             num_stale_tokens=self.core.num_cached_tokens,
         )
-
-
-def copy_weights(own: dict[str, Tensor], wire: list[tuple[str, Tensor]]) -> None:
-    """Copy arrived weights into the engine's own, all or none.
-
-    Raises:
-        ValueError: naming the weights that are missing, unknown, or of another shape.
-    """
-    arrived = {name: tensor.shape for name, tensor in wire}
-    wrong = sorted(name for name in own.keys() | arrived if name not in own or own[name].shape != arrived.get(name))
-    if wrong:
-        raise ValueError(
-            f"weights that are missing, unknown or of another shape than the engine's ({len(wrong)}): {', '.join(wrong[:5])}"
-        )
-    with torch.no_grad():
-        for name, tensor in wire:
-            own[name].copy_(tensor)

@@ -24,6 +24,19 @@ class Raw:
     """As many as the request asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a sequence got in a step."""
+
+    token: int
+    logprob: float
+    """Under the distribution that it was drawn from."""
+    nucleus: bytes
+    """The token ids of that distribution, where the request asks for them."""
+    raw: Raw | None
+    """What the model alone would have said, likewise."""
+
+
 def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
     """The logits with each sequence's bias, then its penalties, without its stop tokens while it is too short to end and without what its
     grammar does not let follow.

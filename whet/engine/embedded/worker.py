@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +22,10 @@ from torch import nn
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
+from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, attach
 from whet.types import Receipt, Request
@@ -43,6 +47,8 @@ class Setup:
     tokenizer: Path | None
     """Folder of the tokenizer that finds stop texts and reads grammars."""
     trust_remote_code: bool
+    links: Links | None = None
+    """Where a rank of several finds the others."""
 
 
 class Copy:
@@ -56,8 +62,9 @@ class Copy:
     def __init__(self, connection: Connection, setup: Setup) -> None:
         self._connection = connection
         self._weights = attach(setup.model)
-        on_cpu = torch.device(setup.device) == torch.device("cpu")
-        model = self._weights if on_cpu else _beside(self._weights, setup.device)
+        shared = setup.links is None and torch.device(setup.device) == torch.device("cpu")
+        ranks = None if setup.links is None else setup.links.join(setup.device)
+        model = self._weights if shared else _beside(self._weights, setup)
         decode = grammars = None
         if setup.tokenizer is not None:
             tokenizer = load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)
@@ -67,10 +74,11 @@ class Copy:
             model,
             setup.config,
             ThreadPoolExecutor(1, "engine"),
-            shares_weights=on_cpu,
+            shares_weights=shared,
             deterministic=setup.deterministic,
             decode=decode,
             grammars=grammars,
+            ranks=ranks,
         )
         self._running: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -128,11 +136,45 @@ class Copy:
         return await self._engine.update(self._weights.named_weights(), version)
 
 
-def _beside(weights: CausalModel, device: str) -> CausalModel:
-    """A copy of a model on another device."""
+def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
+    """A copy of a model on another device, or this rank's part of it."""
+    if setup.links is not None:
+        model = attach(setup.model)
+        keep_part(model, setup.device)
+        return model
     model = copy.deepcopy(weights)
-    nn.Module.to(model.hf, torch.device(device))
+    nn.Module.to(model.hf, torch.device(setup.device))
     return model
+
+
+def follow(connection: Connection, setup: Setup, links: Links) -> None:
+    """Another rank than the first: do as that one does until it is gone."""
+    weights = attach(setup.model)
+    follower = links.join(setup.device)
+    assert isinstance(follower, Follower)
+    sizes = setup.config
+    core = EngineCore(
+        _beside(weights, setup),
+        cache_tokens=sizes.cache_tokens,
+        block_size=sizes.block_size,
+        max_running=sizes.max_running,
+        max_batch_tokens=sizes.max_batch_tokens,
+        ranks=follower,
+    )
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    try:
+        follower.follow(core, weights)
+    except RuntimeError:  # of an exchange with a rank that is gone, as far as torch tells it apart
+        traceback.print_exc()
+        os._exit(LOST)
+    os._exit(0)  # the process group would wait for the others
+
+
+def _end_with(connection: Connection) -> None:
+    """The trainer's process says nothing to it: when it is heard of, it is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv()
+    os._exit(0)
 
 
 def _portable(error: Exception) -> Exception:
@@ -151,7 +193,11 @@ def main(descriptor: int) -> None:
     if setup.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(setup.deterministic)
+    if setup.links is not None and setup.links.rank:
+        follow(connection, setup, setup.links)
     asyncio.run(Copy(connection, setup).serve())
+    if setup.links is not None:
+        os._exit(0)  # the process group would wait for the others
 
 
 if __name__ == "__main__":

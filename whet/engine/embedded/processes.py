@@ -1,0 +1,188 @@
+"""A copy of the engine as the trainer's process sees it: one process, or several ranks of which the first answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from whet.engine.base import Capabilities, EngineFailed
+from whet.engine.embedded.ranks import LOST, Links
+from whet.engine.embedded.runner import CLOSED
+from whet.engine.embedded.worker import Setup
+
+START_TIMEOUT_S = 300.0
+"""For a copy to import torch, attach to the weights and, where it computes on a device of its own, to move them there."""
+CLOSE_TIMEOUT_S = 10.0
+ENDED_TIMEOUT_S = 3.0
+"""For the ranks of a copy to end once one of them has: only then it shows which was the first."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Who waits for a copy's answers: its queue, and the event loop that the queue is of."""
+
+    loop: asyncio.AbstractEventLoop
+    answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue[Any])
+
+    def put(self, answer: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self.loop.call_soon_threadsafe(self.answers.put_nowait, answer)
+
+
+class CopyProcess:
+    """One copy: its processes, and threads that hand its answers to whoever waits for them and notice when one dies.
+
+    Args:
+        name: in errors.
+        setup: of its first rank.
+        devices: of all of its ranks.
+        store: a file for the ranks to meet in.
+    """
+
+    def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path) -> None:
+        self.name = name
+        self.requests: dict[str, Waiting] = {}
+        self.conversations: set[str] = set()
+        self._calls: dict[int, Waiting] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._failure: str | None = None
+        pipes = [socket.socketpair() for _ in devices[1:]]
+        ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
+            links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
+            self._start(replace(setup, device=device, links=links), mine)
+        for end in itertools.chain.from_iterable(pipes):
+            end.close()
+        for connection in self._connections[1:]:
+            threading.Thread(target=self._watch, args=(connection,), name=f"whet {name}", daemon=True).start()
+
+    def ready(self) -> Capabilities:
+        """Wait until it can serve. Raises EngineFailed if it cannot."""
+        if not self._connections[0].poll(START_TIMEOUT_S):
+            self._kill()
+        try:
+            _, capabilities = self._connections[0].recv()
+        except (EOFError, OSError):
+            raise EngineFailed(f"{self._culprit('did not start')}; what it said is above") from None
+        threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
+        return capabilities
+
+    @property
+    def load(self) -> int:
+        return len(self.conversations) + len(self.requests)
+
+    def send(self, message: object) -> None:
+        try:
+            with self._lock:
+                self._connections[0].send(message)
+        except OSError:
+            raise EngineFailed(self._failure or f"{self.name} is gone") from None
+
+    def wait(self, request_id: str) -> Waiting:
+        """Take note of a request whose chunks are waited for."""
+        waiting = self.requests[request_id] = Waiting(asyncio.get_running_loop())
+        return waiting
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Call a method over there."""
+        number = next(self._numbers)
+        waiting = self._calls[number] = Waiting(asyncio.get_running_loop())
+        try:
+            self.send(("call", number, method, arguments))
+            answer = await waiting.answers.get()
+        finally:
+            del self._calls[number]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """Have it end by itself, or else kill it. Whoever still waits is told."""
+        self._failure = self._failure or f"{self.name}: {CLOSED}"
+        if self._connections:
+            with contextlib.suppress(EngineFailed):
+                self.send(("close",))
+        for child in self._children:
+            try:
+                child.wait(CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._tell_everybody()
+        for connection in self._connections:
+            connection.close()
+
+    def _start(self, setup: Setup, pipes: Sequence[socket.socket]) -> None:
+        mine, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
+        if sys.platform == "linux":  # ranks of one machine need no other way to each other
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        given = [theirs.fileno(), *(pipe.fileno() for pipe in pipes)]
+        with theirs:
+            arguments = [sys.executable, "-m", "whet.engine.embedded.worker", str(theirs.fileno())]
+            child = subprocess.Popen(arguments, pass_fds=given, env=environment, stdin=subprocess.DEVNULL, stdout=2)
+        self._children.append(child)
+        self._connections.append(Connection(mine.detach()))
+        self._connections[-1].send(setup)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._hand_over(self._connections[0].recv())
+        except (EOFError, OSError, TypeError):  # TypeError: the connection was closed meanwhile
+            self._failure = self._failure or f"{self._culprit('died')}; what it said last is in the run's output"
+            self._kill()
+            self._tell_everybody()
+
+    def _watch(self, connection: Connection) -> None:
+        """See another rank than the first end; the first cannot go on without it."""
+        with contextlib.suppress(EOFError, OSError, TypeError):
+            connection.recv()
+        if self._failure is None:
+            self._kill(first_only=True)
+
+    def _hand_over(self, message: tuple[str, Any, Any]) -> None:
+        kind, key, value = message
+        waiting = (self._calls if kind in ("returned", "raised") else self.requests).get(key)
+        if waiting is not None:
+            waiting.put(value)
+
+    def _tell_everybody(self) -> None:
+        for waiting in [*self._calls.values(), *self.requests.values()]:
+            waiting.put(EngineFailed(self._failure))
+
+    def _kill(self, *, first_only: bool = False) -> None:
+        for child in self._children[: 1 if first_only else None]:
+            child.kill()
+
+    def _culprit(self, what: str) -> str:
+        """Which of its processes ended first and how, in words: those that end because of another one say so by their status."""
+        codes = [_exit_code(child, ENDED_TIMEOUT_S if len(self._children) > 1 else CLOSE_TIMEOUT_S) for child in self._children]
+        others = [rank for rank, code in enumerate(codes) if rank and code not in (0, LOST, None)]
+        rank = others[0] if others else 0
+        code = codes[rank]
+        called = self.name if len(codes) == 1 else f"{self.name}, rank {rank}"
+        if code is None:
+            return f"{called} {what} (it closed its connection and goes on)"
+        return f"{called} {what} ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
+
+
+def _exit_code(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,244 @@
+"""One engine over several processes: each holds its part of every layer, the first plans and samples, the others follow step by step.
+
+The first rank tells the others what it does to its core before it does it, in a few bytes over a pipe, so that all of them plan the same
+steps. Layers exchange activations as the model's own plan says; what is drawn is drawn by the first alone. A rank that loses another, or
+that is told something else than it expects, ends: nothing is computed by ranks that are out of step.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from whet.engine.base import StaleCache
+from whet.engine.embedded.logits import Drawn
+from whet.engine.embedded.scheduler import Sequence as Running
+from whet.engine.embedded.weights import copy_weights
+from whet.model.causal import CausalModel
+from whet.model.digest import digests_of
+from whet.model.parallel_plan import apply_plans
+from whet.model.shards import whole
+from whet.types import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from whet.engine.embedded.core import EngineCore
+
+KEY = "engine.embedded.tensor_parallel"
+TIMEOUT_S = 300.0
+"""For an exchange between ranks. One that dies is noticed at once."""
+LOST = 3
+"""The exit status of a rank that ends because another one did."""
+
+
+class Ranks(Protocol):
+    """Those that compute every step of a core together, as the core sees them."""
+
+    def tell(self, what: str, *arguments: object) -> None:
+        """Have the others do to their cores what is now done to this one: a method's name and what it is given."""
+        ...
+
+    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
+        """What a step draws: found by the first, told the others."""
+        ...
+
+    def digests(self, model: CausalModel) -> dict[str, str]:
+        """Of each whole tensor that the model holds, put together from its parts; of one that a rank holds otherwise, that rank's."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is computed inside is computed by all; one that cannot go on ends, so that no other waits for it or computes without it.
+
+        What is wrong with a request or with numbers is raised, since it is found where all have computed the same.
+        """
+        ...
+
+
+class Alone:
+    """One process."""
+
+    def tell(self, what: str, *arguments: object) -> None:
+        pass
+
+    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
+        return draw()
+
+    def digests(self, model: CausalModel) -> dict[str, str]:
+        return digests_of(model.named_state())
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Leader:
+    """The first rank's side.
+
+    Args:
+        followers: a pipe to each of the others, in their order.
+    """
+
+    def __init__(self, followers: Sequence[Connection]) -> None:
+        self._followers = followers
+
+    def tell(self, what: str, *arguments: object) -> None:
+        if what == "add":
+            arguments = (_bare(*arguments),)  # pyright: ignore[reportArgumentType]
+        for follower in self._followers:
+            follower.send((what, arguments))
+
+    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
+        try:
+            found = draw()
+        except Exception:
+            self.tell("drawn", None)
+            raise
+        self.tell("drawn", [each.token for each in found])
+        return found
+
+    def digests(self, model: CausalModel) -> dict[str, str]:
+        self.tell("digests")
+        held = digests_of((name, whole(tensor)) for name, tensor in model.named_state())
+        for follower in self._followers:
+            held |= {name: digest for name, digest in follower.recv().items() if digest != held[name]}
+        return held
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, StaleCache):
+            raise
+        except Exception:
+            traceback.print_exc()
+            os._exit(LOST)
+
+
+class NothingDrawn(Exception):
+    """The first rank could not draw in a step that was computed."""
+
+
+class Follower:
+    """Another rank's side.
+
+    Args:
+        leader: a pipe to the first.
+    """
+
+    def __init__(self, leader: Connection) -> None:
+        self._leader = leader
+
+    def tell(self, what: str, *arguments: object) -> None:
+        pass
+
+    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
+        what, (tokens,) = self._leader.recv()
+        assert what == "drawn", f"the ranks of an engine are out of step: the first says {what} where something was to be drawn"
+        if tokens is None:
+            raise NothingDrawn
+        return [Drawn(token, 0.0, b"", None) for token in tokens]
+
+    def digests(self, model: CausalModel) -> dict[str, str]:
+        mine = digests_of((name, tensor) for name, tensor in model.named_state() if not isinstance(tensor, DTensor))
+        for _, tensor in model.named_state():
+            whole(tensor)  # all ranks put each together
+        self._leader.send(mine)
+        return mine
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def follow(self, core: EngineCore, weights: CausalModel) -> None:
+        """Do as told until the first rank is gone.
+
+        Args:
+            core: of this rank.
+            weights: where new weights are put, whole, before they are to be taken over.
+        """
+        sequences: dict[int, Running] = {}
+        while True:
+            try:
+                what, arguments = self._leader.recv()
+            except (EOFError, OSError):
+                return
+            self._do(core, weights, sequences, what, arguments)
+
+    def _do(self, core: EngineCore, weights: CausalModel, sequences: dict[int, Running], what: str, arguments: tuple[Any, ...]) -> None:
+        match what, arguments:
+            case "add", (request,):
+                added = core.add(request)
+                sequences[added.arrival] = added
+            case "finish", (arrival,):
+                core.finish(sequences.pop(arrival))
+            case "take", ():
+                copy_weights(dict(core.model.named_weights()), list(weights.named_weights()))
+            case "digests", ():
+                self.digests(core.model)
+            case ("step" | "score" | "drop_caches" | "begin_version" | "forget"), _:
+                with suppress(StaleCache, NothingDrawn):  # so it is with the first, which says what is next
+                    getattr(core, what)(*arguments)
+            case _:
+                raise AssertionError(f"a rank of an engine was told {what!r}")
+
+
+def _bare(request: Request) -> Request:
+    """What the others need of a request: they draw nothing."""
+    return replace(request, sampling=SamplingParams(request.sampling.max_tokens), conversation="")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where a rank finds the others."""
+
+    store: Path
+    """A file that they meet in."""
+    num: int
+    rank: int
+    pipes: tuple[int, ...]
+    """Descriptors: of the first rank, its pipes to the others; of another one, its pipe to the first."""
+
+    def join(self, device: str) -> Ranks:
+        """Wait for all ranks."""
+        if torch.device(device).type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+        timeout = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group(backend, init_method=f"file://{self.store}", rank=self.rank, world_size=self.num, timeout=timeout)
+        pipes = [Connection(pipe) for pipe in self.pipes]
+        return Leader(pipes) if self.rank == 0 else Follower(pipes[0])
+
+
+def check_split(model: CausalModel, num: int) -> None:
+    """Raises:
+    ValueError: if a model's layers cannot be cut over so many ranks; the text names it and says why.
+    """
+    text, name = model.config.get_text_config(), type(model.hf).__name__
+    if not text.base_model_tp_plan:
+        raise ValueError(f"{KEY}: transformers has no plan to cut {name} by; set it to 1")
+    if text.num_attention_heads % num or text.num_key_value_heads % num:
+        raise ValueError(
+            f"{KEY} is {num}, but {name} has {text.num_attention_heads} heads and {text.num_key_value_heads} of keys and values, which "
+            f"{num} ranks cannot share; lower it to a divisor of both"
+        )
+
+
+def keep_part(model: CausalModel, device: str) -> None:
+    """Cut a model over the ranks that joined, in place: of each layer this one keeps its part, in memory of its own, on its device."""
+    mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),), mesh_dim_names=("tensor",))
+    apply_plans(model.hf, mesh, None, split_head=False, key=KEY)
+    for module in model.hf.modules():
+        for tensor in module.parameters(recurse=False):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(device, copy=True)
+        for name, tensor in module.named_buffers(recurse=False):
+            module._buffers[name] = tensor.to(device, copy=True)
