@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -164,6 +166,21 @@ class World:
         wanted = Wanted(self.groups, self.samples, self.baseline)
         return Rollouts(self.source, self.player, self.control, wanted, self.num_rollouts, 7, [self._judge], self.order)
 
+    def snapshot(self) -> Any:
+        """What a checkpoint of this moment holds, as JSON, and the ledger's own part."""
+        ledger = copy.deepcopy((self.progress, self.learned, self.dropped))
+        return json.dumps([self.rollouts.state(), self.source.state()]), ledger
+
+    def restart(self, snapshot: Any) -> None:
+        """Go on from there in new rollouts over a new source. Whatever the old ones had under way has ended."""
+        (state, source), ledger = json.loads(snapshot[0]), copy.deepcopy(snapshot[1])
+        self.source = Endless()
+        self.source.restore(source)
+        self.progress, self.learned, self.dropped = ledger
+        self.rollouts = self.new()
+        self.rollouts.restore(state)
+        self.check()
+
     def _judge(self, group: Group) -> str | None:
         self.check()
         reason = self.keep(group)
@@ -191,11 +208,12 @@ class World:
             self.check()
 
     def learn(self, taken: Taken) -> None:
-        """An update, and a new version in the engine."""
+        """An update; a scripted engine has the new version then, a real one was given it before."""
         self.learned += [group.task.id for group in taken.groups]
         self.progress.rollout_id += 1
         self.progress.version += 1
-        self.engine.version = self.progress.version
+        if isinstance(self.engine, WordEngine):
+            self.engine.version = self.progress.version
         self.rollouts.learned()
         self.check()
 

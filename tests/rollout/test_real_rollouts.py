@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from scripted import RENDERER, STOP, run
+from scripted import RENDERER, run
+from tiny_engine import STOPS, TURNS
 from transformers import Qwen3Config
 
 from whet.core.batch import batch_of
-from whet.data.parsers import Malformed, Parsed
-from whet.data.template import Renderer
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.env.calculator import calculator
@@ -24,22 +23,7 @@ from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, random_causal
 from whet.rollout.player import Player
 from whet.rollout.samples import samples_of_groups
-from whet.types import UNSAMPLED, Message, Origin, Outcome, Rewards, SamplingParams, Task, ToolCall
-
-EVERY = 6
-"""One token in so many ends a turn: a random model's turns are short, and conversations have several."""
-STOPS = (STOP, *range(EVERY, len(RENDERER.tokenizer), EVERY))
-
-
-def parse_by_length(text: str) -> Parsed:
-    """A random model writes no calls, so its texts stand for some: good ones, wrong ones, malformed ones, and none."""
-    kind = len(text) % 4
-    if kind == 0:
-        return Parsed(Message("assistant", text))
-    if kind == 1:
-        return Parsed(Message("assistant", text), (Malformed("no call", 0),))
-    call = ToolCall("calculator", {"expression": "12*3" if kind == 2 else "12**3"}, "call_0")
-    return Parsed(Message("assistant", text, (call,)))
+from whet.types import UNSAMPLED, Message, Origin, Outcome, Rewards, SamplingParams, Task
 
 
 async def reward(trajectory):
@@ -90,7 +74,7 @@ def collect(model, seed, *, deterministic=True, version=0, timeout_s=None):
             params = SamplingParams(64, stop_token_ids=STOPS)
             tools = [Tool(calculator)]
             player = Player(
-                spy, Renderer(RENDERER.tokenizer, parse_by_length), lambda: ToolEnv(tools), reward, params, Limits(4, 400, 24), timeout_s
+                spy, TURNS, lambda: ToolEnv(tools), reward, params, Limits(4, 400, 24), timeout_s
             )
             tasks = [Task(f"t/{n}", (Message("user", f"{n}*3?"),), str(n)) for n in range(5)]
             try:
