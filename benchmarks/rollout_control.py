@@ -4,8 +4,9 @@
     python benchmarks/rollout_control.py time                 # seconds per rollout and idle shares, in alternating rounds
     python benchmarks/rollout_control.py slow                 # the same with a tenth of the tool calls sleeping 2 s, beside those without
 
-Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on. Figures
-go to benchmarks/results/rollout_control.json. The load average is told: other work on the machine moves every second of `time` and `slow`.
+Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on, and several
+of it can run side by side, each with seeds of its own. Figures go to benchmarks/results/rollout_control.json. The load average is told: other
+work on the machine moves every second of `time` and `slow`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "staleness 1": {"control": {"max_staleness": 1}, "algo": CORRECTED},
     "staleness 4": {"control": {"max_staleness": 4}, "algo": CORRECTED},
 }
+LEARNED = ["dynamic sampling", "partial rollouts", "staleness 1", "staleness 4", "synchronous"]
 SLEEPY = f"{Path(__file__).parent / 'sleepy_tools.py'}:calculator"
 
 
@@ -72,31 +74,34 @@ def lines_of(config: RunConfig) -> list[dict[str, float]]:
 
 
 def learn(seeds: list[int], found: dict[str, Any]) -> None:
-    rows = found.setdefault("learn", [])
     for seed in seeds:
         config, model = warmed(seed, NUM_HELD_OUT)
-        for variant in VARIANTS:
-            if any((row["seed"], row["variant"]) == (seed, variant) for row in rows):
-                continue
-            run = settings(config, model, f"rl {variant}", variant, "calculator", evaluated=True)
-            values = train(run)
-            steps = lines_of(run)
-            kept, dropped = (sum(step[key] for step in steps) for key in ("rollout/tokens", "rollout/dropped_tokens"))
-            row = {
-                "seed": seed,
-                "variant": variant,
-                "accuracy": values["eval/held_out/reward/total"],
-                "problems": NUM_HELD_OUT,
-                "tokens_trained": kept,
-                "tokens_dropped": dropped,
-                "tokens_masked": sum(step["staleness/masked_tokens"] for step in steps),
-                "mean_age": sum(step.get("staleness/mean", 0.0) for step in steps) / len(steps),
-                "rollouts": len(steps),
-                "machine": machine(),
-            }
-            rows.append(row)
-            write(found)
-            print(json.dumps(row), flush=True)
+        for variant in LEARNED:
+            kept = FOLDER / f"seed{seed}" / f"learned {variant}.json"
+            if not kept.exists():
+                row = learned(config, model, variant)
+                kept.write_text(json.dumps(row, indent=1) + "\n")
+                print(json.dumps(row), flush=True)
+    found["learn"] = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("seed*/learned *.json"))]
+
+
+def learned(config: QuickstartConfig, model: Path, variant: str) -> dict[str, Any]:
+    """What a whole run came to."""
+    run = settings(config, model, f"rl {variant}", variant, "calculator", evaluated=True)
+    values = train(run)
+    steps = lines_of(run)
+    return {
+        "seed": config.seed,
+        "variant": variant,
+        "accuracy": values["eval/held_out/reward/total"],
+        "problems": NUM_HELD_OUT,
+        "rollouts": len(steps),
+        "tokens_trained_on": sum(step["rollout/tokens"] - step["staleness/masked_tokens"] for step in steps),
+        "tokens_masked": sum(step["staleness/masked_tokens"] for step in steps),
+        "tokens_dropped": sum(step["rollout/dropped_tokens"] for step in steps),
+        "mean_age": sum(step.get("staleness/mean", 0.0) for step in steps) / len(steps),
+        "machine": machine(),
+    }
 
 
 def timed(variant: str, tool: str) -> dict[str, float]:
