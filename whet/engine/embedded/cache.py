@@ -120,6 +120,8 @@ class KVStore:
         self.block_size = block_size
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._scratch: list[Tensor | None] = [None, None]
+        self.num_cleared = 0
+        """Times that its tensors were given up."""
 
     def pools(self, num_layers: int, kv_heads: int, dim: int) -> list[tuple[Tensor, Tensor]]:
         """The tensors of every layer of a model in float32 on the CPU."""
@@ -149,6 +151,15 @@ class KVStore:
         )
         return keys, values
 
+    def gathered(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in new tensors, which the next read leaves alone."""
+        num, width = blocks.shape
+        flat = blocks.flatten()
+        keys, values = (
+            pool.index_select(0, flat).view(num, width * self.block_size, *pool.shape[2:]).transpose(1, 2) for pool in self._layers[layer]
+        )
+        return keys, values
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in every layer (copy on write)."""
         for pair in self._layers.values():
@@ -162,6 +173,7 @@ class KVStore:
     def clear(self) -> None:
         """Give the memory back."""
         self._layers.clear()
+        self.num_cleared += 1
         self._scratch = [None, None]
 
     def _make(self, layer: int, k: Tensor, v: Tensor) -> None:

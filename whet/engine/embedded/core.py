@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +24,7 @@ from whet.engine.embedded.ranks import Alone, Ranks
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
+from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel
 from whet.types import Finish, Grammar, Request, SamplingParams, Scored
@@ -53,6 +55,7 @@ class EngineCore:
         decode: what finds stop texts; without it requests that have some are refused.
         grammars: what compiles grammars; likewise.
         compiled: decode in compiled code where the model allows it (`native`), else in torch.
+        static_decode: decode in steps of fixed shapes instead (`static`).
         ranks: the processes that compute its steps with it; none: it is alone.
     """
 
@@ -67,6 +70,7 @@ class EngineCore:
         decode: Decode | None = None,
         grammars: Grammars | None = None,
         compiled: bool = True,
+        static_decode: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
@@ -87,6 +91,7 @@ class EngineCore:
         self._arrivals = 0
         self._may_compile = compiled and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
+        self._static = StaticDecode(model, self.store) if static_decode else None
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
         """Refuse what could never run.
@@ -197,6 +202,8 @@ class EngineCore:
         self.ranks.tell("begin_version", version)
         self.drop_caches()
         self.scheduler.pool.begin_epoch()
+        if self._static is not None:
+            self._static.begin_version()
         self.version = version
 
     def forget(self) -> None:
@@ -251,18 +258,25 @@ class EngineCore:
         """The plan in the order in which it is computed, and the hidden states of its tokens. [T, H]"""
         self.scheduler.pool.check_fresh(block for sequence, _ in plan for block in sequence.blocks)
         self.num_computed += sum(new for _, new in plan)
-        native = self._compiled_step()
-        single = [] if native is None else [item for item in plan if item[1] == 1]
-        rest = plan if native is None else [item for item in plan if item[1] > 1]
+        decode = self._decode_step()
+        single = [] if decode is None else [item for item in plan if item[1] == 1]
+        rest = plan if decode is None else [item for item in plan if item[1] > 1]
         outs: list[Tensor] = []
-        if native is not None and single:
-            outs.append(native.hidden([sequence for sequence, _ in single], self.store))
+        if decode is not None and single:
+            outs.append(decode([sequence for sequence, _ in single]))
         if rest:
             parts = buckets(rest, self.rows)
             rest = list(chain.from_iterable(part.planned for part in parts))
             step = lay_out(parts, self.store, self.model.device)
             outs.append(self.model.hidden(step.tokens, step.positions, step.attend))
         return [*single, *rest], outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _decode_step(self) -> Callable[[Seq[Sequence]], Tensor] | None:
+        """What computes decoding sequences by themselves; None: they are computed as all others."""
+        if self._static is not None:
+            return self._static.hidden
+        native = self._compiled_step()
+        return None if native is None else lambda sequences: native.hidden(sequences, self.store)
 
     def _compiled_step(self) -> NativeDecode | None:
         """What decodes in torch's place; made when it is first wanted: by then the model has its weights."""

@@ -39,6 +39,9 @@ class EmbeddedConfig(Config):
     compiled: bool = True
     """Decode on CPUs in code that is compiled when it is first needed (by the C compiler at hand, in about a second): Llama, Mistral,
     Qwen2 and Qwen3 in float32. Other models, and machines without a compiler, decode with torch, and a warning says why."""
+    static_decode: bool = False
+    """Decode in steps of fixed shapes, padded to powers of two. On CUDA each is captured as a graph and replayed; that was never run
+    on a GPU, so compare before you rely on it. On a CPU the same steps are computed, slower than others."""
     own_weights: bool = False
     """Keep a copy of the weights in memory of the engine's own, brought up to date at every version; false: read the trainer's."""
     copies: int = Field(default=1, ge=1)
@@ -56,6 +59,12 @@ class EmbeddedConfig(Config):
         if self.copy_devices and len(self.copy_devices) != self.num_processes:
             wanted = f"{self.copies} copies" + (f" of {self.tensor_parallel} processes" if self.tensor_parallel > 1 else "")
             raise ValueError(f"copy_devices names {len(self.copy_devices)} devices for {wanted}; name one for each, or none")
+        return self
+
+    @model_validator(mode="after")
+    def _static_alone(self) -> EmbeddedConfig:
+        if self.static_decode and self.tensor_parallel > 1:
+            raise ValueError(f"static_decode is for copies of one process, and tensor_parallel is {self.tensor_parallel}; set one of them")
         return self
 
     @property
@@ -115,6 +124,7 @@ class EmbeddedEngine:
             decode=decode,
             grammars=grammars,
             compiled=config.compiled,
+            static_decode=config.static_decode,
             ranks=ranks,
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)

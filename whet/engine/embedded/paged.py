@@ -61,12 +61,12 @@ class PagedAttend:
                 keys, values = rows.source.take(layer, self._store, k[part], v[part])
             else:
                 keys, values = self._store.read(layer, rows.source)
-            attend = _decode if rows.queries is None else _prefill
+            attend = decode_attention if rows.queries is None else _prefill
             outs.append(attend(q[part], keys, values, rows, scale))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _decode(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) -> Tensor:
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) -> Tensor:
     """One query per sequence: the query heads that share a kv head go in as that head's queries."""
     num, heads, dim = q.shape
     kv_heads = keys.shape[1]

@@ -1,0 +1,127 @@
+"""Decode steps of fixed shapes, over tensors that stay where they are: on CUDA each is captured as a graph once and replayed from then on.
+
+A step is padded to a power of two in sequences and in blocks. What pads it is its first sequence again, which writes the same key and value
+to the same place, so a padded step writes nothing that the step itself does not.
+
+On a CPU the same steps are computed without capture; capture itself has never been run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.engine.embedded.cache import KVStore
+from whet.engine.embedded.paged import Rows, decode_attention
+from whet.engine.embedded.rows import block_tables
+from whet.engine.embedded.scheduler import Sequence
+from whet.model.causal import CausalModel
+
+
+class StaticDecode:
+    """The decode steps of a model, each made when it is first wanted.
+
+    Args:
+        model: whose weights are read where they lie; an update must change them in place, or `moved` be told of it.
+        store: the block cache.
+    """
+
+    def __init__(self, model: CausalModel, store: KVStore) -> None:
+        self._model, self._store = model, store
+        self._steps: dict[tuple[int, int], _Step] = {}
+        self._read = self._addresses()
+
+    def hidden(self, sequences: Seq[Sequence]) -> Tensor:
+        """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks. [B, H], valid until
+        the next step."""
+        longest = max(len(s.blocks) for s in sequences)
+        shape = _padded(len(sequences)), min(_padded(longest), self._store.num_blocks)
+        step = self._steps.get(shape)
+        if step is None or step.num_cleared != self._store.num_cleared:
+            step = self._steps[shape] = _Step(self._model, self._store, *shape)
+        step.fill(sequences)
+        return step.run()[: len(sequences)]
+
+    def begin_version(self) -> None:
+        """Weights were changed: graphs that would read them where they no longer are, are captured anew."""
+        addresses = self._addresses()
+        if addresses != self._read:
+            self._read = addresses
+            self._steps.clear()
+
+    def _addresses(self) -> list[int]:
+        return [tensor.data_ptr() for _, tensor in self._model.named_state()]
+
+
+class _Step:
+    """One shape.
+
+    Args:
+        model: computes it.
+        store: what it reads and writes.
+        num: sequences.
+        num_blocks: of each of them.
+    """
+
+    def __init__(self, model: CausalModel, store: KVStore, num: int, num_blocks: int) -> None:
+        self._model, self._store = model, store
+        self.num_cleared = store.num_cleared
+        """Which tensors of the store it was made for."""
+        device = model.device
+        self._inputs = torch.zeros(3, num, dtype=torch.int64, device=device)
+        """Tokens, positions and slots. [3, B]"""
+        self._tables = torch.zeros(num, num_blocks, dtype=torch.int64, device=device)
+        self._places = torch.arange(num_blocks * store.block_size, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._out: Tensor | None = None
+
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        """Say what is to be computed."""
+        num, num_blocks = self._tables.shape
+        padded = [*sequences, *[sequences[0]] * (num - len(sequences))]
+        size = self._store.block_size
+        columns = [(s.tokens[s.cached], s.cached, s.blocks[s.cached // size] * size + s.cached % size) for s in padded]
+        self._inputs.copy_(torch.from_numpy(np.array(columns, dtype=np.int64).T.copy()))
+        self._tables.copy_(torch.from_numpy(block_tables(padded, num_blocks)))
+
+    def run(self) -> Tensor:
+        """Compute it. [B, H]"""
+        if self._inputs.device.type != "cuda":
+            return self._compute()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None and self._out is not None
+        self._graph.replay()
+        return self._out
+
+    def _capture(self) -> None:
+        """Compute once, so that whatever is made on the first call is there, then record. What both write is what the replay writes."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            self._compute()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._out = self._compute()
+        self._graph = graph
+
+    def _compute(self) -> Tensor:
+        tokens, positions, slots = self._inputs.unbind()
+        visible = self._places <= positions[:, None, None, None]
+        rows = Rows(0, len(tokens), self._tables, visible, None, None)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            self._store.write(layer, slots, k, v)
+            keys, values = self._store.gathered(layer, self._tables)
+            return decode_attention(q, keys, values, rows, scale)
+
+        return self._model.hidden(tokens, positions, attend)
+
+
+def _padded(num: int) -> int:
+    """The next power of two."""
+    return 1 << (num - 1).bit_length()
