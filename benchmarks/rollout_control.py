@@ -4,9 +4,9 @@
     python benchmarks/rollout_control.py time                 # seconds per rollout and idle shares, in alternating rounds
     python benchmarks/rollout_control.py slow                 # the same with a tenth of the tool calls sleeping 2 s, beside those without
 
-Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on, and several
-of it can run side by side, each with seeds of its own. Figures go to benchmarks/results/rollout_control.json. The load average is told: other
-work on the machine moves every second of `time` and `slow`.
+Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on,
+and several of it can run side by side, each with seeds of its own. Figures go to benchmarks/results/rollout_control.json. The load
+average is told: other work on the machine moves every second of `time` and `slow`.
 """
 
 from __future__ import annotations
