@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config
+from vllm_peer import Took, Vllm
 
 from whet.engine.base import Engine
 from whet.engine.embedded.copies import EngineCopies
@@ -71,10 +73,13 @@ class Models:
         self.plain.model.rotary_emb = self.mine.hf.model.rotary_emb
         self.plain.requires_grad_(False).eval()
         self.copies: EngineCopies | None = None
+        self.vllm: dict[bool, Vllm] = {}
 
     def close(self) -> None:
         if self.copies is not None:
             self.copies.end()
+        for engine in self.vllm.values():
+            engine.close()
 
 
 def whet(models: Models, work: Work) -> int:
@@ -205,6 +210,22 @@ def _count(tokens: Tensor, work: Work) -> int:
     if not work.eos:
         return tokens.numel()
     return int(((tokens == EOS).cumsum(1) - (tokens == EOS).long() == 0).sum())
+
+
+def vllm(models: Models, work: Work, *, compiled: bool) -> Took:
+    """vLLM, started once; its own clock, so that the way there and back does not count."""
+    if compiled not in models.vllm:
+        models.vllm[compiled] = Vllm(models.plain, compiled=compiled)
+    return models.vllm[compiled].sample(work.prompts, work.new_tokens, EOS if work.eos else None)
+
+
+def took(peer: str, models: Models, work: Work) -> Took:
+    """What `peer` takes for the work."""
+    if peer.startswith("vllm"):
+        return vllm(models, work, compiled=peer.endswith("compiled"))
+    clock, busy = time.perf_counter(), time.process_time()
+    tokens = PEERS[peer](models, work)
+    return Took(tokens, time.perf_counter() - clock, time.process_time() - busy)
 
 
 PEERS: dict[str, Callable[[Models, Work], int]] = {

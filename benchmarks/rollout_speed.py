@@ -3,6 +3,7 @@
     python benchmarks/rollout_speed.py 3M                       # at most 5 rounds, no longer than 9 minutes
     python benchmarks/rollout_speed.py 3M --threads 2           # two cores for everybody
     python benchmarks/rollout_speed.py 38M --more --peers whet generate
+    WHET_VLLM_PYTHON=/path/to/python python benchmarks/rollout_speed.py 3M      # vLLM, too, in that Python
 
 Random weights of Qwen3's shape, float32. 8 prompts of 20 tokens with 8 samples each, up to 256 new tokens at temperature 1; one token of
 the vocabulary ends a reply, so that lengths vary. "3M, one length" has no such token; 0.6B has 16 requests of 64 tokens. Only tokens up
@@ -19,14 +20,14 @@ import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
 import torch
 from machine import RESULTS, machine
-from rollout_peers import PAGED, PEERS, WHET, Models, Work, config_of
+from rollout_peers import PAGED, PEERS, WHET, Models, Work, config_of, took
 from transformers import Qwen3Config
+from vllm_peer import python
 
 FILE = RESULTS / "rollout_speed.json"
 LIMIT_S = 540
@@ -69,15 +70,17 @@ TOLD = {
     "transformers generate, static cache": "sdpa, one padded batch, cache_implementation='static', not compiled",
     "transformers continuous batching": f"generate_batch, sdpa, {PAGED}",
     "bare loop": "eager torch for this one shape of work (rollout_peers.bare_loop): what a step costs at least",
-    "vllm": "not measured: not installed" if find_spec("vllm") is None else "not measured: it has no place in this script yet",
+    "vllm, eager": "LLM.generate in a process of its own, float32, max_num_seqs=128, 2 GiB of cache, enforce_eager",
+    "vllm, compiled": "the same with torch.compile, vLLM's default",
 }
+VLLM = ("vllm, eager", "vllm, compiled")
 
 
 def measure(name: str, models: Models, peers: list[str], rounds: list[dict[str, Any]], count: int) -> None:
     """Add rounds to `rounds`, as many as fit in the time."""
     setting, began = SETTINGS[name], time.monotonic()
     for peer in peers:
-        PEERS[peer](models, setting.work(WARM_UP_TOKENS))
+        took(peer, models, setting.work(WARM_UP_TOKENS))
     last = 0.0
     for _ in range(count):
         started = time.monotonic()
@@ -87,11 +90,10 @@ def measure(name: str, models: Models, peers: list[str], rounds: list[dict[str, 
         processor: dict[str, float] = {}
         load = os.getloadavg()[0]
         for peer in peers:
-            clock, busy = time.perf_counter(), time.process_time()
-            tokens = PEERS[peer](models, setting.work(setting.new_tokens))
-            wall[peer] = round(tokens / (time.perf_counter() - clock), 2)
+            found = took(peer, models, setting.work(setting.new_tokens))
+            wall[peer] = round(found.tokens / found.seconds, 2)
             if peer != "whet, 2 copies":  # whose work is done by other processes
-                processor[peer] = round(tokens / (time.process_time() - busy), 2)
+                processor[peer] = round(found.tokens / found.processor, 2)
         rounds.append({"load_average": round(load, 1), "tokens_per_second": wall, "tokens_per_processor_second": processor})
         print(name, rounds[-1], flush=True)
         last = time.monotonic() - started
@@ -124,13 +126,14 @@ def _compared(speeds: list[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="sampling speed, side by side")
     parser.add_argument("setting", nargs="+", choices=list(SETTINGS))
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), help="parts of names; whet is always there")
+    everybody = [*PEERS, *(VLLM if python() else ())]
+    parser.add_argument("--peers", nargs="+", default=everybody, help="parts of names; whet is always there")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--more", action="store_true", help="keep the rounds that the file has")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    peers = [name for name in PEERS if name == "whet" or any(part in name for part in args.peers)]
+    peers = [name for name in everybody if name == "whet" or any(part in name for part in args.peers)]
     for name in args.setting:
         key = name if args.threads == 1 else f"{name}, {args.threads} threads"
         rounds = _found()[key]["rounds"] if args.more and key in _found() else []
