@@ -133,7 +133,7 @@ INLINE void tile(const int rows, const int cols, const float *const *x, const fl
     for (int i = 0; i < rows * cols; i++) sum[i] = (vec){0};
     for (long k = 0; k < K; k += W) {
         vec there[SUMS];
-        for (long i = 0; i < num_next; i++) __builtin_prefetch(next + i * K + k);
+        for (long i = 0; i < num_next; i++) __builtin_prefetch(next + i * K + k, 0, 2);
 #pragma GCC unroll 16
         for (int n = 0; n < cols; n++) {
             there[n] = load(w[n] + k);
@@ -281,10 +281,10 @@ INLINE void find(const struct places *p, long t, const float **found) {
     for (long i = 0; i < W; i++) found[i] = place(p, t + i < p->num ? t + i : p->num - 1);
 }
 
-/* Ask memory for vectors of `dim` floats. */
+/* Ask memory for vectors of `dim` floats, as near as the second-level cache: few of the first one's requests can be under way. */
 INLINE void ask_for(const float *const *wanted, long count, long dim) {
     for (long i = 0; i < count; i++)
-        for (long d = 0; d < dim; d += 16) __builtin_prefetch(wanted[i] + d);
+        for (long d = 0; d < dim; d += 16) __builtin_prefetch(wanted[i] + d, 0, 2);
 }
 
 /* What is attended to at a time: some of a sequence's key-value heads and the `group` query heads of each, together, since they lie together. */
