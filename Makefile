@@ -40,7 +40,10 @@ bench: setup
 	$(BIN)/python benchmarks/quickstart_controls.py
 	$(BIN)/python benchmarks/deterministic_cost.py
 	$(BIN)/python benchmarks/rollout_speed.py 3M
+	$(BIN)/python benchmarks/decode_step.py 3M
+	$(BIN)/python benchmarks/train_speed.py 3M
 	$(BIN)/python benchmarks/roofline.py 3M
+	if $(BIN)/python -c "import trl" 2>/dev/null; then $(BIN)/python benchmarks/grpo_step.py 3M; fi
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
