@@ -5,6 +5,7 @@ from __future__ import annotations
 from error_bench import Case
 from error_code import CODE
 from error_configuration import CONFIGURATION
+from error_control import CONTROL
 from error_data import DATA
 from error_dependable import DEPENDABLE
 from error_model import MODEL
@@ -15,6 +16,7 @@ PARTS: dict[str, tuple[Case, ...]] = {
     "Data": DATA,
     "Model folders": MODEL,
     "Your code": CODE,
+    "Rollouts": CONTROL,
     "A run's folder": RUN,
     "A run under way": DEPENDABLE,
 }

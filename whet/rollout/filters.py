@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from whet.config import Config, Hook
+from whet.config import Config, ConfigError, Hook
+from whet.config.errors import problems_of
 from whet.core.advantages import nothing_to_compare
 from whet.rollout.control import ControlConfig, FilterConfig
 from whet.rollout.samples import score_of
@@ -90,7 +91,12 @@ def build_filters(control: ControlConfig) -> tuple[list[Filter], Order | None]:
 def _build(config: FilterConfig) -> Filter:
     if config.name in FILTERS:
         options, function = FILTERS[config.name]
-        return partial(function, **options.model_validate(config.options).model_dump())
+        try:
+            chosen = options.model_validate(config.options)
+        except ValidationError as error:
+            problems = problems_of(error, options, config.options)
+            raise ConfigError([f"control.filters: {config.name}: options.{problem}" for problem in problems]) from None
+        return partial(function, **chosen.model_dump())
     if ":" not in config.name:
         raise ValueError(
             f"control.filters: there is no filter {config.name!r}; choose {', '.join(FILTERS)}, or name a function (module:function)"
