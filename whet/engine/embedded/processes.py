@@ -24,8 +24,6 @@ from whet.engine.embedded.worker import Setup
 START_TIMEOUT_S = 300.0
 """For a copy to import torch, attach to the weights and, where it computes on a device of its own, to move them there."""
 CLOSE_TIMEOUT_S = 10.0
-ENDED_TIMEOUT_S = 3.0
-"""For the ranks of a copy to end once one of them has: only then it shows which was the first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +65,8 @@ class CopyProcess:
             self._start(replace(setup, device=device, links=links), mine)
         for end in itertools.chain.from_iterable(pipes):
             end.close()
-        for connection in self._connections[1:]:
-            threading.Thread(target=self._watch, args=(connection,), name=f"whet {name}", daemon=True).start()
+        for child, connection in zip(self._children[1:], self._connections[1:], strict=True):
+            threading.Thread(target=self._watch, args=(child, connection), name=f"whet {name}", daemon=True).start()
 
     def ready(self) -> Capabilities:
         """Wait until it can serve. Raises EngineFailed if it cannot."""
@@ -148,11 +146,12 @@ class CopyProcess:
             self._kill()
             self._tell_everybody()
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, child: subprocess.Popen[bytes], connection: Connection) -> None:
         """See another rank than the first end; the first cannot go on without it."""
         with contextlib.suppress(EOFError, OSError, TypeError):
             connection.recv()
         if self._failure is None:
+            _exit_code(child)  # how it ended is to be seen before the first is ended, too
             self._kill(first_only=True)
 
     def _hand_over(self, message: tuple[str, Any, Any]) -> None:
@@ -171,7 +170,7 @@ class CopyProcess:
 
     def _culprit(self, what: str) -> str:
         """Which of its processes ended first and how, in words: those that end because of another one say so by their status."""
-        codes = [_exit_code(child, ENDED_TIMEOUT_S if len(self._children) > 1 else CLOSE_TIMEOUT_S) for child in self._children]
+        codes = [_exit_code(child) for child in self._children]
         others = [rank for rank, code in enumerate(codes) if rank and code not in (0, LOST, None)]
         rank = others[0] if others else 0
         code = codes[rank]
@@ -181,8 +180,9 @@ class CopyProcess:
         return f"{called} {what} ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
 
 
-def _exit_code(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+def _exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """How it ended; None: it goes on."""
     try:
-        return child.wait(timeout_s)
+        return child.wait(CLOSE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return None
