@@ -44,17 +44,19 @@ class LengthOptions(Config):
 def zero_std(group: Group) -> str | None:
     """Drop a group whose valid trajectories all scored the same, or of which fewer than two are valid: it has no advantages."""
     scores = scores_of(group)
-    return nothing_to_compare(scores) if scores else "no_valid"
+    return _no_valid(scores) or nothing_to_compare(scores)
 
 
 def all_right(group: Group, pass_reward: float) -> str | None:
-    """Drop a group in which every valid trajectory is right."""
-    return "all_right" if all(score >= pass_reward for score in scores_of(group)) else None
+    """Drop a group in which every valid trajectory is right, or none is valid."""
+    scores = scores_of(group)
+    return _no_valid(scores) or ("all_right" if min(scores) >= pass_reward else None)
 
 
 def all_wrong(group: Group, pass_reward: float) -> str | None:
-    """Drop a group in which no valid trajectory is right."""
-    return "all_wrong" if all(score < pass_reward for score in scores_of(group)) else None
+    """Drop a group in which no valid trajectory is right, or none is valid."""
+    scores = scores_of(group)
+    return _no_valid(scores) or ("all_wrong" if max(scores) < pass_reward else None)
 
 
 def length(group: Group, min_tokens: int, max_tokens: int | None) -> str | None:
@@ -76,6 +78,10 @@ FILTERS: dict[str, tuple[type[Config], Callable[..., str | None]]] = {
 def scores_of(group: Group) -> list[float]:
     """Of its valid trajectories."""
     return [score for t in group.trajectories if (score := score_of(t)) is not None]
+
+
+def _no_valid(scores: Sequence[float]) -> str | None:
+    return None if scores else "no_valid"
 
 
 def build_filters(control: ControlConfig) -> tuple[list[Filter], Order | None]:
