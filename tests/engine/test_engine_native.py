@@ -182,3 +182,17 @@ def test_a_build_is_kept_for_later_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "_build", None)
     assert compiled.library.__wrapped__()._name == str(built)
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+@needs_compiler
+def test_modules_that_do_more_than_they_say_are_not_replaced():
+    """As a model cut over several processes has: hooks that exchange, and tensors that are a part."""
+    model = model_of("qwen3")
+    handle = model.hf.model.layers[1].mlp.down_proj.register_forward_hook(lambda module, given, out: 2 * out)
+    with pytest.raises(NotCompiled, match="the model's Linear has hooks"):
+        checked(model)
+    handle.remove()
+    part = model.hf.model.layers[1].mlp.up_proj
+    part.weight = torch.nn.Parameter(part.weight[:48].detach().clone())
+    with pytest.raises(NotCompiled, match="it reads whole tensors"):
+        checked(model)

@@ -134,16 +134,33 @@ def unfit(model: CausalModel) -> str | None:
         return f"it knows MLPs with silu, and the model's has {config.hidden_act}"
     layers: Any = model.decoder.layers
     for layer in layers:
+        for part in layer.modules():
+            if part._forward_hooks or part._forward_pre_hooks:
+                return f"it does what the modules do by themselves, and the model's {type(part).__name__} has hooks"
         for part in (*layer.self_attn.children(), *layer.mlp.children()):
             if next(part.parameters(), None) is not None and type(part) is not nn.Linear and not hasattr(part, "variance_epsilon"):
                 return f"it knows plain linear layers, and the model has {type(part).__name__}"
-        if not all(x is None or plain(x) for x in layer_tensors(layer)):
-            return "it reads tensors that lie in one piece in this process's memory"
+    decoder: Any = model.decoder
+    if not (plain(decoder.embed_tokens.weight) and plain(decoder.norm.weight)):
+        return "it reads embeddings that lie in one piece in this process's memory"
+    wanted = expected_sizes(config, layers[0].self_attn.head_dim)
+    for layer in layers:
+        for tensor, size in zip(layer_tensors(layer), wanted, strict=True):
+            if tensor is not None and not (plain(tensor) and tensor.numel() == size):
+                return "it reads whole tensors that lie in one piece in this process's memory"
     sizes = (config.hidden_size, config.intermediate_size, layers[0].self_attn.head_dim)
     vector = library().decode_vector_floats()
     if any(size % vector for size in sizes) or sizes[2] % 2:
         return f"it knows sizes that are multiples of {vector}, and the model's hidden, MLP and head sizes are {sizes}"
     return None
+
+
+def expected_sizes(config: Any, dim: int) -> list[int]:
+    """Numbers in each of a layer's tensors, in the order of decode.c: where one of them is cut over processes it has fewer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    wide, narrow = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    projections = [wide * hidden, narrow * hidden, narrow * hidden, wide, narrow, narrow]
+    return [hidden, *projections, dim, dim, hidden * wide, hidden, hidden, *[inner * hidden, inner] * 2, hidden * inner, hidden]
 
 
 def plain(tensor: Tensor) -> bool:
