@@ -25,11 +25,15 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+# Files of tests side by side, each process with one thread of torch's.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Writes docs/errors.md from what the errors' tests print.
 docs: setup
