@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 TIMEOUT_S = 60
 
@@ -65,5 +66,28 @@ def _rank(rank: int, num_ranks: int, there: Path, work: Callable[..., Any], args
         dist.destroy_process_group()
     except BaseException:
         (there / f"error_{rank}.txt").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        os._exit(1)
+    os._exit(0)
+
+
+def in_fake_world(num_ranks: int, rank: int, work: Callable[..., Any], *args: Any) -> Any:
+    """What `work(*args)` returns on one rank of a group whose exchanges do nothing, in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=_faked, args=(rank, num_ranks, Path(folder), work, args))
+        process.start()
+        failed = _wait([process], Path(folder))
+        if failed:
+            raise AssertionError("\n".join(failed))
+        return torch.load(Path(folder) / "result.pt", weights_only=False)
+
+
+def _faked(rank: int, num_ranks: int, there: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+        torch.save(work(*args), there / "result.pt")
+    except BaseException:
+        (there / f"error_{rank}.txt").write_text(f"rank {rank} of {num_ranks}:\n{traceback.format_exc()}")
         os._exit(1)
     os._exit(0)
