@@ -28,6 +28,7 @@ LAYERS = [
     {"build", "build_engine", "build_learners", "build_rollouts"},
     {"preflight"},
     {"commands", "supervised", "replay"},
+    {"job"},
     {"quickstart"},
     {"cli"},
     {"__main__"},

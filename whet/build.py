@@ -42,6 +42,7 @@ from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Backend
+from whet.train.lead import ALONE, Lead
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
@@ -111,7 +112,8 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
     held_as = engine_model(config.model, sizes)
-    own = trainable and sizes.has_own_weights
+    spread = config.train.parallel is not None and config.train.parallel.num_ranks > 1
+    own = trainable and (sizes.has_own_weights or spread)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
@@ -305,7 +307,7 @@ def has_reference_path(config: BaseRunConfig) -> bool:
     return isinstance(config, RunConfig) and config.reference is not None and config.reference.path is not None
 
 
-def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path) -> None:
+def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path, lead: Lead = ALONE) -> None:
     """Write the policy in Hugging Face format, with the tokenizer of the model that it came from.
 
     Raises:
@@ -313,19 +315,20 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
     """
     tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
     tokenizer.save_pretrained(target)
+    led = lead.led("policy", backend)
     if backend.adapter is not None:
-        backend.export(target, str(source))
-        _read_back(target, load_file(target / ADAPTER_FILE).items(), dict(backend.named_weights("adapter")))
+        led.export(target, str(source))
+        _read_back(target, load_file(target / ADAPTER_FILE).items(), dict(led.named_weights("adapter")))
         if not backend.adapter.config.export_merged:
             return
         target = target.with_name("merged")
-        backend.export_merged(target)
+        led.export_merged(target)
         tokenizer.save_pretrained(target)
     else:
-        backend.export(target)
+        led.export(target)
     on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
     load = load_scalar if isinstance(backend.model, ScalarModel) else load_causal
-    _read_back(target, load(target, on_cpu, trainable=False).named_weights(), dict(backend.named_weights()))
+    _read_back(target, load(target, on_cpu, trainable=False).named_weights(), dict(led.named_weights()))
 
 
 def _read_back(target: Path, found: Iterable[tuple[str, torch.Tensor]], own: Mapping[str, torch.Tensor]) -> None:

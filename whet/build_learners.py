@@ -16,6 +16,7 @@ from whet.train.base import Annotator, Backend
 from whet.train.batching import BatchPlan
 from whet.train.critic import CriticConfig
 from whet.train.frozen import ReferenceConfig
+from whet.train.lead import ALONE, Lead
 from whet.train.learners import Critic, Learners, Refresh
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 
@@ -81,7 +82,13 @@ def check_warmup(config: RunConfig, num_rollouts: int) -> int:
 
 
 def build_learners(
-    config: RunConfig, policy: TorchBackend, folder: Path, algorithm: Algorithm, plan: BatchPlan, num_rollouts: int
+    config: RunConfig,
+    policy: TorchBackend,
+    folder: Path,
+    algorithm: Algorithm,
+    plan: BatchPlan,
+    num_rollouts: int,
+    lead: Lead = ALONE,
 ) -> Learners:
     """Policy, critic, reference and teacher, as far as the algorithm needs them.
 
@@ -92,6 +99,7 @@ def build_learners(
         algorithm: credit and loss.
         plan: batch arithmetic.
         num_rollouts: of the run.
+        lead: tells the other processes of the job what all of them do.
     """
     reference = refresh = teacher = critic = None
     if Need.REF_LOGPROBS in algorithm.needs:
@@ -103,7 +111,7 @@ def build_learners(
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
         critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
-    return Learners(policy, reference, algorithm, plan, config.seed, refresh=refresh, teacher=teacher, critic=critic)
+    return Learners(policy, reference, algorithm, plan, config.seed, refresh=refresh, teacher=teacher, critic=critic, lead=lead)
 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:

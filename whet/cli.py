@@ -67,9 +67,10 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
     Example: whet train examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B num_rollouts=100
     """
     from whet.config import load_config
+    from whet.job import train
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().train(load_config(RunConfig, config, overrides or []), _command_line()))
+    _guarded(lambda: train(load_config(RunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()

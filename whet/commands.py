@@ -53,6 +53,7 @@ from whet.sync.shared import SharedPublisher
 from whet.train.base import Backend, Learner, NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
+from whet.train.lead import ALONE, BEGIN, Lead
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group
 
@@ -62,12 +63,13 @@ STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite,
 """What ends a command with words instead of a traceback."""
 
 
-def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]:
+def train(config: RunConfig, command: str = "whet train", lead: Lead = ALONE) -> Mapping[str, float]:
     """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
 
     Args:
         config: the run's settings.
         command: what was typed; the same goes on with a run that was stopped.
+        lead: tells the other processes of the job what all of them do.
 
     Returns:
         The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
@@ -84,8 +86,10 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
         with build_parts(config, texts, trainable=True) as parts:  # the weights take long: whatever else can be wrong was read before
+            lead.tell(BEGIN)
             backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
-            learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
+            learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
+            policy = learners.learner("policy")
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
@@ -99,13 +103,13 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
                 rollouts=rollouts,
                 recipe=hooks.recipe,
                 learners=learners,
-                publisher=SharedPublisher(backend, parts.model, parts.engine, parts.thread),
+                publisher=SharedPublisher(policy, parts.model, parts.engine, parts.thread),
                 evaluations=build_evaluations(config, parts, held_out, opened.folder),
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, opened, backend, observer, source, others, learners.beside),
+                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners.beside),
                 observer=observer,
                 stop=opened.stop,
                 thread=parts.thread,
@@ -116,7 +120,7 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
             with batches_kept(config, opened, learners.learner):
                 values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
-            finish(config, observer, backend, parts.folder, opened.folder)
+            finish(config, observer, backend, parts.folder, opened.folder, lead)
     return values
 
 
@@ -145,9 +149,11 @@ def batches_kept(config: BaseRunConfig, opened: OpenRun, learner: Callable[[Lear
         ) from error
 
 
-def finish(config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path) -> None:
+def finish(
+    config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path, lead: Lead = ALONE
+) -> None:
     """Export the model of a run that has come to its end."""
-    export_model(backend, config.model, source, run_dir / "model")
+    export_model(backend, config.model, source, run_dir / "model", lead)
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
 
 

@@ -62,6 +62,7 @@ def replay_batch(folder: Path) -> Replay:
     """
     kept = read_kept(folder)
     config = _read_config(folder / CONFIG)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": None})})  # whatever it ran on: one process
     prepare_process(config)
     backend, loss, entropy_grad = _learner(kept, config)
     found = Replay(kept, odd_columns=odd_columns(kept.batch))

@@ -32,7 +32,7 @@ class SupervisedRunConfig(BaseRunConfig):
 
     @model_validator(mode="after")
     def _no_rollouts(self) -> SupervisedRunConfig:
-        refuse_hook(self)
+        refuse_settings(self)
         return self
 
 
@@ -63,7 +63,7 @@ class PairRunConfig(BaseRunConfig):
 
     @model_validator(mode="after")
     def _no_rollouts(self) -> PairRunConfig:
-        refuse_hook(self)
+        refuse_settings(self)
         return self
 
 
@@ -90,12 +90,14 @@ class RewardModelRunConfig(PairRunConfig):
     """The loss."""
 
 
-def refuse_hook(config: BaseRunConfig) -> None:
-    """Refuse a function that would never be called.
+def refuse_settings(config: BaseRunConfig) -> None:
+    """Refuse what would have no effect: a function that would never be called, processes that nobody would lead.
 
     Raises:
         ValueError: naming it.
     """
+    if config.train.parallel is not None and config.train.parallel.num_ranks > 1:
+        raise ValueError("train.parallel is for `whet train`: a run without rollouts has one process; leave the section out")
     hook = config.observe.on_rollout
     if hook is not None:
         raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")

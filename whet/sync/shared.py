@@ -10,13 +10,14 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
+from whet.algo.base import Need
+from whet.core.batch import batch_of
 from whet.engine.base import Engine, StaleCache
-from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
 from whet.sync.base import Publication, SyncError
 from whet.train.base import Backend, NonFinite
-from whet.types import Receipt
+from whet.types import UNSAMPLED, Origin, Receipt, Sample
 
 PROBE_TOKENS = 12
 PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
@@ -29,7 +30,7 @@ class SharedPublisher:
 
     Args:
         backend: whose weights are published.
-        model: the trainer's model, for the probe.
+        model: the trainer's model.
         engine: who takes them over.
         thread: where torch work runs.
     """
@@ -67,7 +68,7 @@ class SharedPublisher:
 
     def _expected(self) -> Iterable[tuple[str, Tensor]]:
         """What the engine must hold then."""
-        return self._model.named_state() if self._engine.capabilities.shares_weights else self._model.merged_state()
+        return self._model.named_state() if self._engine.capabilities.shares_weights else self._backend.named_state()
 
     async def _compare_probe(self, version: int) -> float:
         """The largest difference in nats between the engine's cached decode path and the trainer's packed row."""
@@ -79,13 +80,15 @@ class SharedPublisher:
         except StaleCache as stale:
             raise SyncError(f"version {version}: {stale}") from stale
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-        if not worst <= PROBE_TOLERANCE[self._model.dtype]:
+        if not worst <= PROBE_TOLERANCE[self._backend.dtype]:
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
         return worst
 
-    @torch.no_grad()
     def _score(self) -> list[float]:
-        tokens = torch.tensor(self._probe, device=self._model.device)
-        attend = PackedRow([len(self._probe)], self._model.device)
-        logits = self._model.logits(self._model.hidden(tokens, attend.positions, attend)).float()
-        return torch.log_softmax(logits[:-1], -1).gather(-1, tokens[1:, None]).squeeze(-1).tolist()
+        """The probe's log-probs, in a training row."""
+        count = len(self._probe)
+        nothing, mask = (0.0,) * count, (False, *(True,) * (count - 1))
+        sample = Sample(self._probe, (Origin.PROMPT,) * count, mask, nothing, (UNSAMPLED,) * count, group="probe", trajectory="probe")
+        found = self._backend.annotate(batch_of([sample]), Need.OLD_LOGPROBS).old_logprobs
+        assert found is not None
+        return found[1:].tolist()

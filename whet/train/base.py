@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
@@ -56,6 +57,9 @@ class Annotator(Protocol):
 class Backend(Annotator, Protocol):
     """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
+    dtype: torch.dtype
+    """Of computation, and of the weights that are given away."""
+
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
 
@@ -76,6 +80,10 @@ class Backend(Annotator, Protocol):
         """The weights as a stream, named as in Hugging Face files; of an adapter (LoRA), added to the base, or alone as in peft's files."""
         ...
 
+    def named_state(self) -> Iterable[tuple[str, Tensor]]:
+        """Everything that the merged model's outputs depend on: tied parameters under each of their names, and buffers."""
+        ...
+
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Become a copy of these weights, which `named_weights` of a like model gave; an optimizer goes on from where it is.
 
@@ -84,8 +92,12 @@ class Backend(Annotator, Protocol):
         """
         ...
 
-    def export(self, folder: Path) -> None:
-        """Write Hugging Face safetensors and config."""
+    def export(self, folder: Path, base: str = "") -> None:
+        """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
+        ...
+
+    def export_merged(self, folder: Path) -> None:
+        """Write the whole model with its adapter added to its weights."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -14,6 +14,7 @@ from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.train.critic import fit_of, named_for_critic
+from whet.train.lead import ALONE, LEARNERS, Call, Lead
 from whet.types import Origin, Progress
 
 
@@ -63,6 +64,7 @@ class Learners:
         refresh: the reference, where checkpoints hold it, and when it becomes a copy of the policy.
         teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
         critic: for `Need.VALUES`.
+        lead: tells the other processes of the job what all of them do.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Learners:
         refresh: Refresh | None = None,
         teacher: Annotator | None = None,
         critic: Critic | None = None,
+        lead: Lead = ALONE,
     ) -> None:
         self.policy = policy
         self.reference = reference
@@ -85,13 +88,14 @@ class Learners:
         self.plan = plan
         self._seed = seed
         self._refresh = refresh
+        self._lead = lead
 
     @property
     def beside(self) -> dict[str, Backend]:
         """What a checkpoint holds beside the policy, by name: models whose weights no folder has."""
         critic = {"critic": self.critic.backend} if self.critic is not None else {}
         reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
-        return {**critic, **reference}
+        return {name: self._lead.led(name, backend) for name, backend in {**critic, **reference}.items()}
 
     @property
     def notes(self) -> list[str]:
@@ -102,12 +106,13 @@ class Learners:
     def learner(self, name: Learner) -> Backend:
         """A model that learns."""
         if name == "policy":
-            return self.policy
+            return self._lead.led(name, self.policy)
         assert self.critic is not None
-        return self.critic.backend
+        return self._lead.led(name, self.critic.backend)
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
+        self._lead.tell(Call(LEARNERS, "annotate", (batch,)))
         others = {
             Need.REF_LOGPROBS: self.reference,
             Need.TEACHER_LOGPROBS: self.teacher,
@@ -121,6 +126,7 @@ class Learners:
 
     def update(self, batch: TrainBatch, progress: Progress) -> Update:
         """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
+        self._lead.tell(Call(LEARNERS, "update", (batch, progress)))
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         done = Update({} if before is None else mismatch(batch, before), before, 0)
         warmup = 0

@@ -167,6 +167,9 @@ class TorchBackend:
             raise ValueError("this policy is trained whole: it has no adapter to publish")
         return self._ranks.given(iter(self.adapter.tensors().items()), self.dtype)
 
+    def named_state(self) -> Iterable[tuple[str, Tensor]]:
+        return self._ranks.given(self.model.merged_state(), self.dtype)
+
     def base(self) -> Annotator:
         """The model without its adapter, as a reference."""
         assert self.adapter is not None, "a model that is trained whole keeps no base"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from whet.core.batch import TrainBatch, as_list
 from whet.core.logprobs import WHOLE, Vocabulary
@@ -98,7 +99,7 @@ class MeshRanks:
     @torch.no_grad()
     def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in named:
-            yield name, whole(tensor).to(dtype)
+            yield name, whole(tensor).to(dtype) if isinstance(tensor, DTensor) else tensor
 
     def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {name: tensor.to(own[name].dtype) if name in own else tensor for name, tensor in weights.items()}

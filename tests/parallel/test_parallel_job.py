@@ -1,0 +1,141 @@
+"""`whet train` as a job of several processes: one leads, the others compute with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import as_job
+from safetensors.torch import load_file
+
+from whet.commands import STOPS
+from whet.config import dump_toml
+from whet.job import train
+from whet.observe.trackers import is_measurement
+from whet.quickstart.model import SmallModelConfig, make_model
+from whet.settings import RunConfig
+from whet.supervised_settings import SupervisedRunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 apples and eats 2. How many are left?", "What is half of 90?"]
+SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    make_model(folder / "model", QUESTIONS * 2, SHAPE, 0)
+    rows = [{"prompt": question, "label": str(i)} for i, question in enumerate(QUESTIONS)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def config_of(folder, name, degrees, **changes):
+    settings = {
+        "run_dir": str(folder / name),
+        "deterministic": True,
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "data": {"train": str(folder / "train.jsonl")},
+        "num_rollouts": 3,
+        "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 3},
+        "rollout": {"max_turn_tokens": 8, "max_tokens": 120},
+        "reward": {"name": f"{ROOT / 'tests/e2e/length_reward.py'}:score"},
+        "train": {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64, "parallel": degrees},
+        "checkpoint": {"interval": None},
+        "observe": {"display": "none"},
+        **changes,
+    }
+    return RunConfig.model_validate(settings)
+
+
+def metrics_of(folder, name):
+    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not is_measurement(key)} for line in lines]
+
+
+def ran(config):
+    train(config)
+
+
+PPO = {"algo": {"name": "ppo", "ppo": {"kl_coef": 0.1}}}
+LORA = {"lora": {"rank": 4}}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "changes"),
+    [({"shard": 2}, {}), ({"context": 2}, PPO), pytest.param({"shard": 2}, LORA, marks=pytest.mark.slow)],
+)
+def test_a_job_runs_as_one_process_does(folder, degrees, changes):
+    name = f"{next(iter(degrees))}{'-'.join(changes)}"
+    lora = {"train": {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64, **changes}} if "lora" in changes else {}
+    changes = {} if lora else changes
+    train(config_of(folder, f"{name}-alone", None, **changes, **lora))
+    if lora:
+        lora["train"]["parallel"] = degrees
+    as_job(2, ran, config_of(folder, name, degrees, **changes, **lora))
+    alone, job = metrics_of(folder, f"{name}-alone"), metrics_of(folder, name)
+    assert len(job) == len(alone) == 3
+    for mine, theirs in zip(job, alone, strict=True):
+        assert mine.keys() == theirs.keys()
+        for shared in ("train/shared", "critic/shared"):  # what is computed once depends on which samples share a row
+            mine.pop(shared, None)
+            theirs.pop(shared, None)
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
+    file = "adapter_model.safetensors" if lora else "model.safetensors"
+    mine, theirs = (load_file(folder / run / "model" / file) for run in (name, f"{name}-alone"))
+    assert mine.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(mine[key], tensor, rtol=0, atol=3e-4)
+
+
+def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder):
+    config = config_of(folder, "whole", {"shard": 2}, checkpoint={"interval": 1, "keep": 5})
+    as_job(2, ran, config)
+    shutil.copytree(folder / "whole", folder / "resumed")
+    saved = sorted((folder / "resumed/checkpoints").glob("rollout_*"))
+    assert len(saved) == 3
+    for later in (saved[-1], folder / "resumed/model"):
+        shutil.rmtree(later)
+    as_job(2, ran, config_of(folder, "resumed", {"shard": 2}, checkpoint={"interval": 1, "keep": 5}))
+    assert metrics_of(folder, "resumed") == metrics_of(folder, "whole")
+    assert (folder / "resumed/model/model.safetensors").read_bytes() == (folder / "whole/model/model.safetensors").read_bytes()
+
+
+def refused(config):
+    try:
+        train(config)
+    except STOPS as error:
+        return str(error)
+
+
+def test_a_job_of_another_size_is_refused(folder):
+    texts = as_job(2, refused, config_of(folder, "wrong", {"shard": 4}))
+    assert all("asks for 4 processes" in text and "this job has 2" in text and "torchrun --nproc-per-node 4" in text for text in texts)
+    assert "asks for 2 processes" in refused(config_of(folder, "wrong", {"shard": 2}))
+
+
+def test_what_ends_the_leader_ends_the_others(folder):
+    """The reward's file is read by the leader alone."""
+    texts = as_job(2, refused, config_of(folder, "no_reward", {"shard": 2}, reward={"name": "no_such_reward_anywhere"}))
+    assert "no_such_reward_anywhere" in texts[0]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_job(folder):
+    path = folder / "run.toml"
+    path.write_text(dump_toml(config_of(folder, "torchrun", {"shard": 2}, num_rollouts=1)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "whet", "train", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "torchrun/model/model.safetensors").is_file()
+
+
+def test_runs_without_rollouts_refuse_several_processes(folder):
+    settings = {"model": {"path": str(folder / "model")}, "train": {"parallel": {"shard": 2}}, "num_steps": 1}
+    with pytest.raises(ValueError, match=r"train.parallel is for `whet train`"):
+        SupervisedRunConfig.model_validate({**settings, "data": {"path": "x.jsonl"}, "samples_per_step": 1})

@@ -1,0 +1,177 @@
+"""A job of several processes: one leads, which runs the loop, and tells the others which collective call comes next.
+
+What is told are calls of the models, or of all of them together (`Learners`), with the batch; the others make the same calls, in the same
+order, and find the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from whet.algo.base import LossFunction, Need
+from whet.core.batch import TrainBatch
+from whet.observe.metrics import Metrics
+from whet.train.base import Backend, Backward, NonFinite
+
+PATIENCE = timedelta(days=7)
+"""How long the others wait for a call: a rollout or an evaluation may take long. They end at once when the leader does."""
+STREAMS = ("named_weights", "named_state")
+"""Methods that give weights one after another."""
+LEARNERS = "learners"
+"""Whom a call is to that is of all models together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What all processes do next."""
+
+    who: str
+    """A model's name, or `LEARNERS`."""
+    what: str
+    """A method."""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+BEGIN = Call("job", "begin")
+"""The first of a run: whatever else can be wrong was looked at by the leader, and all make their models now."""
+
+
+class Lead(Protocol):
+    """Tells the other processes of a job what comes next."""
+
+    def tell(self, call: Call) -> None:
+        """Before this process makes the call itself."""
+        ...
+
+    def led(self, who: str, backend: Backend) -> Backend:
+        """A model whose every call is told first."""
+        ...
+
+
+class Alone:
+    """A process that has nobody to tell."""
+
+    def tell(self, call: Call) -> None:
+        pass
+
+    def led(self, who: str, backend: Backend) -> Backend:
+        return backend
+
+
+ALONE = Alone()
+
+
+class Job:
+    """The processes of a job. Every one makes one of these, once the default process group is there."""
+
+    def __init__(self) -> None:
+        self.leads = dist.get_rank() == 0
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(group, ProcessGroup)
+        self._group = group
+
+    def tell(self, call: Call) -> None:
+        assert self.leads, "only one process leads"
+        self._pass(call)
+
+    def led(self, who: str, backend: Backend) -> Backend:
+        return Led(who, backend, self)
+
+    def end(self) -> None:
+        """No further call comes."""
+        self._pass(None)
+
+    def begins(self) -> bool:
+        """Whether the leader came as far as to make models, waited for."""
+        return self._pass(None) == BEGIN
+
+    def follow(self, models: Mapping[str, Any]) -> None:
+        """Make the calls that are told, until there are no more.
+
+        A step that gave NaN is the leader's to tell of; what else fails ends this process, and so the job.
+
+        Args:
+            models: by the names in the calls.
+        """
+        while (call := self._pass(None)) is not None:
+            try:
+                found = getattr(models[call.who], call.what)(*call.args, **call.kwargs)
+                if call.what in STREAMS:
+                    for _ in found:  # each weight is put together by all
+                        pass
+            except NonFinite:
+                continue
+
+    def _pass(self, call: Call | None) -> Call | None:
+        passed = [call]
+        dist.broadcast_object_list(passed, src=0, group=self._group)
+        return passed[0]
+
+
+class Led:
+    """A model whose every call is told to the other processes first.
+
+    Args:
+        who: its name.
+        backend: this process's part of it.
+        job: the processes.
+    """
+
+    def __init__(self, who: str, backend: Backend, job: Job) -> None:
+        self._who, self._backend, self._job = who, backend, job
+        self.notes, self.dtype = backend.notes, backend.dtype
+
+    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        self._tell("annotate", batch, need)
+        return self._backend.annotate(batch, need)
+
+    def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
+        self._tell("forward_backward", batch, loss, entropy_grad=entropy_grad)
+        return self._backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+
+    def optim_step(self) -> Metrics:
+        self._tell("optim_step")
+        return self._backend.optim_step()
+
+    def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        """A stream that is to be read to its end, once."""
+        self._tell("named_weights", kind)
+        yield from self._backend.named_weights(kind)
+
+    def named_state(self) -> Iterable[tuple[str, Tensor]]:
+        """As `named_weights`, with tied parameters under each of their names, and buffers."""
+        self._tell("named_state")
+        yield from self._backend.named_state()
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        held = [(name, tensor.detach().cpu()) for name, tensor in weights]
+        self._tell("take_weights", held)
+        self._backend.take_weights(held)
+
+    def export(self, folder: Path, base: str = "") -> None:
+        self._tell("export", folder, base)
+        self._backend.export(folder, base)
+
+    def export_merged(self, folder: Path) -> None:
+        self._tell("export_merged", folder)
+        self._backend.export_merged(folder)
+
+    def save(self, folder: Path) -> None:
+        self._tell("save", folder)
+        self._backend.save(folder)
+
+    def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
+        self._tell("load", folder, weights=weights, optimizer=optimizer)
+        self._backend.load(folder, weights=weights, optimizer=optimizer)
+
+    def _tell(self, what: str, *args: Any, **kwargs: Any) -> None:
+        self._job.tell(Call(self._who, what, args, kwargs))
