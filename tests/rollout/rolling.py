@@ -138,6 +138,7 @@ class World:
     num_rollouts: int = 100
     baseline: bool = False
     reward: Callable[[Any], Awaitable[Any]] = one
+    group_reward: Callable[[Any], Awaitable[Any]] | None = None
     keep: Callable[[Group], str | None] = lambda group: None
     order: Any = None
     make_env: Any = SingleTurn
@@ -160,6 +161,8 @@ class World:
     @property
     def player(self) -> Player:
         made = Player(self.engine, self.renderer, self.make_env, Scored(self.reward), self.params, self.limits, self.timeout_s)
+        if self.group_reward is not None:
+            made = replace(made, group_reward=Scored(self.group_reward))
         return replace(made, max_in_flight=self.max_in_flight, deterministic=self.deterministic, chunk_tokens=self.chunk_tokens)
 
     def new(self) -> Rollouts:

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from rolling import World, names, settled, until, versions
+from rolling import WordEngine, World, names, settled, until, versions
 from scripted import FakeEnv, run
 
 from whet.engine.base import EngineFailed
@@ -361,5 +361,38 @@ def test_what_the_environment_counted_is_counted_once_when_its_answer_is_asked_f
         (trajectory,) = group.trajectories
         assert trajectory.counts == {"tool_calls": 1, "tool_calls_malformed": 0} and trajectory.rewards == Rewards(1.0)
         assert world.engine.begun == ["q0/0"], "nothing was sampled again"
+
+    run(main())
+
+
+def test_siblings_that_are_scored_while_everything_ends_begin_nothing_new():
+    """Closing takes a while, since the engine is slow to abort one group; another one's reward of all siblings comes in meanwhile."""
+    scored = asyncio.Event()
+
+    async def together(siblings):
+        if siblings[0].task.id == "q3":
+            await scored.wait()
+        return [Rewards(1.0) for _ in siblings]
+
+    class Slow(WordEngine):
+        async def abort(self, request_id):
+            scored.set()
+            await settled()
+            await super().abort(request_id)
+
+    world = World(OVERLAP, groups=2, samples=1, engine=Slow(), group_reward=together)
+    world.engine.holds = {"q2/0": 2}
+
+    async def main():
+        taken = await world.take()
+        await until(lambda: world.engine.sampled.count("q3/0") == len(world.engine.tokens))
+        await settled()
+        assert world.places()["playing"] == of(2, 3)
+        given = list(world.source.given)
+        await world.rollouts.close()
+        world.check()
+        assert world.places()["playing"] == [] and world.source.given == given
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rollout")]
+        assert names(taken.groups) == of(0, 1)
 
     run(main())

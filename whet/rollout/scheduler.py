@@ -254,6 +254,8 @@ class Rollouts:
         """All its trajectories have ended: score them together, and keep or drop the group."""
         try:
             group = await self._player.judge(play.group())
+            if play.withdrawn:  # while its siblings were scored: it is finished another time
+                return
             self._tally.spoilt(play.group(), group)
             reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
         except Exception as error:  # a filter failed
