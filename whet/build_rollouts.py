@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from whet.config import Hook
+from whet.data.source import Source
 from whet.rollout.filters import Filter, Order, build_filters
+from whet.rollout.own import OwnRollouts
+from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe
+from whet.rollout.scheduler import Rollouts, Wanted
 from whet.settings import RunConfig
 
 
@@ -24,6 +28,7 @@ class Place:
 
 PLACES: dict[str, Place] = {
     "rollout.play": Place(lambda config: config.rollout.play, ("run", "env"), awaited=True),
+    "control.rollout": Place(lambda config: config.control.rollout, ("ask",), awaited=True),
     "batch.process": Place(lambda config: config.batch.process, ("samples", "groups")),
     "observe.on_rollout": Place(lambda config: config.observe.on_rollout, ("rollout_id", "groups", "dropped", "metrics")),
 }
@@ -47,6 +52,7 @@ class Hooks:
 
     filters: Sequence[Filter]
     order: Order | None
+    rollout: Hook | None
     recipe: Recipe
     on_rollout: Hook | None
 
@@ -61,4 +67,13 @@ def build_hooks(config: RunConfig) -> Hooks:
     found = {key: find_hook(config, key) for key in PLACES}
     filters, order = build_filters(control)
     recipe = Recipe(config.batch.train_on, control.max_staleness, control.too_old, found["batch.process"])
-    return Hooks(filters, order, recipe, found["observe.on_rollout"])
+    return Hooks(filters, order, found["control.rollout"], recipe, found["observe.on_rollout"])
+
+
+def build_rollouts(
+    config: RunConfig, hooks: Hooks, source: Source, player: Player, wanted: Wanted, num_rollouts: int
+) -> Rollouts | OwnRollouts:
+    """What plays a run's rollouts: the scheduler, or a function of the user's."""
+    if hooks.rollout is not None:
+        return OwnRollouts(hooks.rollout, source, player, wanted, config.seed)
+    return Rollouts(source, player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order)

@@ -29,10 +29,11 @@ from whet.build import (
 )
 from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
-from whet.build_rollouts import build_hooks
+from whet.build_rollouts import build_hooks, build_rollouts
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
-from whet.data.source import TaskSource
+from whet.data.own import own_source
+from whet.data.source import Source, TaskSource
 from whet.engine.base import Engine, EngineFailed
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
@@ -44,7 +45,7 @@ from whet.rollout.player import Stalled
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.sampling import check_trainable
-from whet.rollout.scheduler import Rollouts, Wanted
+from whet.rollout.scheduler import Wanted
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
@@ -93,7 +94,7 @@ def train(config: RunConfig, command: str = "whet train", lead: Lead = ALONE) ->
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
-            rollouts = Rollouts(source, parts.player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order)
+            rollouts = build_rollouts(config, hooks, source, parts.player, wanted, num_rollouts)
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
@@ -261,18 +262,21 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
         display.warn(note)
 
 
-def training_source(config: RunConfig, texts: Texts) -> TaskSource:
+def training_source(config: RunConfig, texts: Texts) -> Source:
     """The training prompts."""
+    if config.data.source is not None:
+        return own_source(config.data.source, config.data.source_options, config.seed)
     return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
 
 
-def run_facts(config: RunConfig, parts: Parts, source: TaskSource) -> dict[str, str]:
+def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]:
     """What is good to know before a run."""
     plan = plan_batch(config.batch)
     parameters = sum(p.numel() for p in parts.model.hf.parameters())
+    num_dropped = source.num_dropped if isinstance(source, TaskSource) else 0
     facts = {
         "model": f"{parts.folder} ({parameters / 1e6:.1f}M parameters, {config.model.dtype}, {parts.model.device})",
-        "prompts": f"{len(source)}" + (f" ({source.num_dropped} over-long ones dropped)" if source.num_dropped else ""),
+        "prompts": f"{len(source)}" + (f" ({num_dropped} over-long ones dropped)" if num_dropped else ""),
         "batch": f"{plan.prompts_per_rollout} prompts x {plan.samples_per_prompt} samples = "
         f"{plan.samples_per_step} samples x {plan.steps_per_rollout} steps, {plan.epochs} epoch(s)",
         "algorithm": config.algo.name,

@@ -18,6 +18,7 @@ from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.observe.records import drop_records
 from whet.rollout.constant import RewardGuard
+from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.report import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.scheduler import Rollouts, Taken
@@ -105,7 +106,7 @@ class Run:
 
     num_rollouts: int
     seed: int
-    rollouts: Rollouts
+    rollouts: Rollouts | OwnRollouts
     recipe: Recipe
     learners: Learners
     publisher: Publisher

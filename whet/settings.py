@@ -6,11 +6,13 @@ At the end: what one part takes over from another.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.store import CheckpointConfig
-from whet.config import Config
+from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.engine import EmbeddedConfig
@@ -30,12 +32,29 @@ from whet.train.torch_native.backend import TrainConfig
 class DataConfig(RowConfig):
     """Where prompts come from. See also `[data]` of evaluation sets."""
 
-    train: str | list[str]
+    train: str | list[str] | None = None
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
+    source: Reference | None = None
+    """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source`
+    (docs/extending.md)."""
+    source_options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Drop the tasks with longer prompts (they are counted)."""
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if (self.train is None) == (self.source is None):
+            found = "neither is set" if self.train is None else "both are set"
+            raise ValueError(f"prompts come from files (train) or from a source of your own (source), and {found}; set one of them")
+        if self.source is None:
+            refuse_unread(self, ["source_options"], "without source", "name a function in source")
+        else:
+            why = f"with source={self.source!r}, which says by itself what comes when"
+            refuse_unread(self, ["max_prompt_tokens", "shuffle"], why, "see to it in there")
+        return self
 
 
 class EngineConfig(Config):
@@ -116,7 +135,9 @@ class RunConfig(BaseRunConfig):
 
 def training_rows(config: RunConfig) -> SourceConfig:
     """The training prompts' files, columns and order."""
-    return SourceConfig(path=config.data.train, seed=config.seed, **config.data.model_dump(exclude={"train"}))
+    assert config.data.train is not None, "the run has a source of its own"
+    options = config.data.model_dump(exclude={"train", "source", "source_options"})
+    return SourceConfig(path=config.data.train, seed=config.seed, **options)
 
 
 def evaluation_rows(config: RunConfig, chosen: EvaluationSetConfig) -> SourceConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config
+from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 from whet.commands import train
 from whet.config import HookFailed
@@ -11,6 +11,8 @@ from whet.observe import read_records
 
 CODE = '''
 from dataclasses import replace
+
+from whet.types import Task
 
 
 def first_alone(samples, groups):
@@ -38,6 +40,57 @@ def ranks(trajectories, by):
     """The longer, the better."""
     order = sorted(trajectories, key=lambda t: getattr(t, by))
     return [float(order.index(t)) for t in trajectories]
+
+
+class Numbers:
+    """Numbers to count up to, without end."""
+
+    epoch = 0
+
+    def __init__(self, seed, first=0):
+        self.first = self.coming = first
+
+    def __len__(self):
+        return 100
+
+    def next(self, n):
+        self.coming += n
+        return [self.find(f"count/{i}") for i in range(self.coming - n, self.coming)]
+
+    def find(self, task_id):
+        return Task(task_id, f"What is half of {task_id.rpartition('/')[2]}?", "0")
+
+    def state(self):
+        return {"coming": self.coming}
+
+    def restore(self, state):
+        self.coming = state["coming"]
+
+
+class Shortest:
+    """Plays one task more than wanted, drops the one with the longest replies, and counts how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def __call__(self, ask):
+        self.asked += 1
+        wanted = ask.wanted
+        groups = await ask.player.play(ask.source.next(wanted.groups + 1), wanted.samples_per_prompt, ask.seed)
+        longest = max(groups, key=lambda g: sum(len(t.response) for t in g.trajectories))
+        return [replace(g, dropped="longest") if g is longest else g for g in groups]
+
+    def state(self):
+        return {"asked": self.asked}
+
+    def restore(self, state):
+        self.asked = state["asked"]
+
+
+def stops_at_third(samples, groups):
+    if any(int(group.task.id.rpartition("/")[2]) > 7 for group in groups):
+        raise KeyError("enough")
+    return samples
 
 
 def takes_a_name(rollout_id, groups, dropped, metrics):
@@ -123,3 +176,25 @@ def test_a_greedy_trajectory_has_no_siblings_to_be_scored_with(folder):
     group = {"name": f"{folder}/code.py:ranks", "options": {"by": "response"}}
     with pytest.raises(ValueError, match=r"reward\.group is set, but algo\.name=remax compares with a greedy trajectory"):
         train(run_config(folder, "run", reward={"group": group}, algo={"name": "remax"}))
+
+
+def own(folder, name, **changes):
+    """A run with a source and rollouts of the user's."""
+    config = run_config(folder, name, num_rollouts=3, control={"rollout": f"{folder}/code.py:Shortest"}, **changes)
+    data = {"source": f"{folder}/code.py:Numbers", "source_options": {"first": 2}}
+    return config.model_validate({**config.model_dump(), "data": data})
+
+
+def test_a_source_and_whole_rollouts_of_one_s_own_go_on_bit_for_bit(folder):
+    train(own(folder, "whole"))
+    rows = read_records(folder / "whole/rollouts")
+    played = sorted({row["task_id"] for row in rows})
+    assert played == [f"count/{i}" for i in sorted(map(str, range(2, 11)), key=lambda i: f"count/{i}")]
+    assert {row["task_id"] for row in rows if row["dropped"] == "longest"} < set(played)
+    assert all(line["groups/dropped/longest"] == 1 for line in metrics_of(folder / "whole"))
+    with pytest.raises(HookFailed, match="enough"):  # in the third rollout
+        train(own(folder, "parts", batch={"process": f"{folder}/code.py:stops_at_third"}))
+    train(own(folder, "parts"))
+    assert weights_of(folder / "parts") == weights_of(folder / "whole")
+    kept = [{k: v for k, v in line.items() if not k.startswith("process/")} for line in metrics_of(folder / "parts")]
+    assert kept == metrics_of(folder / "whole")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.errors import ConfigError
-from whet.config.reference import resolve_callable
+from whet.config.reference import call_factory, check_call, resolve
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _STANDARD = sysconfig.get_path("stdlib")
@@ -34,15 +34,20 @@ class Hook:
 
     @classmethod
     def of(cls, key: str, reference: str, given: Sequence[str], options: Mapping[str, Any] | None = None, *, awaited: bool = False) -> Hook:
-        """The hook that a reference names, if it takes the arguments `given`, by place, and the `options`.
+        """The hook that a reference names, if it takes the arguments `given`, by place, and the `options`: a function, or a class without
+        arguments, of which one object is made and called.
 
         Args:
             awaited: whether it is a coroutine function, called with `wait_for`.
 
         Raises:
-            ConfigError: there is no such function, or it cannot be called that way.
+            ConfigError: there is no such function, it cannot be called that way, or the object cannot be made.
         """
-        function = resolve_callable(reference, kind=key, given=given, options=options or {})
+        function = resolve(reference, kind=key)
+        if inspect.isclass(function):
+            check_call(function, reference, kind=key, given=(), options=())
+            function = call_factory(function, reference, kind=key)
+        check_call(function, reference, kind=key, given=given, options=options or {})
         if is_async(function) != awaited:
             found, wanted = ("a plain function", "`async def`") if awaited else ("an async function", "plain `def`")
             raise ConfigError([f"{key} {reference!r} is {found}; write it with {wanted}"])
@@ -70,6 +75,10 @@ class Hook:
                 raise
             raise self._failed(error) from error
 
+    def at(self, function: Callable[..., Any]) -> Hook:
+        """Another function of the same thing, such as a method of its object; it is called without options."""
+        return Hook(self.key, self.reference, function)
+
     def refused(self, why: str) -> HookFailed:
         """The error for something that it returned: `why` goes on after the function's name."""
         return HookFailed(f"{self.key} = {self.reference!r} {why}")
@@ -85,8 +94,6 @@ def is_told(error: Exception) -> bool:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call gives something to await: a coroutine function, or an object whose `__call__` is one."""
-    if inspect.isclass(function):
-        return False
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

@@ -73,6 +73,16 @@ def resolve_callable(
         ConfigError: as `resolve`; or it is not callable, or takes other arguments.
     """
     found = resolve(reference, kind=kind)
+    check_call(found, reference, kind=kind, given=given, options=options)
+    return found
+
+
+def check_call(found: Any, reference: str, *, kind: str, given: Sequence[str], options: Iterable[str]) -> None:
+    """See that what a reference names can be called with the arguments `given`, by place, and the `options`.
+
+    Raises:
+        ConfigError: it is not callable, or takes other arguments.
+    """
     if not callable(found):
         raise ConfigError([f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"])
     options = list(options)
@@ -81,7 +91,6 @@ def resolve_callable(
     except TypeError as error:
         call = ", ".join([*given, *(f"{name}=..." for name in options)])
         raise ConfigError([f"{kind} {reference!r} cannot be called as f({call}): {error}"]) from None
-    return found
 
 
 def call_factory(factory: Callable[..., Any], reference: str, *given: Any, kind: str, **options: Any) -> Any:

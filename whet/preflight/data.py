@@ -13,6 +13,7 @@ from whet.data.template import Renderer
 from whet.evaluate.evaluation import EvaluationSetConfig
 from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_faults, told, visible
 from whet.preflight.findings import Note, fail, need, ok, several, warn
+from whet.preflight.own_source import check_source
 from whet.preflight.pairs import check_pairs
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.sampling import RolloutConfig
@@ -32,6 +33,11 @@ def check_data(scene: Scene) -> Iterator[Note]:
         return
     if isinstance(scene.config, PairRunConfig):
         yield from check_pairs(scene, scene.config)
+        return
+    if scene.rl.data.source is not None:
+        yield from check_source(scene)
+        if scene.source is not None and scene.renderer is not None and TRAINING in scene.tools:
+            yield from _prompts(scene.rows[TRAINING], scene.renderer, scene.tools[TRAINING], scene.rl.rollout, scene.vocab_size)
         return
     rows = training_rows(scene.rl)
     renderer, tools = scene.renderer, scene.tools.get(TRAINING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from whet.data.files import read_rows
 from whet.data.parsers import Parsed
@@ -12,6 +12,7 @@ from whet.env.base import Env, Step
 from whet.env.build import ENVS, EnvConfig, MakeEnv, build_env_factory
 from whet.preflight.boundary import run_user_code, run_user_coroutine
 from whet.preflight.findings import Note, fail, ok, skip, warn
+from whet.preflight.own_source import own_tasks
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.settings import evaluation_env, evaluation_rows, training_rows
@@ -26,17 +27,23 @@ WRONG = {"whet_check: no tool has a parameter of this name": None}
 def check_environment(scene: Scene) -> Iterator[Note]:
     """The environments of training and of the evaluation sets that have their own."""
     config = scene.rl
-    yield from _environment(scene, TRAINING, config.env, training_rows(config))
+    own = config.data.source is not None
+    yield from _environment(scene, TRAINING, config.env, (lambda: own_tasks(scene)[0]) if own else _first(training_rows(config)))
     for name, chosen in config.evaluate.sets.items():
         env = evaluation_env(config, chosen)
         if env == config.env and env.name in ENVS and TRAINING in scene.tools:
             scene.tools[name] = scene.tools[TRAINING]  # it neither has tools of its own nor changes a task
             continue
-        for note in _environment(scene, name, env, evaluation_rows(config, chosen)):
+        for note in _environment(scene, name, env, _first(evaluation_rows(config, chosen))):
             yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 
-def _environment(scene: Scene, name: str, config: EnvConfig, rows: SourceConfig) -> Iterator[Note]:
+def _first(rows: SourceConfig) -> Callable[[], Task]:
+    """Reads the first row."""
+    return lambda: task_from(next(read_rows(rows.path)), rows, "check/0#0")
+
+
+def _environment(scene: Scene, name: str, config: EnvConfig, first: Callable[[], Task]) -> Iterator[Note]:
     what = f"environment {config.name!r}"
     try:
         make = run_user_code(what, lambda: build_env_factory(config), IMPORT_DEADLINE_S)
@@ -45,7 +52,7 @@ def _environment(scene: Scene, name: str, config: EnvConfig, rows: SourceConfig)
     except ValueError as error:
         yield fail(str(error))
         return
-    yield _started(scene, name, what, make, rows)
+    yield _started(scene, name, what, make, first)
     tools = scene.tools.get(name)
     if tools is None:
         return
@@ -62,9 +69,9 @@ def signature(tool: Mapping[str, JSON]) -> str:
     return f"{function['name']}({', '.join(function.get('parameters', {}).get('properties', {}))})"
 
 
-def _started(scene: Scene, name: str, what: str, make: MakeEnv, rows: SourceConfig) -> Note:
+def _started(scene: Scene, name: str, what: str, make: MakeEnv, first: Callable[[], Task]) -> Note:
     try:
-        task = task_from(next(read_rows(rows.path)), rows, "check/0#0")
+        task = first()
     except (ValueError, StopIteration):
         return skip("not started: needs a row to start with")
 
@@ -82,7 +89,7 @@ def _started(scene: Scene, name: str, what: str, make: MakeEnv, rows: SourceConf
     if started.id != task.id:
         return fail(f"{what} changed the task's id from {task.id!r} to {started.id!r}; it must stay the same")
     scene.tasks[name], scene.tools[name] = started, tools
-    return ok(f"{what} started with {task.origin} and closed")
+    return ok(f"{what} started with {task.origin or task.id} and closed")
 
 
 def _tool_answers(scene: Scene, make: MakeEnv, tools: Sequence[Mapping[str, JSON]]) -> Iterator[Note]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from whet.algo import Algorithm, Need
 from whet.data.preference import PreferenceSource
-from whet.data.source import TaskSource
+from whet.data.source import Source
 from whet.data.supervised import SupervisedSource
 from whet.data.template import Renderer
 from whet.model.causal import CausalModel
@@ -46,7 +46,7 @@ class Scene:
     """The tasks that are played, by the same names."""
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
     """The task that an environment made of a first row, by the same names."""
-    source: TaskSource | SupervisedSource | PreferenceSource | None = None
+    source: Source | SupervisedSource | PreferenceSource | None = None
     longest: tuple[int, ...] | None = None
     """Tokens of the longest conversation of supervised training, or of the two of the longest pair."""
     total: int | None = None

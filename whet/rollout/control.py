@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, Reference
+from whet.config import Config, Reference, refuse_unread
 
 TooOld = Literal["mask", "drop"]
 
@@ -52,6 +52,9 @@ class ControlConfig(Config):
     """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed."""
     retry_budget: int | None = Field(default=None, ge=0)
     """Retries in all between two updates; none: any number."""
+    rollout: Reference | None = None
+    """Import reference to an async function `(ask) -> groups`, or to a class of such, that plays whole rollouts in place of whet's
+    scheduler (docs/extending.md). Of this table max_staleness, overlap and too_old count beside it."""
     max_error_rate: float = Field(default=1.0, gt=0, le=1)
     """Stop when a greater share of the trajectories failed, counted over a rollout's worth of them at least. Whatever it is, a rollout of
     failures alone stops the run."""
@@ -59,6 +62,13 @@ class ControlConfig(Config):
     @property
     def overlaps(self) -> bool:
         return self.max_staleness > 0 if self.overlap is None else self.overlap
+
+    @model_validator(mode="after")
+    def _own(self) -> ControlConfig:
+        if self.rollout is not None:
+            others = [name for name in ControlConfig.model_fields if name not in ("rollout", "max_staleness", "overlap", "too_old")]
+            refuse_unread(self, others, f"with rollout={self.rollout!r}, which plays whole rollouts", "see to it in there")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> ControlConfig:

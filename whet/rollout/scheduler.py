@@ -169,7 +169,9 @@ class Rollouts:
         return {"num_begun": self._num_begun, "plays": told, "tally": self._tally.state()}
 
     def restore(self, state: JSON) -> None:
-        """Raises ValueError if the source has no such task."""
+        """Raises ValueError if the source has no such task, or the state is not a scheduler's."""
+        if not isinstance(state, dict):
+            raise ValueError("the checkpoint was made with a control.rollout; go on with that, or start a new run_dir")
         wanted = self._wanted
         plays = [Play.restored(each, self._source.find, wanted.samples_per_prompt, wanted.baseline) for each in state["plays"]]
         self._num_begun = state["num_begun"]
@@ -181,9 +183,13 @@ class Rollouts:
 
     def _fill(self) -> None:
         """Begin as many groups as there is room for."""
-        if self._fault is None:
+        if self._fault is not None:
+            return
+        try:
             for _ in range(self._room()):
                 self._begin(self._next())
+        except Exception as error:  # a source of the user's; whoever takes next is told
+            self._fault = error
 
     def _room(self) -> int:
         """Groups that may be begun now."""
@@ -201,6 +207,8 @@ class Rollouts:
         if self._waiting:
             return self._waiting.pop(0)
         (task,) = self._source.next(1)
+        if task.id in (play.task.id for plays in (self._playing, self._ready, self._taken) for play in plays):
+            raise ValueError(f"the source gave the task {task.id!r} while it is being played; no two tasks of a run may have one id")
         self._num_begun += 1
         return Play(task, self._num_begun - 1, self._wanted.samples_per_prompt, self._wanted.baseline)
 
