@@ -187,14 +187,15 @@ class World:
     def _judge(self, group: Group) -> str | None:
         self.check()
         reason = self.keep(group)
-        if reason is not None:
+        if reason is not None and self.control.refill:
             self.dropped.append(group.task.id)
         return reason
 
     def places(self) -> dict[str, list[str]]:
         """Where tasks are, by the scheduler's own lists."""
         r = self.rollouts
-        lists = {"waiting": r._waiting, "playing": r._playing, "ready": r._ready, "taken": r._taken}
+        spare = [play for play, _, _ in r._spare]
+        lists = {"waiting": r._waiting, "playing": r._playing, "ready": r._ready, "taken": r._taken, "spare": spare}
         return {name: [play.task.id for play in plays] for name, plays in lists.items()}
 
     def check(self) -> None:
@@ -205,9 +206,13 @@ class World:
         assert found == Counter(self.source.given), (self.places(), self.learned, self.dropped)
 
     async def take(self) -> Taken:
+        taken = None
         try:
-            return await self.rollouts.take(self.progress)
+            taken = await self.rollouts.take(self.progress)
+            return taken
         finally:
+            if taken is not None and not self.control.refill:
+                self.dropped += [group.task.id for group in taken.dropped if group.dropped not in ("left_over", "too_old", "retried")]
             self.check()
 
     def learn(self, taken: Taken) -> None:

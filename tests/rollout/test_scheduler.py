@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections import Counter
 
 import pytest
@@ -11,7 +13,7 @@ from scripted import run
 from whet.engine.base import EngineRefused
 from whet.observe import flatten
 from whet.reward import RewardError
-from whet.rollout.control import ControlConfig
+from whet.rollout.control import ControlConfig, FilterConfig
 from whet.rollout.report import RolloutFailed
 from whet.types import Outcome, Rewards
 
@@ -177,7 +179,7 @@ def test_those_left_over_come_first_next_time():
         first = await world.roll()
         assert names(first.groups) == of(1, 2)
         assert sorted(names(first.dropped)) == of(0, 3) and {group.dropped for group in first.dropped} == {"left_over"}
-        assert world.places() == {"waiting": of(0, 3), "playing": [], "ready": [], "taken": []}
+        assert world.places() == {"waiting": of(0, 3), "playing": [], "ready": [], "taken": [], "spare": []}
         world.engine.check_idle()
         world.engine.holds.clear()
         world.engine.begun.clear()
@@ -250,3 +252,73 @@ def test_deterministic_rollouts_come_in_waves_and_are_put_back_whole():
         assert names(again.groups) == names(first.groups) and flatten(again.metrics) == flatten(first.metrics)
 
     run(main())
+
+
+NO_REFILL = ControlConfig(refill=False, over_sample=2.0, filters=[FilterConfig(name="zero_std")])
+"""The world brings a filter of its own."""
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("max_groups", [None, 1, 3])
+@pytest.mark.parametrize(
+    ("passes", "taken", "called_in", "dropped"),
+    [
+        (of(0, 1, 2, 3, 4, 5), of(0, 1, 2), 0, 0),
+        (of(2, 4, 5), of(2, 4, 5), 0, 3),
+        (of(4), of(0, 1, 4), 2, 3),
+        ([], of(0, 1, 2), 3, 3),
+    ],
+)
+def test_without_refills_dropped_groups_make_a_rollout_full(passes, taken, called_in, dropped, max_groups, deterministic):
+    """slime's filters "with fallback": what passes comes first, and what was dropped is called in where too few pass."""
+    control = NO_REFILL.model_copy(update={"max_groups": max_groups})
+    first = set(of(*range(6)))
+
+    async def score(trajectory):
+        await asyncio.sleep(zlib.crc32(trajectory.id.encode()) % 5 * 0.002)  # they end in any order
+        return Rewards(1.0)
+
+    world = World(control, groups=3, samples=1, deterministic=deterministic, reward=score)
+    world.keep = lambda group: "flat" if group.task.id in first - set(passes) else None
+
+    async def main():
+        found = await world.roll()
+        passed = [name for name in names(found.groups) if name in passes]
+        assert len(found.groups) == 3 and set(names(found.groups)) <= first
+        values = flatten(found.metrics)
+        assert values.get("groups/called_in", 0) == called_in == 3 - len(passed)
+        assert [name for name in names(found.groups) if name not in passes] == [name for name in taken if name not in passes]
+        assert values.get("groups/dropped/flat", 0) <= dropped
+        if len(passes) <= 3:
+            assert names(found.groups) == taken and len(world.source.given) == 6
+            assert values.get("groups/dropped/flat", 0) == dropped
+        await world.roll()
+        await world.rollouts.close()
+        world.engine.check_idle()
+
+    run(main())
+
+
+def test_what_was_set_aside_is_not_lost_when_a_rollout_is_cut_off():
+    world = World(NO_REFILL, groups=2, samples=1, keep=is_odd)
+    world.engine.holds = {"q0/0": 2, "q2/0": 2}
+
+    async def main():
+        taking = asyncio.ensure_future(world.take())
+        await until(lambda: len(world.places()["spare"]) == 2)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert {play["task"] for play in world.rollouts.state()["plays"]} == set(of(0, 1, 2, 3))
+        await world.rollouts.put_back()
+        world.check()
+        world.engine.holds.clear()
+        assert names((await world.roll()).groups) == of(0, 2)
+        assert Counter(world.engine.begun)["q1/0"] == 1, "what had ended is judged again, not played again"
+
+    run(main())
+
+
+@pytest.mark.parametrize("settings", [{"over_sample": 2.0}, {"filters": [{"name": "zero_std"}]}, {"max_staleness": 1}])
+def test_to_refuse_refills_has_no_meaning_by_itself(settings):
+    with pytest.raises(ValueError, match=r"control\.refill=false has no meaning"):
+        ControlConfig(refill=False, **settings)

@@ -195,7 +195,7 @@ def test_under_overlap_no_more_is_begun_than_the_bound_and_than_the_run_takes():
             if "q8" in names(taken.groups):
                 late.set()  # the last one ends between two rollouts
             await asyncio.sleep(0.01)
-        assert len(world.source.given) == 12 and world.places() == {"waiting": [], "playing": [], "ready": [], "taken": []}
+        assert len(world.source.given) == 12 and world.places() == {"waiting": [], "playing": [], "ready": [], "taken": [], "spare": []}
 
     run(main())
     assert max(out) == 6

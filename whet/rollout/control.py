@@ -44,6 +44,9 @@ class ControlConfig(Config):
     """Groups played at a time, at most; none: as many as are wanted."""
     filters: list[FilterConfig] = Field(default_factory=list)
     """Rules by which finished groups are dropped; others are played in their place (dynamic sampling)."""
+    refill: bool = True
+    """Others are played in the place of groups that filters drop. false (without overlap): over_sample times as many as are wanted are
+    played and no more; where too few of them pass, those that were begun first of the others are trained on all the same."""
     give_up_after: int = Field(default=10, ge=1)
     """Stop when so many times prompts_per_rollout groups were dropped one after another."""
     order: Reference | None = None
@@ -84,6 +87,9 @@ class ControlConfig(Config):
                 f"control.over_sample={self.over_sample} has no meaning with overlap: what is left over is trained on later; raise "
                 "max_staleness to have more groups under way"
             )
+        if not self.refill and (self.overlaps or self.over_sample == 1 or not self.filters):
+            why = "with overlap: groups are always under way there" if self.overlaps else "without filters and over_sample above 1"
+            raise ValueError(f"control.refill=false has no meaning {why}; leave it out, or change that")
         if self.retry_budget is not None and self.retries == 0:
             raise ValueError(f"control.retry_budget={self.retry_budget} bounds nothing with control.retries=0; set that, or leave it out")
         return self

@@ -86,6 +86,8 @@ class Rollouts:
         self._playing: list[Play] = []
         self._ready: list[Play] = []
         self._taken: list[Play] = []
+        self._spare: list[tuple[Play, Group, str]] = []
+        """Without refills: what filters dropped of the rollout under way, and why."""
         self._num_begun = 0
         self._num_left = 0
         """Groups that the trainer takes from the present rollout on."""
@@ -119,6 +121,7 @@ class Rollouts:
             while True:
                 self._expire(self._version, "too_old")
                 self._fill()
+                self._call_in()
                 if self._fault is not None:
                     raise self._fault
                 if self._full:
@@ -128,6 +131,9 @@ class Rollouts:
         finally:
             self._taking = False
         self._choose()
+        for _, group, reason in self._spare:
+            self._tally.dropped(group, reason)
+        self._spare.clear()
         if not self._control.overlaps:
             await (self._stand_still() if self._control.partial else self._withdraw(self._playing, "left_over"))
             self._expire(self._version + 1, "left_over")
@@ -160,11 +166,15 @@ class Rollouts:
     async def close(self) -> None:
         """End whatever is under way, without a word."""
         await self._withdraw(self._playing, None)
+        for play, _, _ in self._spare:
+            self._wait(play)
+        self._spare.clear()
         self._fault = None
 
     def state(self) -> JSON:
         """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
-        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken], key=_begun)
+        spare = [play for play, _, _ in self._spare]
+        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken, *spare], key=_begun)
         told = [play.state(self._resumable) for play in plays]
         return {"num_begun": self._num_begun, "plays": told, "tally": self._tally.state()}
 
@@ -200,8 +210,18 @@ class Rollouts:
         elif not self._taking or (self._player.deterministic and playing):
             return 0  # what is begun, and so which bits, must not depend on which group was the first to end
         else:
-            room = math.ceil((self._wanted.groups - len(self._ready)) * control.over_sample) - playing
+            room = self._lacking
         return max(0, room if control.max_groups is None else min(room, control.max_groups - playing))
+
+    @property
+    def _lacking(self) -> int:
+        """Without overlap: groups that are to be begun, now or when there is room for them."""
+        control, num_ready = self._control, len(self._ready)
+        if control.refill:
+            wanted = math.ceil((self._wanted.groups - num_ready) * control.over_sample)
+        else:  # so many in all, whatever becomes of them
+            wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._spare)
+        return max(0, wanted - len(self._playing))
 
     def _next(self) -> Play:
         if self._waiting:
@@ -272,12 +292,28 @@ class Rollouts:
             self._playing.remove(play)
             play.jobs.clear()
             if reason is None:
-                play.take_over(group)
-                self._ready.append(play)
-            self._judged(group, reason)
+                self._keep(play, group)
+            elif self._control.refill:
+                self._judged(group, reason)
+            else:
+                self._spare.append((play, group, reason))
         self._changed.set()
         if self._control.overlaps and not self._taking:
             self._fill()
+
+    def _keep(self, play: Play, group: Group) -> None:
+        play.take_over(group)
+        self._ready.append(play)
+        self._judged(group, None)
+
+    def _call_in(self) -> None:
+        """Keep dropped groups all the same where what is under way cannot make the rollout full: those begun first, whatever ends when."""
+        missing = max(0, self._wanted.groups - len(self._ready) - len(self._playing) - self._lacking)
+        self._spare.sort(key=lambda spare: spare[0].index)
+        called, self._spare = self._spare[:missing], self._spare[missing:]
+        for play, group, _ in called:
+            self._tally.num_called_in += 1
+            self._keep(play, group)
 
     def _judged(self, group: Group, reason: str | None) -> None:
         try:

@@ -21,6 +21,8 @@ class Tally:
     num_ended: int = 0
     num_kept: int = 0
     num_retries: int = 0
+    num_called_in: int = 0
+    """Groups that were kept although a filter dropped them."""
     busy_s: float = 0.0
     """Of the engine, since the rollout before was taken."""
     busy_before_s: float = 0.0
@@ -107,8 +109,8 @@ class Tally:
         """The dropped groups and the metrics since the last time, as a rollout is taken.
 
         Returns:
-            metrics: `groups/kept` and `groups/dropped/<reason>`, the tokens that were sampled for nothing, retries, and how many groups are
-            finished and under way beside those that are taken.
+            metrics: `groups/kept`, `groups/dropped/<reason>` and, of those kept, `groups/called_in`; the tokens that were sampled for
+            nothing, retries, and how many groups are finished and under way beside those that are taken.
         """
         told, self.groups = self.groups, []
         tokens = sum(t.num_tokens_sampled for group in told for t in group.played)
@@ -119,7 +121,9 @@ class Tally:
             "time/engine_busy_s": Total(self.busy_s),
             "rollout/ready_groups": Last(num_ready),
             "rollout/playing_groups": Last(num_playing),
+            **({"groups/called_in": Total(self.num_called_in)} if self.num_called_in else {}),
             **{f"groups/dropped/{reason}": Total(count) for reason, count in sorted(self.reasons.items())},
         }
         self.failed, self.num_ended, self.num_kept, self.num_retries, self.reasons = [], 0, 0, 0, Counter()
+        self.num_called_in = 0
         return told, metrics
