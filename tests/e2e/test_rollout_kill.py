@@ -168,7 +168,7 @@ def test_a_stop_keeps_half_finished_trajectories_and_goes_on_with_their_tokens(f
     """What was sampled of a trajectory by the stop is the beginning of what trains, with its log-probs and versions."""
     config = overlapping(folder, "half", num_rollouts=4, rollout={"max_turn_tokens": 40, "max_tokens": 160})
     with monkeypatch.context() as patch:
-        ask_at(patch, EngineCore, "step", stop, 60)
+        ask_at(patch, EngineCore, "step", stop, 20)  # in the middle of the first turns
         with pytest.raises(Stopped):
             train(config)
     run_dir = folder / "half"

@@ -112,21 +112,27 @@ def test_the_engine_is_awake_for_an_evaluation_and_stands_still_again():
 
 def test_a_trajectory_s_time_does_not_run_while_sampling_is_suspended():
     control = PARTIAL.model_copy(update={"over_sample": 2.0})
-    world = World(control, groups=1, samples=1, timeout_s=0.6)
-    world.engine.holds = {"q0/0": 2, "q2/0": 2}
+    world = World(control, groups=1, samples=1, timeout_s=20)
+    world.engine.holds = {"q0/0": 2}
 
     async def main():
         await world.roll()
-        await asyncio.sleep(0.8)
-        world.engine.holds.pop("q0/0")
-        second = await world.roll()
-        assert names(second.groups) == of(0) and second.groups[0].trajectories[0].outcome is Outcome.COMPLETED
-        await until(lambda: True)
-        world.engine.holds["q3/0"] = 1
-        world.engine.holds["q4/0"] = 1
-        third = await world.roll()
-        ended = third.groups[0].trajectories[0]
-        assert (ended.task.id, ended.outcome) == ("q2", Outcome.TIMEOUT), "and it does run otherwise"
+        deadline = world.rollouts._playing[0].runs["q0/0"].deadline
+        assert deadline.left_s is not None
+        before = deadline.left_s
+        await settled()
+        assert deadline.left_s == pytest.approx(before, abs=1e-6), "suspended"
+        async with world.rollouts.engine_awake():
+            await settled()
+            awake = deadline.left_s
+        assert awake < before - 0.04, "it runs while an evaluation has the engine sample"
+        await settled()
+        assert deadline.left_s <= awake
+        stood = deadline.left_s
+        await settled()
+        assert deadline.left_s == pytest.approx(stood, abs=1e-6)
+        world.engine.holds.clear()
+        assert (await world.roll()).groups[0].trajectories[0].outcome is Outcome.COMPLETED
         await world.rollouts.close()
 
     run(main())
