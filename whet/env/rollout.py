@@ -18,7 +18,7 @@ from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
-from whet.env.sampling import Reply, read_reply
+from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
 PLAY = "rollout.play"
@@ -41,6 +41,10 @@ class Limits:
         for name in ("max_turns", "max_tokens", "max_turn_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class Aborted(Exception):
+    """The engine was told to stop in the middle of a turn: whoever plays the trajectory ends, too."""
 
 
 class PromptTooLong(ValueError):
@@ -157,8 +161,19 @@ class TrajectoryRun:
         """What a user's function plays begins anew whatever there is: nobody knows where it was."""
         self.turns.clear()
         self.place = PLAY
-        async with self.deadline.ends(PLAY):
-            return Outcome(await play(self, env))
+        playing = asyncio.ensure_future(play(self, env))
+        try:
+            if not await in_time(playing, self.deadline):
+                raise self.deadline.error(self.place)
+            answer = playing.result()
+        except Aborted:
+            return Outcome.ABORTED
+        finally:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+        if answer not in tuple(Outcome):
+            raise ValueError(f"rollout.play returned {answer!r}; return how the trajectory ended, an Outcome ({', '.join(Outcome)})")
+        return Outcome(answer)
 
     async def _play(self, env: Env) -> Outcome:
         async with self.waits_for("env.start"):
@@ -196,8 +211,13 @@ class TrajectoryRun:
 
         Returns:
             What it says; None: the limits leave no room for it.
+
+        Raises:
+            Aborted: the engine was told to stop; let it pass.
         """
         parsed = await self._sample(_Next(tuple(context), origin, restart))
+        if parsed is not None and self.turns[-1].finish is Finish.ABORT:
+            raise Aborted(self.id)
         self.place = PLAY
         return parsed
 

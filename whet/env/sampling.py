@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from whet.engine.base import Engine
 from whet.env.deadline import Deadline
@@ -45,25 +46,25 @@ async def read_reply(engine: Engine, request: Request, deadline: Deadline, reply
     """
     reading = asyncio.ensure_future(_read(engine, request, reply))
     try:
-        in_time = await _in_time(reading, deadline)
-        if not in_time:
+        ended = await in_time(reading, deadline)
+        if not ended:
             with suppress(TimeoutError):  # an engine that hangs does not answer an abort either
                 async with asyncio.timeout(ABORT_GRACE_S):
                     await engine.abort(request.id)
                     await asyncio.wait({reading})
         if reading.done():
             reading.result()
-        return in_time
+        return ended
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _in_time(reading: asyncio.Task[None], deadline: Deadline) -> bool:
+async def in_time(work: asyncio.Future[Any], deadline: Deadline) -> bool:
     """Wait until it has ended, or its time is over; True if it has ended."""
-    while not reading.done() and (left_s := deadline.left_s) != 0:
-        await asyncio.wait({reading}, timeout=None if left_s is None else max(left_s, LEAST_WAIT_S))
-    return reading.done()
+    while not work.done() and (left_s := deadline.left_s) != 0:
+        await asyncio.wait({work}, timeout=None if left_s is None else max(left_s, LEAST_WAIT_S))
+    return work.done()
 
 
 async def _read(engine: Engine, request: Request, reply: Reply) -> None:

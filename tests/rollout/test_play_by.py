@@ -1,0 +1,89 @@
+"""Trajectories that a function of a user's plays: its time, its end by an abort, and what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted import HANG, RENDERER, STOP, TASK, FakeEnv, ScriptedEngine, chunk, run, says, turns
+
+from whet.env.deadline import Deadline, Pauses
+from whet.env.rollout import Limits, TrajectoryRun
+from whet.types import Finish, Origin, Outcome, SamplingParams
+
+PARAMS = SamplingParams(999, stop_token_ids=(STOP,), seed=7)
+LIMITS = Limits(max_turns=4, max_tokens=1000, max_turn_tokens=200)
+
+
+def played(engine, play, deadline=None, during=None):
+    async def main():
+        made = TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS, deadline=deadline() if deadline else Deadline())
+        job = asyncio.ensure_future(made.to_end(FakeEnv(), play))
+        if during is not None:
+            await during(made)
+        return await job
+
+    trajectory = run(main())
+    engine.check_idle()
+    return trajectory
+
+
+async def twice(run, env):
+    await run.sample(RENDERER.prompt(run.task, []), Origin.PROMPT)
+    await run.sample(RENDERER.encode("again"), Origin.ENVIRONMENT)
+    return Outcome.COMPLETED
+
+
+def test_its_turns_are_kept_as_any():
+    trajectory = played(ScriptedEngine(turns(says("a"), says("b"))), twice)
+    assert trajectory.outcome is Outcome.COMPLETED
+    assert [turn.message.content for turn in trajectory.turns] == ["a", "b"]
+    assert trajectory.turns[1].context == RENDERER.encode("again")
+
+
+def test_an_abort_ends_it_and_it_samples_nothing_more():
+    engine = ScriptedEngine(turns([chunk("half"), HANG], says("b")))
+
+    async def abort(made):
+        while not engine.sampled:
+            await asyncio.sleep(0)
+        await engine.abort(made.request)
+
+    trajectory = played(engine, twice, during=abort)
+    assert (trajectory.outcome, trajectory.error) == (Outcome.ABORTED, None)
+    assert [turn.finish for turn in trajectory.turns] == [Finish.ABORT]
+    assert len(engine.requests) == 1
+
+
+def test_its_time_ends_wherever_it_is():
+    async def idles(run, env):
+        await asyncio.Event().wait()
+
+    trajectory = played(ScriptedEngine(turns()), idles, lambda: Deadline.after(0.05))
+    assert trajectory.outcome is Outcome.TIMEOUT and trajectory.error.where == "rollout.play"
+
+
+def test_a_pause_does_not_count():
+    pauses = Pauses()
+
+    async def waits(run, env):
+        await asyncio.sleep(0.3)
+        return Outcome.COMPLETED
+
+    async def pause(made):
+        pauses.begin()
+        await asyncio.sleep(0.25)
+        pauses.end()
+
+    trajectory = played(ScriptedEngine(turns()), waits, lambda: Deadline.after(0.15, pauses=pauses), pause)
+    assert trajectory.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize("answer", [None, "done", 3])
+def test_what_is_no_outcome_is_told(answer):
+    async def ends(run, env):
+        return answer
+
+    trajectory = played(ScriptedEngine(turns()), ends)
+    assert trajectory.outcome is Outcome.ENV_ERROR
+    assert trajectory.error.message.startswith(f"rollout.play returned {answer!r}; return how the trajectory ended")
