@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from whet.config import Hook
 from whet.data.source import Source
-from whet.rollout.filters import Filter, Order, build_filters
+from whet.rollout.filters import Filter, build_filters
+from whet.rollout.order import Order
 from whet.rollout.own import OwnRollouts
 from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe

@@ -273,7 +273,7 @@ class Dying:
 
 @pytest.mark.parametrize("how", ["gone", "deaf"])
 def test_with_an_engine_that_is_gone_what_there_is_is_put_back_all_the_same(how, monkeypatch):
-    monkeypatch.setattr("whet.rollout.scheduler.ABORT_GRACE_S", 0.2)
+    monkeypatch.setattr("whet.rollout.ending.ABORT_GRACE_S", 0.2)
     world = World(PARTIAL, groups=2, samples=2)
     world.engine.holds = {"q1/1": 4}
     world.engine = Dying(world.engine, how)

@@ -260,7 +260,7 @@ MODES = {
 def impatient(monkeypatch):
     """Engines that hang are left behind soon."""
     monkeypatch.setattr("whet.env.sampling.ABORT_GRACE_S", 0.2)
-    monkeypatch.setattr("whet.rollout.scheduler.ABORT_GRACE_S", 0.5)
+    monkeypatch.setattr("whet.rollout.ending.ABORT_GRACE_S", 0.5)
 
 
 @pytest.mark.parametrize("mode", list(MODES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -52,7 +54,7 @@ def step_batch():
 def plain_values(model, batch, *, after=False):
     """Values one sequence at a time through transformers' own model: the head on the state before each token, 0 before the first; or
     `after` each token."""
-    twin = AutoModelForSequenceClassification.from_config(model.config, attn_implementation="eager", dtype=torch.float64)
+    twin = AutoModelForSequenceClassification.from_config(copy.deepcopy(model.config), attn_implementation="eager", dtype=torch.float64)
     twin.load_state_dict(model.hf.state_dict())
     twin.eval()
     out = []

@@ -11,14 +11,12 @@ from whet.config import Config, ConfigError, Hook
 from whet.config.errors import problems_of
 from whet.core.advantages import nothing_to_compare
 from whet.rollout.control import ControlConfig, FilterConfig
+from whet.rollout.order import Order
 from whet.rollout.samples import score_of
 from whet.types import Group
 
 Filter = Callable[[Group], str | None]
 """Why a group is dropped, in a word or two that are counted; None: it is kept."""
-
-Order = Callable[[list[Group]], Sequence[Group]]
-"""Sorts finished groups: those that are trained on first come first."""
 
 
 class NoOptions(Config):

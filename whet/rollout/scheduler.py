@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from whet.data.source import Source
-from whet.engine.base import EngineFailed
 from whet.env.deadline import Pauses
 from whet.observe.metrics import Metrics, Total
 from whet.rollout.control import ControlConfig
-from whet.rollout.filters import Filter, Order
+from whet.rollout.ending import end_jobs
+from whet.rollout.filters import Filter
+from whet.rollout.order import Order, begun, ordered
 from whet.rollout.play import Play
 from whet.rollout.player import Game, Player
 from whet.rollout.report import RolloutFailed
@@ -26,10 +27,6 @@ from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
 RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIMEOUT)
 """Outcomes after which a trajectory may be played again. A refused one would be refused again."""
-ABORT_GRACE_S = 5.0
-"""For the engine to hand over what it sampled of a trajectory that is cut off."""
-ABORT_AGAIN_S = 0.05
-"""Until the engine is asked again: a request may just have been on its way to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +157,7 @@ class Rollouts:
             self.restore(own)
             self._entry = None
         else:
-            self._ready = sorted([*self._taken, *self._ready], key=_begun)
+            self._ready = sorted([*self._taken, *self._ready], key=begun)
         self._taken = []
 
     async def close(self) -> None:
@@ -174,7 +171,7 @@ class Rollouts:
     def state(self) -> JSON:
         """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
         spare = [play for play, _, _ in self._spare]
-        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken, *spare], key=_begun)
+        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken, *spare], key=begun)
         told = [play.state(self._resumable) for play in plays]
         return {"num_begun": self._num_begun, "plays": told, "tally": self._tally.state()}
 
@@ -262,8 +259,8 @@ class Rollouts:
         num_retries = 0
         while True:
             async with self._slots:
-                begun = play.begun.pop(game.id, None)
-                run = play.runs[game.id] = self._player.begin(game, begun if self._resumable else None, self._pauses)
+                earlier = play.begun.pop(game.id, None)
+                run = play.runs[game.id] = self._player.begin(game, earlier if self._resumable else None, self._pauses)
                 try:
                     trajectory = await self._player.finish(run)
                     if play.withdrawn and not trajectory.outcome.valid:
@@ -329,9 +326,9 @@ class Rollouts:
 
     def _choose(self) -> None:
         """Take as many as are wanted of those that are ready."""
-        ready = sorted(self._ready, key=_begun)
+        ready = sorted(self._ready, key=begun)
         if self._order is not None:
-            ready = _ordered(ready, self._order)
+            ready = ordered(ready, self._order)
         self._taken, self._ready = ready[: self._wanted.groups], ready[self._wanted.groups :]
 
     def _expire(self, version: int, reason: str) -> None:
@@ -385,7 +382,7 @@ class Rollouts:
         plays = list(plays)
         for play in plays:
             play.withdrawn = True
-        await self._end_jobs(plays)
+        await end_jobs(plays, self._player.engine)
         for play in plays:
             play.jobs.clear()
             play.withdrawn = False
@@ -397,50 +394,5 @@ class Rollouts:
                 play.forget()
             self._wait(play)
 
-    async def _end_jobs(self, plays: Sequence[Play]) -> None:
-        """Have every trajectory come to its end: the engine hands over what it sampled, whatever else is waited for is cancelled."""
-        clock = asyncio.get_running_loop().time
-        deadline, cancelled = clock() + ABORT_GRACE_S, set[str]()
-
-        def under_way() -> list[tuple[Play, str]]:
-            return [(play, id) for play in plays for id, job in play.jobs.items() if not job.done()]
-
-        while (left := under_way()) and clock() < deadline:
-            for play, id in left:
-                run = play.runs.get(id)
-                if run is not None and run.request and id not in cancelled:
-                    with suppress(EngineFailed, TimeoutError):  # an engine that is gone or hangs: the trajectory is cancelled below
-                        async with asyncio.timeout_at(deadline):
-                            await self._player.engine.abort(run.request)
-                elif id not in cancelled:  # once: a second time would break off the closing of its environment
-                    cancelled.add(id)
-                    play.jobs[id].cancel()
-            await asyncio.wait([play.jobs[id] for play, id in left], timeout=ABORT_AGAIN_S)
-        for play, id in under_way():
-            if id not in cancelled:
-                play.jobs[id].cancel()
-        await asyncio.gather(*(job for play in plays for job in play.jobs.values()), return_exceptions=True)
-
     def _wait(self, play: Play) -> None:
-        self._waiting = sorted([*self._waiting, play], key=_begun)
-
-
-def _begun(play: Play) -> int:
-    return play.index
-
-
-def _ordered(plays: list[Play], order: Order) -> list[Play]:
-    """As a user's function sorts their groups.
-
-    Raises:
-        ValueError: if it gives others back than it was given.
-    """
-    groups = [play.group() for play in plays]
-    by_task = {group.task.id: play for group, play in zip(groups, plays, strict=True)}
-    given = order(groups)
-    if not isinstance(given, Sequence) or not all(isinstance(group, Group) for group in given):
-        raise ValueError(f"control.order returned {type(given).__name__}; return a list of the groups that it was given, sorted")
-    found = [group.task.id for group in given]
-    if sorted(found) != sorted(by_task):
-        raise ValueError(f"control.order was given {len(by_task)} groups and returned {len(found)}; it must return the same ones, sorted")
-    return [by_task[id] for id in found]
+        self._waiting = sorted([*self._waiting, play], key=begun)

@@ -33,7 +33,7 @@ from whet.train.torch_native.ranks import Found, OneRank, Ranks
 from whet.train.torch_native.saving import read_tensors, save_tensors
 from whet.types import JSON
 
-WEIGHTS, OPTIMIZER = "weights", "optimizer"
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 """Of a checkpoint's files of tensors."""
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""

@@ -18,27 +18,27 @@ from torch.distributed.tensor import DTensor
 from whet.train.tensor_files import write_tensors
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to `<path>.safetensors`, or what is spread over ranks to a folder of that name; all ranks call it then."""
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors to a file, or what is spread over ranks to a folder of its name without the ending; all ranks call it then."""
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=path)
+        save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=file.with_suffix(""))
         return
-    write_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path.with_suffix(".safetensors"))
+    write_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
 
 
-def read_tensors(path: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """What `save_tensors` wrote, cut as `like` is where it was cut at all.
 
     Args:
-        path: as it was given.
+        file: as it was given.
         like: a tensor of each name that may be there.
 
     Raises:
         ValueError: if shards have other names or shapes.
     """
-    file = path.with_suffix(".safetensors")
     if file.is_file():
         return load_file(file)
+    path = file.with_suffix("")
     found = FileSystemReader(path).read_metadata().state_dict_metadata
     odd = sorted(found.keys() - like.keys())
     if odd:
