@@ -73,16 +73,17 @@ def lines_of(config: RunConfig) -> list[dict[str, float]]:
     return [line for line in map(json.loads, lines) if "policy/loss" in line or "rollout/tokens" in line]
 
 
-def learn(seeds: list[int], found: dict[str, Any]) -> None:
+def learn(seeds: list[int]) -> None:
     for seed in seeds:
         config, model = warmed(seed, NUM_HELD_OUT)
         for variant in LEARNED:
-            kept = FOLDER / f"seed{seed}" / f"learned {variant}.json"
-            if not kept.exists():
-                row = learned(config, model, variant)
-                kept.write_text(json.dumps(row, indent=1) + "\n")
-                print(json.dumps(row), flush=True)
-    found["learn"] = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("seed*/learned *.json"))]
+            if any((row["seed"], row["variant"]) == (seed, variant) for row in read().get("learn", [])):
+                continue
+            row = learned(config, model, variant)
+            print(json.dumps(row), flush=True)
+            found = read()
+            found["learn"] = sorted([*found.get("learn", []), row], key=lambda row: (row["seed"], row["variant"]))
+            write(found)
 
 
 def learned(config: QuickstartConfig, model: Path, variant: str) -> dict[str, Any]:
@@ -148,6 +149,10 @@ def slow(found: dict[str, Any]) -> None:
         print(variant, json.dumps(row), flush=True)
 
 
+def read() -> dict[str, Any]:
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
 def write(found: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     found["command"] = "python benchmarks/rollout_control.py learn|time|slow"
@@ -156,9 +161,11 @@ def write(found: dict[str, Any]) -> None:
 
 def main() -> None:
     what, *rest = sys.argv[1:]
-    found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    seeds = [int(seed) for seed in rest] or [0, 1, 2]
-    {"learn": lambda: learn(seeds, found), "time": lambda: time_all(found), "slow": lambda: slow(found)}[what]()
+    if what == "learn":
+        learn([int(seed) for seed in rest] or [0, 1, 2])
+        return
+    found = read()
+    {"time": time_all, "slow": slow}[what](found)
     write(found)
 
 
