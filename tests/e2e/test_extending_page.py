@@ -32,11 +32,14 @@ def folder(tmp_path, monkeypatch):
     make_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    before = set(sys.modules)
+    forget_modules()  # another page's example may have left one of the same name
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("my_"):
-            del sys.modules[name]
+    forget_modules()
+
+
+def forget_modules() -> None:
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
 
 
 def block(section: str, language: str) -> str:
