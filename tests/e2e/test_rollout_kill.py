@@ -8,19 +8,17 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from test_stop import ask_at
 from tiny_run import HERE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-import whet.opened
 from whet.commands import train
 from whet.engine.embedded.core import EngineCore
 from whet.observe import read_records
 from whet.rollout.scheduler import Rollouts
-from whet.stop import Stop, Stopped
+from whet.stop import Stopped
 
 KILLED = -signal.SIGKILL
 ASIDE = ("timings", "task_origin")
@@ -91,19 +89,6 @@ def test_dynamic_sampling_killed_anywhere_goes_on_bit_for_bit(folder, undisturbe
     statuses = starts(*((config, moment) for moment in moments), (config, None))
     assert statuses == [KILLED] * len(moments) + [0]
     check_equal(folder / "again-and-again", undisturbed)
-
-
-@pytest.fixture
-def stop(monkeypatch):
-    """What asks the next run to stop, without a signal."""
-    asked = Stop()
-
-    @contextmanager
-    def never():
-        yield asked
-
-    monkeypatch.setattr(whet.opened, "on_signals", never)
-    return asked
 
 
 @pytest.mark.parametrize("count", [3, 25])

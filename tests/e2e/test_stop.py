@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-import whet.opened
 from whet.commands import train
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
@@ -44,19 +42,6 @@ def undisturbed(folder):
 
 def evaluation(folder):
     return {"interval": 2, "sets": {"same": {"path": str(folder / "train.jsonl")}}}
-
-
-@pytest.fixture
-def stop(monkeypatch):
-    """What asks the next run to stop, without a signal."""
-    asked = Stop()
-
-    @contextmanager
-    def never():
-        yield asked
-
-    monkeypatch.setattr(whet.opened, "on_signals", never)
-    return asked
 
 
 def ask_at(monkeypatch, owner, name, stop, count):

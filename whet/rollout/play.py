@@ -34,6 +34,8 @@ class Play:
     """It is being cut off."""
     judged: bool = False
     """The rewards are final, and no filter dropped it."""
+    newest: int | None = None
+    """Of a judged one: the version that sampled the newest token of the siblings; None: they have none."""
 
     @property
     def ids(self) -> list[str]:
@@ -44,11 +46,6 @@ class Play:
     @property
     def whole(self) -> bool:
         return len(self.ended) == self.num_samples + self.baseline
-
-    @property
-    def num_tokens(self) -> int:
-        """Sampled for it so far."""
-        return sum(t.num_tokens_sampled for t in self.there)
 
     @property
     def there(self) -> Iterator[Trajectory]:
@@ -62,11 +59,6 @@ class Play:
         """The version that sampled its oldest token; None: there is none."""
         return min((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
 
-    @property
-    def newest(self) -> int | None:
-        """The version that sampled its newest token; None: there is none."""
-        return max((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
-
     def group(self) -> Group:
         *siblings, last = [self.ended[id] for id in self.ids]
         return Group(self.task, tuple(siblings), last) if self.baseline else Group(self.task, (*siblings, last))
@@ -75,13 +67,14 @@ class Play:
         """Its trajectories as they were judged."""
         self.ended = {t.id: t for t in group.played}
         self.judged = True
+        self.newest = max((v for t in group.trajectories for turn in t.turns for v in turn.versions), default=None)
 
     def forget(self) -> None:
         """Begin anew."""
         assert not self.jobs, "it is being played"
         self.ended.clear()
         self.begun.clear()
-        self.judged, self.withdrawn = False, False
+        self.judged, self.withdrawn, self.newest = False, False, None
 
     def state(self, resumable: bool) -> JSON:
         """As JSON: the task's id, and of its trajectories those that need not be played again.
@@ -103,7 +96,8 @@ class Play:
         ids = set(play.ids)
         for name, into in (("ended", play.ended), ("begun", play.begun)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})
-        play.judged = state["judged"] and play.whole
+        if state["judged"] and play.whole:
+            play.take_over(play.group())
         return play
 
 

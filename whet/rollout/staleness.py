@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,23 +26,30 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
         The samples in their order, and metrics: the mean and the largest age of what trains, and how many tokens were taken out.
     """
     out: list[Sample] = []
-    ages: list[int] = []
+    ages: Counter[int] = Counter()
     num_masked = 0
     for sample in samples:
-        trained = list(zip(sample.loss_mask, sample.versions, strict=True))
-        old = [trains and v != UNSAMPLED and version - v > max_staleness for trains, v in trained]
-        if any(old):
+        found = _ages(sample, version)
+        if any(age > max_staleness for age in found):
             whole = too_old == "drop"
+            old = [v != UNSAMPLED and version - v > max_staleness for v in sample.versions]
             mask = tuple(trains and not (is_old or whole) for trains, is_old in zip(sample.loss_mask, old, strict=True))
             num_masked += sum(sample.loss_mask) - sum(mask)
             sample = replace(sample, loss_mask=mask)
-        ages.extend(version - v for trains, v in zip(sample.loss_mask, sample.versions, strict=True) if trains and v != UNSAMPLED)
+            found = _ages(sample, version)
+        ages.update(found)
         out.append(sample)
     oldest = max(ages, default=0)
     assert oldest <= max_staleness, f"a token of age {oldest} was about to be trained"
     metrics: Metrics = {
-        "staleness/mean": Mean(sum(ages), len(ages)),
+        "staleness/mean": Mean(sum(age * count for age, count in ages.items()), ages.total()),
         "staleness/max": Max(oldest),
         "staleness/masked_tokens": Total(num_masked),
     }
     return out, metrics
+
+
+def _ages(sample: Sample, version: int) -> Counter[int]:
+    """How many of its trained tokens have which age."""
+    counts = Counter(zip(sample.loss_mask, sample.versions, strict=True))
+    return Counter({version - v: count for (trains, v), count in counts.items() if trains and v != UNSAMPLED})
