@@ -186,7 +186,7 @@ def test_a_copy_that_dies_is_named_and_the_others_go_on():
     before = set(MEMORY.glob("whet-weights-*"))
     async def main():
         engine = copies_of(model())
-        children = [found._children[0] for found in engine._copies]
+        children = [found._links[0].process.child for found in engine._copies]
         try:
             for i, conversation in enumerate(("a", "b")):
                 engine.open(conversation)
@@ -194,7 +194,7 @@ def test_a_copy_that_dies_is_named_and_the_others_go_on():
             asked = [Request(c, (1, 2), SamplingParams(200), conversation=c) for c in ("a", "b")]
             running = [asyncio.ensure_future(reply_to(engine, request)) for request in asked]
             await asyncio.sleep(0.05)
-            os.kill(engine._copies[0]._children[0].pid, signal.SIGKILL)
+            os.kill(engine._copies[0]._links[0].process.child.pid, signal.SIGKILL)
             first, second = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), DEADLINE_S)
             with pytest.raises(EngineFailed, match=r"engine copy 0 died \(killed by signal 9\)"):
                 await reply_to(engine, Request("again", (1, 2), SamplingParams(2), conversation="a"))
@@ -214,7 +214,7 @@ def test_a_copy_that_dies_is_named_and_the_others_go_on():
 def test_copies_end_with_a_trainer_that_was_killed():
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_engine_copies as t; e = t.copies_of(t.model());"
-        "print(*[c._children[0].pid for c in e._copies], flush=True); import time; time.sleep(600)"
+        "print(*[c._links[0].process.child.pid for c in e._copies], flush=True); import time; time.sleep(600)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None

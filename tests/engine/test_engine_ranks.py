@@ -175,7 +175,7 @@ def engine():
 def test_copies_may_be_of_several_ranks_each():
     two = engine_over(model(), copies=2)
     try:
-        assert len({child.pid for found in two._copies for child in found._children}) == 4
+        assert len({link.process.child.pid for found in two._copies for link in found._links}) == 4
         assert_the_same_before_and_after_new_weights(two)
     finally:
         two.end()
@@ -237,7 +237,7 @@ def test_numbers_that_are_not_finite_end_requests_and_not_the_ranks(engine):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_ends_requests_with_its_name(rank):
     engine = engine_over(model())
-    children = engine._copies[0]._children
+    children = [link.process.child for link in engine._copies[0]._links]
     try:
 
         async def killed():

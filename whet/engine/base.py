@@ -19,6 +19,10 @@ class EngineFailed(RuntimeError):
     """The engine gave up a request or call that it had taken: a step raised (the cause), or it was closed."""
 
 
+class EngineLost(EngineFailed):
+    """The engine is gone, or does not answer: nothing is wrong with what it was asked, and another engine may take that up."""
+
+
 class StaleCache(RuntimeError):
     """A sequence was about to attend to keys and values of older weights; nothing was sampled from it."""
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whet.engine.base import Capabilities, EngineFailed
 from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.launch import Launcher, LocalLauncher
 from whet.engine.embedded.processes import CopyProcess
 from whet.engine.embedded.ranks import check_split
 from whet.engine.embedded.runner import CLOSED
@@ -37,6 +38,7 @@ class EngineCopies:
         deterministic: as for the embedded engine; which conversation is whose goes by the order in which they were opened.
         tokenizer: folder of a tokenizer to find stop texts with.
         trust_remote_code: whether code that comes with the tokenizer may run.
+        launcher: starts the copies' processes; none: on this machine.
 
     Raises:
         EngineFailed: if a copy does not start.
@@ -52,6 +54,7 @@ class EngineCopies:
         deterministic: bool,
         tokenizer: Path | None = None,
         trust_remote_code: bool = False,
+        launcher: Launcher | None = None,
     ) -> None:
         ranks = config.tensor_parallel
         if ranks > 1:
@@ -65,7 +68,7 @@ class EngineCopies:
             setup = Setup(shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code)
             for i in range(len(devices) // ranks):
                 mine = devices[i * ranks : (i + 1) * ranks]
-                self._copies.append(CopyProcess(f"engine copy {i}", setup, mine, self._meeting / str(i)))
+                self._copies.append(CopyProcess(f"engine copy {i}", setup, mine, self._meeting / str(i), launcher or LocalLauncher()))
             first, *_ = [found.ready() for found in self._copies]
         except BaseException:
             self.end()

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from whet.engine.base import Capabilities, EngineFailed
+from whet.engine.embedded.launch import Launcher, Link, said
 from whet.engine.embedded.ranks import LOST, Links
 from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.worker import Setup
@@ -46,9 +43,10 @@ class CopyProcess:
         setup: of its first rank.
         devices: of all of its ranks.
         store: a file for the ranks to meet in.
+        launcher: starts its processes.
     """
 
-    def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path) -> None:
+    def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher) -> None:
         self.name = name
         self.requests: dict[str, Waiting] = {}
         self.conversations: set[str] = set()
@@ -58,24 +56,24 @@ class CopyProcess:
         self._failure: str | None = None
         pipes = [socket.socketpair() for _ in devices[1:]]
         ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self._links: list[Link] = []
         for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
             links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
-            self._start(replace(setup, device=device, links=links), mine)
+            called = name if len(devices) == 1 else f"{name}, rank {rank}"
+            self._links.append(launcher.start(called, replace(setup, device=device, links=links), mine))
         for end in itertools.chain.from_iterable(pipes):
             end.close()
-        for child, connection in zip(self._children[1:], self._connections[1:], strict=True):
-            threading.Thread(target=self._watch, args=(child, connection), name=f"whet {name}", daemon=True).start()
+        for link in self._links[1:]:
+            threading.Thread(target=self._watch, args=(link,), name=f"whet {name}", daemon=True).start()
 
     def ready(self) -> Capabilities:
         """Wait until it can serve. Raises EngineFailed if it cannot."""
-        if not self._connections[0].poll(START_TIMEOUT_S):
+        if not self._links[0].connection.poll(START_TIMEOUT_S):
             self._kill()
         try:
-            _, capabilities = self._connections[0].recv()
+            _, capabilities = self._links[0].connection.recv()
         except (EOFError, OSError):
-            raise EngineFailed(f"{self._culprit('did not start')}; what it said is above") from None
+            raise EngineFailed(self._culprit("did not start")) from None
         threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
         return capabilities
 
@@ -86,7 +84,7 @@ class CopyProcess:
     def send(self, message: object) -> None:
         try:
             with self._lock:
-                self._connections[0].send(message)
+                self._links[0].connection.send(message)
         except OSError:
             raise EngineFailed(self._failure or f"{self.name} is gone") from None
 
@@ -111,47 +109,32 @@ class CopyProcess:
     def end(self) -> None:
         """Have it end by itself, or else kill it. Whoever still waits is told."""
         self._failure = self._failure or f"{self.name}: {CLOSED}"
-        if self._connections:
+        if self._links:
             with contextlib.suppress(EngineFailed):
                 self.send(("close",))
-        for child in self._children:
-            try:
-                child.wait(CLOSE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        for link in self._links:
+            if link.process.ended(CLOSE_TIMEOUT_S) is None:
+                link.process.kill()
+                link.process.ended(CLOSE_TIMEOUT_S)
         self._tell_everybody()
-        for connection in self._connections:
-            connection.close()
-
-    def _start(self, setup: Setup, pipes: Sequence[socket.socket]) -> None:
-        mine, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
-        if sys.platform == "linux":  # ranks of one machine need no other way to each other
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        given = [theirs.fileno(), *(pipe.fileno() for pipe in pipes)]
-        with theirs:
-            arguments = [sys.executable, "-m", "whet.engine.embedded.worker", str(theirs.fileno())]
-            child = subprocess.Popen(arguments, pass_fds=given, env=environment, stdin=subprocess.DEVNULL, stdout=2)
-        self._children.append(child)
-        self._connections.append(Connection(mine.detach()))
-        self._connections[-1].send(setup)
+        for link in self._links:
+            link.connection.close()
 
     def _read(self) -> None:
         try:
             while True:
-                self._hand_over(self._connections[0].recv())
+                self._hand_over(self._links[0].connection.recv())
         except (EOFError, OSError, TypeError):  # TypeError: the connection was closed meanwhile
-            self._failure = self._failure or f"{self._culprit('died')}; what it said last is in the run's output"
+            self._failure = self._failure or self._culprit("died")
             self._kill()
             self._tell_everybody()
 
-    def _watch(self, child: subprocess.Popen[bytes], connection: Connection) -> None:
+    def _watch(self, link: Link) -> None:
         """See another rank than the first end; the first cannot go on without it."""
         with contextlib.suppress(EOFError, OSError, TypeError):
-            connection.recv()
+            link.connection.recv()
         if self._failure is None:
-            _exit_code(child)  # how it ended is to be seen before the first is ended, too
+            link.process.ended(CLOSE_TIMEOUT_S)  # how it ended is to be seen before the first is ended, too
             self._kill(first_only=True)
 
     def _hand_over(self, message: tuple[str, Any, Any]) -> None:
@@ -165,24 +148,15 @@ class CopyProcess:
             waiting.put(EngineFailed(self._failure))
 
     def _kill(self, *, first_only: bool = False) -> None:
-        for child in self._children[: 1 if first_only else None]:
-            child.kill()
+        for link in self._links[: 1 if first_only else None]:
+            link.process.kill()
 
     def _culprit(self, what: str) -> str:
         """Which of its processes ended first and how, in words: those that end because of another one say so by their status."""
-        codes = [_exit_code(child) for child in self._children]
-        others = [rank for rank, code in enumerate(codes) if rank and code not in (0, LOST, None)]
+        ends = [link.process.ended(CLOSE_TIMEOUT_S) for link in self._links]
+        others = [rank for rank, end in enumerate(ends) if rank and end is not None and end.code not in (0, LOST)]
         rank = others[0] if others else 0
-        code = codes[rank]
-        called = self.name if len(codes) == 1 else f"{self.name}, rank {rank}"
-        if code is None:
-            return f"{called} {what} (it closed its connection and goes on)"
-        return f"{called} {what} ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
-
-
-def _exit_code(child: subprocess.Popen[bytes]) -> int | None:
-    """How it ended; None: it goes on."""
-    try:
-        return child.wait(CLOSE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return None
+        end = ends[rank]
+        called = self.name if len(ends) == 1 else f"{self.name}, rank {rank}"
+        how = "it closed its connection and goes on" if end is None else end.words
+        return f"{called} {what} ({how}){said(self._links[rank].process)}"

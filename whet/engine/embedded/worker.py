@@ -1,10 +1,11 @@
-"""One copy of the engine, in a process of its own: `python -m whet.engine.embedded.worker FD`, FD being its end of a socket."""
+"""One copy of the engine, in a process of its own: `python -m whet.engine.embedded.worker FD`, FD being its end of a socket, or `dial`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
+import faulthandler
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from whet.engine.base import EngineFailed, EngineRefused, StaleCache
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.launch import SAY_STACKS, Invitation
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, attach
@@ -184,10 +186,11 @@ def _portable(error: Exception) -> Exception:
     return EngineFailed(f"{type(error).__name__}: {error}{cause}")
 
 
-def main(descriptor: int) -> None:
+def work(connection: Connection) -> None:
     """The process: set up, serve, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
-    connection = Connection(descriptor)
+    faulthandler.enable()
+    faulthandler.register(SAY_STACKS, all_threads=True)
     setup: Setup = connection.recv()
     torch.set_num_threads(setup.threads)
     if setup.deterministic:
@@ -200,5 +203,14 @@ def main(descriptor: int) -> None:
         os._exit(0)  # the process group would wait for the others
 
 
+def dial(invitation: Invitation) -> None:
+    """Be a worker in this process, which then is nothing else: it ends with whoever invited it. From its main thread.
+
+    Raises:
+        OSError, AuthenticationError: as `Invitation.accept`.
+    """
+    work(invitation.accept())
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    work(Connection(int(sys.argv[1])))
