@@ -31,7 +31,7 @@ LAYERS = [
     {"job"},
     {"quickstart"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "rank"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ONLY_IN = {

@@ -54,7 +54,7 @@ def quickstart(
     given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
     folder = run_dir or Path(f"runs/quickstart-seed{seed}")
     settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
-    _guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, _command_line()))
+    guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, _command_line()))
 
 
 @app.command()
@@ -70,7 +70,7 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
     from whet.job import train
     from whet.settings import RunConfig
 
-    _guarded(lambda: train(load_config(RunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: train(load_config(RunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -79,7 +79,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> 
     from whet.config import load_config
     from whet.supervised_settings import SupervisedRunConfig
 
-    _guarded(lambda: _supervised().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: _supervised().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -88,7 +88,7 @@ def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> 
     from whet.config import load_config
     from whet.supervised_settings import DpoRunConfig
 
-    _guarded(lambda: _supervised().dpo(load_config(DpoRunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: _supervised().dpo(load_config(DpoRunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -97,7 +97,7 @@ def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> N
     from whet.config import load_config
     from whet.supervised_settings import RewardModelRunConfig
 
-    _guarded(lambda: _supervised().reward_model(load_config(RewardModelRunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: _supervised().reward_model(load_config(RewardModelRunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -106,7 +106,7 @@ def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line()))
 
 
 @app.command()
@@ -121,7 +121,7 @@ def generate(
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    _guarded(lambda: _commands().generate(load_config(RunConfig, config, overrides or []), output, prompts))
+    guarded(lambda: _commands().generate(load_config(RunConfig, config, overrides or []), output, prompts))
 
 
 @app.command()
@@ -138,7 +138,7 @@ def serve(
     from whet.config import load_config
     from whet.serve.settings import ServeConfig
 
-    _guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*(overrides or []), f"model.path={json.dumps(model)}"])))
+    guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*(overrides or []), f"model.path={json.dumps(model)}"])))
 
 
 @app.command()
@@ -148,7 +148,7 @@ def replay_batch(
     """Do a step again that gave NaN or infinity, and show where it first goes wrong. Ends with status 1 if nothing goes wrong this time."""
     from whet.replay import replay_batch as replay
 
-    found = _guarded(lambda: replay(folder))
+    found = guarded(lambda: replay(folder))
     batch = found.kept.batch
     typer.echo(f"a batch of {batch.num_samples} samples, {batch.num_tokens} tokens, {int(batch.loss_mask.sum())} of them trained")
     typer.echo(f"then: {found.kept.message}")
@@ -174,7 +174,7 @@ def report(
     """Pack what a report of a problem needs into a zip file: settings, log, failures, environment; no data, no weights, no secrets."""
     from whet.runfolder.report import write_report
 
-    target = _guarded(lambda: write_report(run, output, messages=messages))
+    target = guarded(lambda: write_report(run, output, messages=messages))
     typer.echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
 
 
@@ -189,7 +189,7 @@ def score(
     from whet.evaluate.score import ScoreConfig, score_file, short_overrides
     from whet.observe import build_display
 
-    summary = _guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(overrides)), output))
+    summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(overrides)), output))
     display = build_display("plain", ())
     display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
     if summary.first_failure:
@@ -219,7 +219,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
         display.note(summary(found.findings))
         return found.failed
 
-    if _guarded(work):
+    if guarded(work):
         raise typer.Exit(2)
 
 
@@ -265,9 +265,9 @@ def _command_line() -> str:
     return shlex.join(["whet", *sys.argv[1:]])
 
 
-def _guarded(work: Callable[[], T]) -> T:
+def guarded(work: Callable[[], T], command: str | None = None) -> T:
     """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
-    that was stopped ends with the status that a shell gives to the signal."""
+    that was stopped ends with the status that a shell gives to the signal. `command` is what was typed, if it is not this process's own."""
     from whet.commands import STOPS
     from whet.observe.display import printable
     from whet.stop import Stopped
@@ -278,13 +278,13 @@ def _guarded(work: Callable[[], T]) -> T:
         if os.environ.get("WHET_TRACEBACK"):
             raise
         _shout(f"error: {printable(_words(error))}", "red")
-        raise typer.Exit(2) from error
+        raise SystemExit(2) from error
     except Stopped as stopped:
-        _shout(f"{stopped}; go on with:\n  {_command_line()}", "yellow")
-        raise typer.Exit(stopped.exit_status) from stopped
+        _shout(f"{stopped}; go on with:\n  {command or _command_line()}", "yellow")
+        raise SystemExit(stopped.exit_status) from stopped
     except KeyboardInterrupt as error:
         _shout("stopped", "yellow")
-        raise typer.Exit(130) from error
+        raise SystemExit(130) from error
 
 
 def _shout(text: str, colour: str) -> None:

@@ -31,6 +31,7 @@ from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
 from whet.build_rollouts import build_hooks, build_rollouts
 from whet.checkpoint.run_state import Stateful
+from whet.cluster.supervise import JobFailed
 from whet.config import dump_toml
 from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
@@ -60,7 +61,7 @@ from whet.types import Group
 
 T = TypeVar("T")
 
-STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed)
+STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed, JobFailed)
 """What ends a command with words instead of a traceback."""
 
 

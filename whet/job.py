@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,8 @@ from whet import commands
 from whet.algo import StepPlan, build_algorithm
 from whet.build import length_of_run, read_texts
 from whet.build_learners import build_learners, check_models, check_warmup
+from whet.cluster.local import MEETING, run_local
+from whet.cluster.ray_job import run_on_ray
 from whet.model.causal import load_causal
 from whet.process import prepare_process
 from whet.settings import RunConfig
@@ -22,23 +26,47 @@ from whet.stop import SIGNALS, Stopped
 from whet.train.batching import plan_batch
 from whet.train.lead import LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
-from whet.train.torch_native.mesh import ParallelConfig
 
+RANK = ("-m", "whet.rank")
+"""What the interpreter runs in a process of a job."""
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others in an exchange of tensors."""
 
 
 def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]:
-    """`commands.train`, in as many processes as `train.parallel` asks for; results are the leader's.
+    """`commands.train`, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
+
+    Returns:
+        The leader's results; nothing where another process leads. They are in the run's `metrics.jsonl`, too.
 
     Raises:
-        ValueError: if the processes are not as many as the degrees ask for.
+        ValueError: if torchrun started another number of processes than the degrees ask for.
+        JobFailed: if a process of the job did not end well.
+        SystemExit: with the status of a leader that ended the job, and said why.
     """
     degrees = config.train.parallel
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1 and (degrees is None or degrees.num_ranks == 1):
+    wanted = 1 if degrees is None else degrees.num_ranks
+    if "WORLD_SIZE" in os.environ:
+        check_count(wanted, int(os.environ["WORLD_SIZE"]))
+        return commands.train(config, command) if wanted == 1 else join(config, command)
+    if wanted == 1 and config.cluster.backend == "local":
         return commands.train(config, command)
-    check_count(degrees, count)
+    status = launch(config, command, wanted)
+    if status:
+        raise SystemExit(status)
+    return {}
+
+
+def launch(config: RunConfig, command: str, num_ranks: int) -> int:
+    """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
+    line = json.dumps({"config": config.model_dump(mode="json", exclude_unset=True), "command": command})
+    if config.cluster.backend == "ray":
+        return run_on_ray(config.cluster, num_ranks, RANK, line, Path(config.run_dir))
+    return run_local(num_ranks, RANK, line, Path(config.run_dir))
+
+
+def join(config: RunConfig, command: str) -> Mapping[str, float]:
+    """This process's part of a job. Returns the leader's results."""
     with joined() as job:
         if not job.leads:
             follow(config, job)
@@ -53,28 +81,30 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
         return values
 
 
-def check_count(degrees: ParallelConfig | None, count: int) -> None:
+def check_count(wanted: int, count: int) -> None:
     """Refuse a job of other processes than the degrees ask for.
 
     Raises:
         ValueError: with both numbers.
     """
-    wanted = 1 if degrees is None else degrees.num_ranks
     if wanted != count:
         raise ValueError(
             f"train.parallel asks for {wanted} processes (replicate x shard x context x tensor), but this job has {count}: start it with "
-            f"torchrun --nproc-per-node {wanted} -m whet train ..., or change the degrees"
+            f"torchrun --nproc-per-node {wanted} -m whet train ..., start it without torchrun, or change the degrees"
         )
 
 
 @contextmanager
 def joined() -> Iterator[Job]:
-    """The job that torchrun started this process for, by the environment that it gives."""
+    """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=EXCHANGE_TIMEOUT)
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = os.environ.get(MEETING)
+    init_method = "env://" if meeting is None else f"file://{meeting}"
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=EXCHANGE_TIMEOUT)
     try:
         yield Job()
     finally:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.store import CheckpointConfig
+from whet.cluster.config import ClusterConfig
 from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
@@ -117,6 +118,8 @@ class RunConfig(BaseRunConfig):
     """The teacher, for distillation."""
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Sampling engine."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """Where the run's processes are."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     """Evaluation sets."""
 

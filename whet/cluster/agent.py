@@ -1,0 +1,54 @@
+"""What runs as an actor: it starts one process on its node, hears it, and ends with it. It imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from whet.cluster.process import Command, Event, LocalProcess
+
+POLL_S = 5.0
+"""How long `next` waits for something to happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an agent is."""
+
+    host: str
+
+
+class Agent:
+    """Starts a process where the actor is. Methods are called by several threads."""
+
+    def __init__(self) -> None:
+        self._events = SimpleQueue[Event]()
+        self._process: LocalProcess | None = None
+
+    def place(self) -> Place:
+        return Place(socket.gethostname())
+
+    def start(self, command: Command) -> int:
+        """Start it, once. Returns its process id."""
+        assert self._process is None, "an agent starts one process"
+        self._process = LocalProcess(command, self._events.put)
+        return self._process.pid
+
+    def next(self) -> list[Event]:
+        """What happened since the last call, waited for."""
+        found: list[Event] = []
+        try:
+            found.append(self._events.get(timeout=POLL_S))
+            while True:
+                found.append(self._events.get_nowait())
+        except Empty:
+            return found
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,53 @@
+"""The processes of a job on this machine, without Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from whet.cluster.process import Command, LocalProcess, Process, Tell
+from whet.cluster.supervise import LOG, Job
+
+MEETING = "WHET_MEETING"
+"""In the environment of a process of a local job: the file by which the processes find each other. No port is opened for it."""
+
+
+def place_of(rank: int, local_rank: int, num_ranks: int) -> dict[str, str]:
+    """A process's place in its job, by the names that torchrun uses."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(num_ranks)}
+
+
+def on_one_machine(num_ranks: int) -> dict[str, str]:
+    """What processes of one machine should know, unless this one's environment says otherwise."""
+    wanted = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))}
+    if sys.platform == "linux":  # they need no other way to each other
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+    return {key: os.environ.get(key, value) for key, value in wanted.items()}
+
+
+def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
+    """Run a job of several processes on this machine. The first has this one's terminal.
+
+    Args:
+        num_ranks: processes.
+        arguments: of the interpreter.
+        line: what each reads first.
+        run_dir: where the log of the others goes.
+
+    Returns:
+        The leader's exit status.
+
+    Raises:
+        JobFailed: as `Job.run`.
+    """
+    with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
+        shared = {**on_one_machine(num_ranks), MEETING: str(Path(folder) / "store")}
+
+        def start(rank: int, tell: Tell) -> Process:
+            environment = {**shared, **place_of(rank, rank, num_ranks)}
+            return LocalProcess(Command(tuple(arguments), line, environment, speaks=rank > 0), tell)
+
+        return Job(num_ranks, run_dir / LOG).run(start)

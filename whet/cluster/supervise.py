@@ -1,0 +1,155 @@
+"""The processes of a job, watched from the one that started them: the first that fails is named, and the others are ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from whet.cluster.process import LAST_WORDS_S, Ended, Event, Process, Said, Silent, Tell
+from whet.observe.display import printable, say
+
+LAST_LINES = 20
+"""Of what a process said, for the error that names it."""
+GRACE_S = 5.0
+"""How long the others may take to end by themselves once one has failed: the leader writes down how the run ended."""
+END_S = 30.0
+"""How long a killed process may take to be gone; one that waits for a disk takes long."""
+LOG = "processes.log"
+"""In the run's folder: what the processes said that do not lead, and which one failed."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Start = Callable[[int, Tell], Process]
+"""Starts the process of a rank."""
+
+
+class JobFailed(RuntimeError):
+    """A process of the job ended that should not have; the text says which, how, and what it said last."""
+
+
+class Job:
+    """The processes of a job while they run. Rank 0 leads, and its words need no prefix.
+
+    Args:
+        num_ranks: processes.
+        log: a file for what the others say; made when there is something to write.
+    """
+
+    def __init__(self, num_ranks: int, log: Path) -> None:
+        self._events = SimpleQueue[tuple[int, Event]]()
+        self._last = [deque[str](maxlen=LAST_LINES) for _ in range(num_ranks)]
+        self._running, self._heard = set(range(num_ranks)), set(range(num_ranks))
+        self._failures: list[tuple[int, Ended]] = []
+        self._processes: list[Process] = []
+        self._log = log
+
+    def run(self, start: Start) -> int:
+        """Start all and wait for their end.
+
+        Returns:
+            The exit status of the leader, if it ended the job in its own words; 0: all ended well.
+
+        Raises:
+            JobFailed: if another one failed first, or the leader could not say why.
+        """
+        with self._signals_passed_on():
+            try:
+                for rank in range(len(self._last)):
+                    self._processes.append(start(rank, self._teller(rank)))
+                while self._running and not self._failures:
+                    self._next(None)
+                if self._failures:  # who else ends now ends because of that one, or is what that one ended because of
+                    self._wait(lambda: not self._running, GRACE_S)
+                failures = list(self._failures)
+            finally:
+                self._end()
+        if not failures:
+            return 0
+        rank, ended = next((found for found in failures if found[1].code is None or found[1].code < 0), failures[0])
+        if rank == 0 and ended.code is not None and ended.code > 1:  # a command's error, or a signal's: it has told
+            return ended.code
+        raise JobFailed(self._report(rank, ended))
+
+    def _teller(self, rank: int) -> Tell:
+        return lambda event: self._events.put((rank, event))
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        with suppress(Empty):
+            while not done():
+                self._next(max(0.0, deadline - time.monotonic()))
+
+    def _next(self, timeout_s: float | None) -> None:
+        """See to what happens next. Raises Empty if nothing does in time."""
+        rank, event = self._events.get(timeout=timeout_s)
+        match event:
+            case Ended():
+                self._running.discard(rank)
+                if event.code != 0:
+                    self._failures.append((rank, event))
+            case Said():
+                self._show(rank, event)
+            case Silent():
+                self._heard.discard(rank)
+
+    def _show(self, rank: int, said: Said) -> None:
+        self._last[rank].append(said.text)
+        if rank == 0:
+            say(said.text, sys.stderr if said.is_error else sys.stdout)
+            return
+        line = f"[rank {rank}] {printable(said.text)}"
+        say(line, sys.stderr)
+        self._write(line)
+
+    def _write(self, text: str) -> None:
+        """To the log; a disk that is full must not hide what is written there."""
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "a") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            say(f"warning: {self._log}: {error.strerror}", sys.stderr)
+
+    def _report(self, rank: int, ended: Ended) -> str:
+        text = f"rank {rank} of {len(self._last)} {ended.how}, so the job has ended"
+        if self._last[rank]:
+            text += ". Its last lines:\n" + "\n".join(f"    {printable(line)}" for line in self._last[rank])
+        else:
+            text += "; it said nothing before" if rank else "; what it said is above"
+        self._write(text)
+        return text
+
+    def _end(self) -> None:
+        """End what is left, and hear what was said before."""
+        started = set(range(len(self._processes)))
+        self._running &= started
+        self._heard &= started
+        for rank in self._running:
+            self._processes[rank].kill()
+        self._wait(lambda: not self._running, END_S)
+        self._wait(lambda: not self._heard, LAST_WORDS_S)
+
+    @contextmanager
+    def _signals_passed_on(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM are the leader's to answer: it saves, and the others end with it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            for process in self._processes[:1]:
+                process.signal(number)
+
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
