@@ -74,14 +74,16 @@ def instrument(core: EngineCore, clock: Clock) -> None:
         native = core._native
         native._library = Timed(native._library, clock)
         native.hidden = clock.timed("compiled step: its tables and addresses", native.hidden)
+        native.logits = clock.timed("compiled logits: memory and addresses", native.logits)
 
 
 class Timed:
-    """The compiled library with its step timed."""
+    """The compiled library with its step and its logits timed."""
 
     def __init__(self, library: Any, clock: Clock) -> None:
         self.decode_scratch_floats = library.decode_scratch_floats
         self.decode_step = clock.timed("compiled step", library.decode_step)
+        self.decode_logits = clock.timed("logits", library.decode_logits)
 
 
 def core_of(models: Models, num: int, compiled: bool) -> EngineCore:

@@ -72,10 +72,15 @@ class Models:
         self.plain.tie_weights()
         self.plain.model.rotary_emb = self.mine.hf.model.rotary_emb
         self.plain.requires_grad_(False).eval()
+        self.engine: EmbeddedEngine | None = None
+        self.thread = ThreadPoolExecutor(1)
         self.copies: EngineCopies | None = None
         self.vllm: dict[bool, Vllm] = {}
 
     def close(self) -> None:
+        if self.engine is not None:
+            asyncio.run(self.engine.close())
+        self.thread.shutdown()
         if self.copies is not None:
             self.copies.end()
         for engine in self.vllm.values():
@@ -83,10 +88,10 @@ class Models:
 
 
 def whet(models: Models, work: Work) -> int:
-    """The embedded engine as a run uses it, event loop and thread included."""
-    with ThreadPoolExecutor(1) as thread:
-        engine = EmbeddedEngine(models.mine, WHET, thread, shares_weights=True, deterministic=False)
-        return asyncio.run(_sampled(engine, work, closes=True))
+    """The embedded engine as a run uses it, event loop and thread included; started once."""
+    if models.engine is None:
+        models.engine = EmbeddedEngine(models.mine, WHET, models.thread, shares_weights=True, deterministic=False)
+    return asyncio.run(_sampled(models.engine, work))
 
 
 def whet_copies(models: Models, work: Work) -> int:
@@ -94,11 +99,11 @@ def whet_copies(models: Models, work: Work) -> int:
     if models.copies is None:
         own = random_causal(models.config, ModelConfig(path="", device="cpu"), seed=0)
         models.copies = EngineCopies(own, WHET.model_copy(update={"copies": 2}), ["cpu"] * 2, deterministic=False)
-    return asyncio.run(_sampled(models.copies, work, closes=False))
+    return asyncio.run(_sampled(models.copies, work))
 
 
-async def _sampled(engine: Engine, work: Work, *, closes: bool) -> int:
-    """Tokens that an engine samples."""
+async def _sampled(engine: Engine, work: Work) -> int:
+    """Tokens that an engine samples, which knows no prompt from before."""
     stops = (EOS,) if work.eos else ()
 
     async def reply(number: int, prompt: tuple[int, ...]) -> int:
@@ -106,10 +111,8 @@ async def _sampled(engine: Engine, work: Work, *, closes: bool) -> int:
         request = Request(str(number), prompt, sampling, str(number))
         return sum([len(chunk.tokens) async for chunk in engine.generate(request)])
 
-    counts = await asyncio.gather(*(reply(i, prompt) for i, prompt in enumerate(work.prompts)))
-    if closes:
-        await engine.close()
-    return sum(counts)
+    await engine.flush()
+    return sum(await asyncio.gather(*(reply(i, prompt) for i, prompt in enumerate(work.prompts))))
 
 
 def generate(models: Models, work: Work, **cache: str) -> int:

@@ -64,8 +64,8 @@ SETTINGS = {
     "0.6B": Setting(28, 1024, 16, 128, 151_936, num_prompts=16, samples=1, new_tokens=64, eos=False, rounds=3),
 }
 TOLD = {
-    "whet": f"EmbeddedEngine through its event loop, {WHET.model_dump()}",
-    "whet, 2 copies": "the same in two processes (engine.embedded.copies), half of the threads each; not started anew for each round",
+    "whet": f"EmbeddedEngine through its event loop, started once, its cache given up before each round, {WHET.model_dump()}",
+    "whet, 2 copies": "the same in two processes (engine.embedded.copies), half of the threads each",
     "transformers generate, dynamic cache": "sdpa, one padded batch, the default cache",
     "transformers generate, static cache": "sdpa, one padded batch, cache_implementation='static', not compiled",
     "transformers continuous batching": f"generate_batch, sdpa, {PAGED}",

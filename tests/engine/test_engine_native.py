@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,47 @@ def test_a_sequence_has_the_same_bits_in_any_company_and_with_any_number_of_thre
 
 
 @needs_compiler
+@pytest.mark.parametrize("vocab", [97, 3, 1000])
+def test_logits_are_the_output_layers_with_the_same_bits_in_any_company(monkeypatch, vocab):
+    monkeypatch.setattr(native, "WORK_PER_THREAD", 1)
+    model = random_causal(Qwen3Config(head_dim=16, **(SHAPE | {"vocab_size": vocab})), ModelConfig(path="", device="cpu"), seed=3)
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(vocab))
+    step = checked(model)
+    states = torch.randn(9, 64)
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        together = step.logits(states).clone()
+        exact = states.double() @ model.lm_head.weight.double().T + model.lm_head.bias.double()
+        assert torch.allclose(together.double(), exact, atol=1e-5)
+        try:
+            torch.set_num_threads(3)
+            assert torch.equal(step.logits(states.flip(0)).flip(0), together)
+        finally:
+            torch.set_num_threads(threads)
+        for i in range(9):
+            assert torch.equal(step.logits(states[i : i + 1])[0], together[i])
+
+
+@needs_compiler
+def test_a_request_gets_the_same_bits_in_any_company():
+    """Sampled, narrowed or greedy; prompts of a token, since the others' prefill is torch's."""
+    model = model_of("qwen3")
+    options = [SamplingParams(20, 1.0), SamplingParams(20, 0.8, top_k=7), SamplingParams(20, 0.0), SamplingParams(20, 1.0, top_p=0.9)]
+
+    def told(numbers: range) -> list[tuple[list[int], list[float]]]:
+        engine = core_of(model)
+        found = [engine.add(Request(str(i), (i + 1,), replace(options[i % 4], seed=i))) for i in numbers]
+        while engine.has_work:
+            for item in engine.step():
+                if item.finish is not None:
+                    engine.finish(item.sequence)
+        return [(s.tokens, s.logprobs) for s in found]
+
+    together = told(range(9))
+    assert [told(range(i, i + 1))[0] for i in range(9)] == together
+
+
+@needs_compiler
 def test_changed_weights_are_seen_in_the_next_step():
     model = model_of("qwen3")
     engine, slow = core_of(model), core_of(model, compiled=False)
@@ -164,7 +206,10 @@ def test_a_model_that_it_does_not_know_is_decoded_with_torch_and_told_why(model,
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
-    [("no-such-compiler", "there is no C compiler .no-such-compiler.; install one"), ("false", "false cannot build decode.c: no message")],
+    [
+        ("no-such-compiler", "there is no C compiler .no-such-compiler.; install one"),
+        ("false", "false cannot build decode.c and draw.c: no message"),
+    ],
 )
 def test_without_a_working_compiler_the_reason_is_told(compiler, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", compiler)
@@ -190,6 +235,10 @@ def test_modules_that_do_more_than_they_say_are_not_replaced():
     model = model_of("qwen3")
     handle = model.hf.model.layers[1].mlp.down_proj.register_forward_hook(lambda module, given, out: 2 * out)
     with pytest.raises(NotCompiled, match="the model's Linear has hooks"):
+        checked(model)
+    handle.remove()
+    handle = model.lm_head.register_forward_hook(lambda module, given, out: 2 * out)
+    with pytest.raises(NotCompiled, match="an output layer that is a plain linear one"):
         checked(model)
     handle.remove()
     part = model.hf.model.layers[1].mlp.up_proj

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.engine.embedded.cache import BlockPool, OutOfBlocks
+from whet.engine.embedded.cache import BlockPool, KVStore, OutOfBlocks
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.types import Request, SamplingParams
 
@@ -255,3 +259,20 @@ def test_lent_blocks_come_from_idle_caches_and_then_from_the_last_in_line():
     machine.scheduler.give_back(blocks)
     assert blocks == []
     machine.end(first, last)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how much memory there is in use is asked of Linux")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_cache_takes_memory_for_what_is_written_into_it(dtype):
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    store, new = KVStore(1000, 64), torch.ones(2, 32, 64, dtype=dtype)
+    before = resident_bytes()
+    store.write(0, torch.tensor([5, 63_999]), new, new)
+    assert store.size_bytes >= 500_000_000 and resident_bytes() - before < 50_000_000
+    keys, values = store.gathered(0, torch.tensor([[0, 999]]))
+    assert torch.equal(keys[0, :, [5, 127]].transpose(0, 1), new) and torch.equal(keys, values)
+    assert keys.count_nonzero() == new.numel()
+    store.clear()
+    assert resident_bytes() - before < 50_000_000

@@ -75,6 +75,11 @@ class CausalModel(DecoderModel):
         self._divisor: float | None = getattr(text, "logits_scaling", None)
         self._factor: float | None = getattr(text, "logit_scale", None)
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether something is done to what the output layer gives."""
+        return any(x is not None for x in (self._divisor, self._factor, self._softcap))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V], as the model's own forward computes them."""
         logits = self.lm_head(hidden)

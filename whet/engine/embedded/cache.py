@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -178,7 +180,7 @@ class KVStore:
 
     def _make(self, layer: int, k: Tensor, v: Tensor) -> None:
         shape = (self.num_blocks, self.block_size)
-        self._layers[layer] = (k.new_zeros(*shape, *k.shape[1:]), v.new_zeros(*shape, *v.shape[1:]))
+        self._layers[layer] = (lazy_zeros(k, (*shape, *k.shape[1:])), lazy_zeros(v, (*shape, *v.shape[1:])))
 
     def _gather(self, which: int, pool: Tensor, flat: Tensor) -> Tensor:
         """Blocks into memory that is used again and again: fresh pages for every layer and step would cost more than the copy."""
@@ -186,3 +188,11 @@ class KVStore:
         if scratch is None or len(scratch) < len(flat) or scratch.shape[1:] != pool.shape[1:]:
             scratch = self._scratch[which] = pool.new_empty(len(flat) + len(flat) // 2, *pool.shape[1:])
         return torch.index_select(pool, 0, flat, out=scratch[: len(flat)])
+
+
+def lazy_zeros(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of a tensor's kind. On the CPU they take memory when they are first written: most runs fill little of their cache."""
+    if tensor.device.type != "cpu":
+        return tensor.new_zeros(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * tensor.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The compiled decode step: built from decode.c with the C compiler at hand, once for each version of it and each processor."""
+"""What is compiled of decoding: decode.c and draw.c, built with the C compiler at hand, once for each version and each processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("decode.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.c", "draw.c"))
+HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 BUILD_LIMIT_S = 60
 
@@ -34,9 +35,27 @@ class Step(ctypes.Structure):
     ]
 
 
+class Logits(ctypes.Structure):
+    """`struct logits` of decode.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num", "hidden", "vocab", "threads")),
+        *((name, ctypes.c_void_p) for name in ("states", "head", "bias", "out")),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """`struct draw` of draw.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num", "vocab")),
+        *((name, ctypes.c_void_p) for name in ("logits", "temperature", "noise", "sums", "tokens", "logprobs")),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL:
-    """decode.c's functions. A build takes about a second; later processes find it in the user's cache folder.
+    """The functions of `SOURCES`. A build takes about a second; later processes find it in the user's cache folder.
 
     Raises:
         NotCompiled: without a compiler, or if it fails.
@@ -48,7 +67,9 @@ def library() -> ctypes.CDLL:
         found = ctypes.CDLL(str(path))
     except OSError as error:
         raise NotCompiled(f"{path} cannot be loaded ({error}); delete it, and it is built anew") from error
-    found.decode_step.argtypes = [ctypes.POINTER(Step)]
+    for name, takes in (("decode_step", Step), ("decode_logits", Logits), ("draw_tokens", Draw)):
+        function = getattr(found, name)
+        function.argtypes, function.restype = [ctypes.POINTER(takes)], None
     found.decode_scratch_floats.argtypes = [ctypes.POINTER(Step)]
     found.decode_scratch_floats.restype = ctypes.c_int64
     return found
@@ -75,13 +96,17 @@ def _build(path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             done = subprocess.run(
-                [*command, *FLAGS, "-o", str(made), str(SOURCE), "-lm"], capture_output=True, text=True, timeout=BUILD_LIMIT_S
+                [*command, *FLAGS, "-o", str(made), *map(str, SOURCES), "-lm"], capture_output=True, text=True, timeout=BUILD_LIMIT_S
             )
             if done.returncode:
-                raise NotCompiled(f"{' '.join(command)} cannot build {SOURCE.name}: {_first_error(done.stderr)}")
+                raise NotCompiled(f"{' '.join(command)} cannot build {_names()}: {_first_error(done.stderr)}")
             os.replace(made, path)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotCompiled(f"{SOURCE.name} was not built into {path.parent}: {error}") from error
+        raise NotCompiled(f"{_names()} were not built into {path.parent}: {error}") from error
+
+
+def _names() -> str:
+    return " and ".join(source.name for source in SOURCES)
 
 
 def _first_error(text: str) -> str:
@@ -100,4 +125,4 @@ def _fingerprint() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
     how = (*FLAGS, platform.machine(), features, os.environ.get("CC", ""))
-    return hashlib.sha256("\0".join((SOURCE.read_text(), *how)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join((*(path.read_text() for path in (HEADER, *SOURCES)), *how)).encode()).hexdigest()[:16]

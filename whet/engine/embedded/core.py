@@ -89,7 +89,7 @@ class EngineCore:
         self.ranks = ranks or Alone()
         """Told of whatever is done to the core, before it is done."""
         self._arrivals = 0
-        self._may_compile = compiled and ranks is None  # it reads whole tensors
+        self._may_compile = compiled and not static_decode and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
         self._static = StaticDecode(model, self.store) if static_decode else None
 
@@ -179,9 +179,9 @@ class EngineCore:
         if not ready:
             return []
         ends = np.cumsum([new for _, new in plan]) - 1
-        logits = self.model.logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
+        logits = self._logits(hidden[torch.from_numpy(ends[ready]).to(hidden.device)])
         sequences = [plan[i][0] for i in ready]
-        drawn = self.ranks.drawn(lambda: draw(logits, sequences))
+        drawn = self.ranks.drawn(lambda: draw(logits, sequences, compiled=self._native is not None))
         return [self._append(*item) for item in zip(sequences, drawn, strict=True)]
 
     def finish(self, sequence: Sequence) -> None:
@@ -228,7 +228,7 @@ class EngineCore:
                 _, hidden = self._forward([(probe, new)])
                 targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=hidden.device)
                 for states, wanted in zip(hidden.split(self._max_running), targets.split(self._max_running), strict=True):
-                    logits = self.model.logits(states)
+                    logits = self._logits(states)
                     table = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, -1)
                     logprobs.extend(table.gather(-1, wanted[:, None]).squeeze(-1).tolist())
                     tops.extend(most_likely(table, top_logprobs) if top_logprobs else ())
@@ -271,6 +271,11 @@ class EngineCore:
             outs.append(self.model.hidden(step.tokens, step.positions, step.attend))
         return [*single, *rest], outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of states [B, H]; the compiled ones are valid until the next are asked for. [B, V]"""
+        native = self._compiled_step()
+        return self.model.logits(hidden) if native is None else native.logits(hidden)
+
     def _decode_step(self) -> Callable[[Seq[Sequence]], Tensor] | None:
         """What computes decoding sequences by themselves; None: they are computed as all others."""
         if self._static is not None:
@@ -295,10 +300,9 @@ def _tell(reason: str) -> None:
     warnings.warn(f"the engine decodes with torch, not with its compiled step: {reason}", stacklevel=2)
 
 
-def draw(logits: Tensor, sequences: list[Sequence]) -> list[Drawn]:
-    """A token for each sequence from its row of logits [B, V]."""
-    tokens, logprobs, kept = sample(
-        adjusted(logits, sequences), [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
-    )
+def draw(logits: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[Drawn]:
+    """A token for each sequence from its row of logits [B, V]; in compiled code where that can."""
+    params, positions = [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
+    tokens, logprobs, kept = sample(adjusted(logits, sequences), params, positions, compiled=compiled)
     found = zip(tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
     return [Drawn(*each) for each in found]

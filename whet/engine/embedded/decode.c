@@ -4,104 +4,22 @@
    read from the blocks of the cache. Every number is a sum in an order that depends on the model's sizes alone: neither the company of a sequence
    nor the number of threads changes a bit of its result.
 
-   Vectors are those of GCC and clang, as long as the processor's. Built and called by compiled.py. */
+   Built by compiled.py and called by native.py. */
 
-#include <math.h>
+#include "vectors.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define W 16 /* floats in a vector */
-#define MR 4 /* rows of a tile: its MR * NR sums are a multiple of W, and fit in the registers */
-#elif defined(__AVX__)
-#define W 8
-#define MR 2
+#if W == 8
+#define MR 2 /* rows of a tile: its MR * NR sums are a multiple of W, and fit in the registers */
 #else
-#define W 4
 #define MR 4
 #endif
 #define NR 4 /* columns of a tile */
 #define SUMS 16 /* of a tile, at most */
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * W)));
-typedef int32_t ivec __attribute__((vector_size(4 * W)));
-typedef float loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
-
-/* Have x in a register: a compiler that reads it from memory for every use makes a product twice as slow. */
-#if defined(__AVX512F__)
-#define HOLD(x) __asm__("" : "+v"(x))
-#elif defined(__x86_64__)
-#define HOLD(x) __asm__("" : "+x"(x))
-#elif defined(__aarch64__)
-#define HOLD(x) __asm__("" : "+w"(x))
-#else
-#define HOLD(x)
-#endif
-
-INLINE vec load(const float *from) { return *(const loose *)from; }
-INLINE void store(float *to, vec x) { *(loose *)to = x; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec where(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
-
-/* Lane i of the result is half a sum of a (i without the bit `step`) or of b (with it); after log2(W) levels each lane is a vector's whole sum. */
-#if W == 16
-#define PICK(a, b, x) __builtin_shufflevector(a, b, x(0), x(1), x(2), x(3), x(4), x(5), x(6), x(7), x(8), x(9), x(10), x(11), x(12), x(13), x(14), x(15))
-#elif W == 8
-#define PICK(a, b, x) __builtin_shufflevector(a, b, x(0), x(1), x(2), x(3), x(4), x(5), x(6), x(7))
-#else
-#define PICK(a, b, x) __builtin_shufflevector(a, b, x(0), x(1), x(2), x(3))
-#endif
-#define LOW(step, i) ((i) & (step) ? W + (i) - (step) : (i))
-#define HIGH(step, i) ((i) & (step) ? W + (i) : (i) + (step))
-#define LOW1(i) LOW(1, i)
-#define HIGH1(i) HIGH(1, i)
-#define LOW2(i) LOW(2, i)
-#define HIGH2(i) HIGH(2, i)
-#define LOW4(i) LOW(4, i)
-#define HIGH4(i) HIGH(4, i)
-#define LOW8(i) LOW(8, i)
-#define HIGH8(i) HIGH(8, i)
-#define LEVEL(step)                                                                                                     \
-    for (int i = 0; i < W / (2 * step); i++) x[i] = PICK(x[2 * i], x[2 * i + 1], LOW##step) + PICK(x[2 * i], x[2 * i + 1], HIGH##step);
-
-/* The sums of W vectors, one per lane. */
-INLINE vec sums(vec *x) {
-    LEVEL(1)
-    LEVEL(2)
-#if W >= 8
-    LEVEL(4)
-#endif
-#if W >= 16
-    LEVEL(8)
-#endif
-    return x[0];
-}
-
-/* e^x for x <= 88; relative error below 2e-7. */
-INLINE vec exp_of(vec x) {
-    x = where(x < -87.0f, all(-87.0f), x);
-    vec shifted = x * 1.44269504f + 12582912.0f; /* the nearest integer is in its low bits */
-    vec n = shifted - 12582912.0f;
-    vec r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vec p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return (vec)((ivec)p + ((ivec)shifted << 23));
-}
-
-INLINE vec silu(vec x) {
-    vec bounded = where(x < -87.0f, all(-87.0f), x);
-    return x / (1.0f + exp_of(-where(bounded > 87.0f, all(87.0f), bounded)));
-}
 
 /* Threads that take a step together. */
 
@@ -216,12 +134,6 @@ static void multiply(const struct team *team, int me, const struct product *p, l
     }
 }
 
-INLINE float total(vec x) {
-    vec each[W];
-    for (int i = 0; i < W; i++) each[i] = x;
-    return sums(each)[0];
-}
-
 /* y = weight * x / root mean square of x; y may be x. */
 static void norm(const float *x, const float *weight, float *y, long size, float eps) {
     vec squares = {0};
@@ -254,6 +166,13 @@ struct step {
     const float *cos, *sin;      /* [num, dim] */
     float *out;                  /* [num, hidden] */
     float *scratch;              /* as many floats as `scratch_floats` says */
+};
+
+struct logits {
+    int64_t num, hidden, vocab, threads;
+    const float *states;      /* [num, hidden] */
+    const float *head, *bias; /* [vocab, hidden], [vocab] or NULL */
+    float *out;               /* [num, vocab] */
 };
 
 /* Floats that the members of a team have for themselves: normed states, and scores. */
@@ -419,13 +338,32 @@ static void decode(const struct step *s, struct team *team, int me) {
     meet(team);
 }
 
+/* What each member does for the logits of `num` states: y[m, n] = x[m] w[n] + bias[n]. */
+static void project(const struct logits *l, struct team *team, int me) {
+    multiply(team, me, &(struct product){l->states, l->head, l->bias, 0, 0, l->out, l->hidden, l->vocab, l->vocab, STORE}, l->num);
+    meet(team);
+}
+
 /* Helpers sleep between steps. One step at a time has them; another that comes meanwhile goes alone. */
+
+/* What there is to do: a step, or logits. */
+struct work {
+    const struct step *step;
+    const struct logits *logits;
+};
+
+static void take_part(const struct work *w, struct team *team, int me) {
+    if (w->step)
+        decode(w->step, team, me);
+    else
+        project(w->logits, team, me);
+}
 
 static pthread_mutex_t taken = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static int helpers; /* made so far: numbers 1 to `helpers` */
 static long turn;
-static const struct step *current;
+static const struct work *current;
 static struct team shared; /* outlives the step: a helper may still look at it when the others have left the last meeting */
 
 static void *help(void *number) {
@@ -434,9 +372,9 @@ static void *help(void *number) {
         pthread_mutex_lock(&lock);
         while (turn == seen || !current || me >= shared.size) pthread_cond_wait(&wake, &lock);
         seen = turn;
-        const struct step *s = current;
+        struct work w = *current;
         pthread_mutex_unlock(&lock);
-        decode(s, &shared, me);
+        take_part(&w, &shared, me);
     }
     return 0;
 }
@@ -461,25 +399,30 @@ static int hire(int wanted) {
 
 int decode_vector_floats(void) { return W; }
 
-/* Returns the number of threads that took part. */
-int decode_step(const struct step *s) {
-    if (s->threads == 1 || pthread_mutex_trylock(&taken)) {
+static void work_together(const struct work *w, int64_t threads) {
+    if (threads == 1 || pthread_mutex_trylock(&taken)) {
         struct team alone = {.size = 1};
-        decode(s, &alone, 0);
-        return 1;
+        take_part(w, &alone, 0);
+        return;
     }
     pthread_mutex_lock(&lock);
-    shared.size = 1 + hire((int)s->threads - 1);
+    shared.size = 1 + hire((int)threads - 1);
     atomic_store(&shared.next[0], 0);
     atomic_store(&shared.next[1], 0);
-    current = s, turn++;
-    int size = shared.size;
+    current = w, turn++;
     pthread_cond_broadcast(&wake);
     pthread_mutex_unlock(&lock);
-    decode(s, &shared, 0);
+    take_part(w, &shared, 0);
     pthread_mutex_lock(&lock);
     current = 0;
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&taken);
-    return size;
+}
+
+void decode_step(const struct step *s) {
+    work_together(&(struct work){s, 0}, s->threads);
+}
+
+void decode_logits(const struct logits *l) {
+    work_together(&(struct work){0, l}, l->threads);
 }

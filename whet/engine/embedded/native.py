@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.compiled import NotCompiled, Step, library
+from whet.engine.embedded.compiled import Logits, NotCompiled, Step, library
 from whet.engine.embedded.paged import Part, lay_out
 from whet.engine.embedded.rows import block_tables
 from whet.engine.embedded.scheduler import Sequence
@@ -31,7 +31,7 @@ WORK_PER_THREAD = 4_000_000
 CHECKED = ((40, 2), (5, 2), (1, 3))
 """Lengths of the sequences of a check, and how many of their last tokens are decoded."""
 TOLERANCE = 1e-4
-"""Largest distance of the checked states from the modules', relative to their norm."""
+"""Largest distance of the checked states and logits from the modules', relative to their norm."""
 
 
 class NativeDecode:
@@ -66,7 +66,8 @@ class NativeDecode:
             scale=first.scaling,
         )
         self._work = sum(p.numel() for layer in self._layers for p in layer.parameters())
-        self._scratch = torch.empty(0)
+        self._head: Any = model.lm_head
+        self._scratch, self._logits = torch.empty(0), torch.empty(0)
 
     def hidden(self, sequences: Seq[Sequence], store: KVStore) -> Tensor:
         """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks in `store`. [B, H]"""
@@ -80,7 +81,7 @@ class NativeDecode:
         cos, sin = self._rotary(self._embed.weight, torch.from_numpy(lengths)[None])
         cos, sin = cos.contiguous(), sin.contiguous()
         out = torch.empty(num, shape.hidden)
-        threads = min(torch.get_num_threads(), max(1, num * self._work // WORK_PER_THREAD))
+        threads = _threads(num * self._work)
         step = Step.from_buffer_copy(shape)
         step.num, step.threads, step.longest = num, threads, int(lengths.max()) + 1
         step.block_size, step.table_width = store.block_size, tables.shape[1]
@@ -94,6 +95,19 @@ class NativeDecode:
         self._library.decode_step(ctypes.byref(step))
         return out
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [B, V] of states [B, H]; valid until the next ones are asked for."""
+        hidden = hidden.contiguous()
+        num, (vocab, width) = len(hidden), self._head.weight.shape
+        if len(self._logits) < num * vocab:
+            self._logits = torch.empty(num * vocab)
+        out = self._logits[: num * vocab].view(num, vocab)
+        bias = 0 if self._head.bias is None else self._head.bias.data_ptr()
+        weight, threads = self._head.weight.data_ptr(), _threads(num * vocab * width)
+        asked = Logits(num, width, vocab, threads, hidden.data_ptr(), weight, bias, out.data_ptr())
+        self._library.decode_logits(ctypes.byref(asked))
+        return out
+
     def _pointers(self, pools: Iterable[tuple[Tensor, Tensor]]) -> Iterator[int]:
         """Addresses of every layer's tensors in the order of decode.c; 0: the layer has none such."""
         for layer, (keys, values) in zip(self._layers, pools, strict=True):
@@ -101,6 +115,11 @@ class NativeDecode:
                 yield 0 if tensor is None else tensor.data_ptr()
             yield keys.data_ptr()
             yield values.data_ptr()
+
+
+def _threads(work: int) -> int:
+    """How many of torch's threads so many multiplications are for."""
+    return min(torch.get_num_threads(), max(1, work // WORK_PER_THREAD))
 
 
 def layer_tensors(layer: Any) -> Iterator[Tensor | None]:
@@ -141,6 +160,8 @@ def unfit(model: CausalModel) -> str | None:
             if next(part.parameters(), None) is not None and type(part) is not nn.Linear and not hasattr(part, "variance_epsilon"):
                 return f"it knows plain linear layers, and the model has {type(part).__name__}"
     decoder: Any = model.decoder
+    if (fault := unfit_head(model)) is not None:
+        return fault
     if not (plain(decoder.embed_tokens.weight) and plain(decoder.norm.weight)):
         return "it reads embeddings that lie in one piece in this process's memory"
     wanted = expected_sizes(config, layers[0].self_attn.head_dim)
@@ -153,6 +174,15 @@ def unfit(model: CausalModel) -> str | None:
     if any(size % vector for size in sizes) or sizes[2] % 2:
         return f"it knows sizes that are multiples of {vector}, and the model's hidden, MLP and head sizes are {sizes}"
     return None
+
+
+def unfit_head(model: CausalModel) -> str | None:
+    """The same of what gives logits."""
+    head: Any = model.lm_head
+    if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks or model.changes_logits:
+        return "it knows an output layer that is a plain linear one, with nothing after it"
+    tensors = [head.weight] if head.bias is None else [head.weight, head.bias]
+    return None if all(map(plain, tensors)) else "it reads an output layer that lies in one piece in this process's memory"
 
 
 def expected_sizes(config: Any, dim: int) -> list[int]:
@@ -199,7 +229,9 @@ def checked(model: CausalModel) -> NativeDecode:
         wanted.append(expected[[int(start) + s.cached for start, s in running]])
         for _, s in running:
             s.cached += 1
-    distance = float((torch.cat(found) - torch.cat(wanted)).norm() / torch.cat(wanted).norm())
-    if not distance <= TOLERANCE:
-        raise NotCompiled(f"its states are {distance:.2g} away from those of the model's own modules")
+    states = torch.cat(wanted)
+    for what, mine, theirs in (("states", torch.cat(found), states), ("logits", native.logits(states), model.logits(states))):
+        distance = float((mine - theirs).norm() / theirs.norm())
+        if not distance <= TOLERANCE:
+            raise NotCompiled(f"its {what} are {distance:.2g} away from those of the model's own modules")
     return native

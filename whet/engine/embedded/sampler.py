@@ -5,6 +5,7 @@ A token's noise depends on nothing else, so neither batch composition nor timing
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whet.engine.embedded.compiled import Draw, library
 from whet.types import SamplingParams
+
+NOT_FINITE = "the model's logits are not finite: its weights are broken or training has diverged"
+CANDIDATES = 1024
+"""Most likely tokens that are looked at first where some are left out; 8 times as many, and so on, where those do not settle it."""
+
+Drawn = tuple[list[int], list[float], list[bytes]]
+"""Tokens, their log-probs, and the ids that they were drawn from where those were asked for. [B], each"""
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -36,23 +45,45 @@ def nucleus(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     The top-p set is the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Min-p leaves out what is
     less likely than that fraction of the most likely token (arXiv 2407.01082). Among equally likely tokens the lower id comes first.
+
+    Args:
+        logprobs: normalised. [B, V]
+        params: each row's.
     """
-    vocab, device = logprobs.shape[-1], logprobs.device
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    limit = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
-    ordered = ordered.masked_fill(torch.arange(vocab, device=device)[None] >= limit, -torch.inf)
-    mass = torch.softmax(ordered.double(), dim=-1)
-    before = mass.cumsum(-1) - mass
-    ceiling = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
-    floor = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)[:, None] * mass[:, :1]
-    ordered = ordered.masked_fill((before >= ceiling) & (ceiling < 1) | (mass < floor), -torch.inf)
-    kept = torch.full_like(logprobs, -torch.inf).scatter(-1, order, ordered)
+    kept = torch.full_like(logprobs, -torch.inf)
+    rows, width = list(range(len(params))), CANDIDATES
+    while rows:
+        width = min(width, logprobs.shape[-1])
+        found, order, settled = _leave(logprobs[rows], [params[i] for i in rows], width)
+        kept[rows] = kept[rows].scatter(-1, order, found)  # what is not settled is written again
+        rows = [i for i, done in zip(rows, settled, strict=True) if not done]
+        width *= 8
     return torch.log_softmax(kept, dim=-1)
 
 
-def sample(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> tuple[list[int], list[float], list[bytes]]:
+def _leave(logprobs: Tensor, params: Sequence[SamplingParams], width: int) -> tuple[Tensor, Tensor, list[bool]]:
+    """The `width` most likely tokens of each row, -inf where one is left out; their ids; and for which rows no other token matters."""
+    device, vocab = logprobs.device, logprobs.shape[-1]
+    if width < vocab:
+        ids = logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
+        ordered, within = logprobs.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+        order = ids.gather(-1, within)
+    else:
+        ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    limit = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
+    chances = ordered.double().exp().masked_fill(torch.arange(width, device=device)[None] >= limit, 0)
+    whole = torch.where(limit < vocab, chances.cumsum(-1)[:, -1:], 1.0)
+    mass = chances / whole
+    before = mass.cumsum(-1) - mass
+    ceiling = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
+    floor = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)[:, None] * mass[:, :1]
+    out = (mass == 0) | (before >= ceiling) & (ceiling < 1) | (mass < floor)
+    # Of tokens as likely as the last of these there may be more: which of them come first is not known here.
+    sure = ((limit <= width) | (limit == vocab))[:, 0] & (out | (ordered > ordered[:, -1:])).all(-1)
+    return ordered.masked_fill(out, -torch.inf), order, [True] * len(params) if width == vocab else sure.tolist()
+
+
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], *, compiled: bool = False) -> Drawn:
     """One token per row, its natural-log probability under the distribution that it was drawn from, and the token ids of that distribution
     (`Turn.nucleus`) where the row asks for them.
 
@@ -60,16 +91,36 @@ def sample(
         logits: [B, V].
         params: each row's; temperature 0 takes the most likely token (the lowest id of equals), with log-prob 0.
         positions: each drawn token's place in its sequence.
+        compiled: draw in compiled code, from logits in float32 on the CPU.
 
     Raises:
         ValueError: if a row's logits are not finite.
+        NotCompiled: if there is no compiled code.
     """
+    plain = {i for i, p in enumerate(params) if compiled and p.temperature > 0 and not p.narrows}
+    tokens, logprobs, kept = [0] * len(params), [0.0] * len(params), [b""] * len(params)
+    for rows, way in ((sorted(plain), _sample_plain), ([i for i in range(len(params)) if i not in plain], _sample)):
+        if rows:
+            chosen = logits if len(rows) == len(params) else logits[rows]
+            found = way(chosen, [params[i] for i in rows], [positions[i] for i in rows], compiled)
+            for i, token, logprob, ids in zip(rows, *found, strict=True):
+                tokens[i], logprobs[i], kept[i] = token, logprob, ids
+    return tokens, logprobs, kept
+
+
+def _sample_plain(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> Drawn:
+    """From the whole vocabulary, in compiled code."""
+    noise = uniforms([p.seed for p in params], positions)
+    return *_draw_compiled(logits, np.array([p.temperature for p in params]), noise), [b""] * len(params)
+
+
+def _sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> Drawn:
     if logits.device.type == "mps":  # has no float64
         logits = logits.cpu()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     top, best = logits.max(dim=-1)
     if not bool(top.isfinite().all()):
-        raise ValueError("the model's logits are not finite: its weights are broken or training has diverged")
+        raise ValueError(NOT_FINITE)
     warm = [i for i, p in enumerate(params) if p.temperature > 0]
     tokens, logprobs, kept = best.tolist(), [0.0] * len(params), [b""] * len(params)
     if warm:
@@ -80,7 +131,8 @@ def sample(
         # Less the maximum first: a division by a small temperature would overflow otherwise.
         heated = torch.log_softmax((logits - top[:, None]) / temperature[:, None], dim=-1)
         filtered = _filter(heated, rows)
-        drawn, chances = _draw(filtered, uniforms([p.seed for p in rows], [positions[i] for i in warm]))
+        noise = uniforms([p.seed for p in rows], [positions[i] for i in warm])
+        drawn, chances = _draw_compiled(filtered, np.ones(len(rows)), noise) if compiled else _draw(filtered, noise)
         for row, i in enumerate(warm):
             tokens[i], logprobs[i] = drawn[row], chances[row]
             if params[i].nucleus and params[i].narrows:
@@ -103,3 +155,15 @@ def _draw(logprobs: Tensor, noise: NDArray[np.float64]) -> tuple[list[int], list
     # The first token whose cumulative sum exceeds the point has probability; where rounding leaves none, the last that has any.
     tokens = torch.minimum(torch.searchsorted(cumulative, points, right=True), torch.searchsorted(cumulative, total))
     return tokens.squeeze(-1).tolist(), logprobs.gather(-1, tokens).squeeze(-1).tolist()
+
+
+def _draw_compiled(logits: Tensor, temperature: NDArray[np.float64], noise: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+    assert logits.dtype == torch.float32 and logits.is_contiguous() and logits.device.type == "cpu"
+    num, vocab = logits.shape
+    sums = np.empty(-(-vocab // library().draw_chunk()))
+    tokens, logprobs = np.empty(num, dtype=np.int64), np.empty(num)
+    arrays = [x.ctypes.data for x in (temperature, noise, sums, tokens, logprobs)]
+    library().draw_tokens(ctypes.byref(Draw(num, vocab, logits.data_ptr(), *arrays)))
+    if (tokens < 0).any():
+        raise ValueError(NOT_FINITE)
+    return tokens.tolist(), logprobs.tolist()
