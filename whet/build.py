@@ -112,8 +112,7 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
     held_as = engine_model(config.model, sizes)
-    spread = config.train.parallel is not None and config.train.parallel.num_ranks > 1
-    own = trainable and (sizes.has_own_weights or spread)
+    own = trainable and (sizes.has_own_weights or config.train.degrees is not None)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:

@@ -197,6 +197,47 @@ def score(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A model folder or a hub name; only its config.json is looked at.", metavar="MODEL")],
+    devices: Annotated[int, typer.Option(help="Devices that train it.", min=1)] = 1,
+    memory: Annotated[float, typer.Option(help="GiB of each device.", min=1e-6)] = 80.0,
+    per_node: Annotated[int, typer.Option(help="Devices of a node, with fast links.", min=1)] = 8,
+    longest: Annotated[int, typer.Option(help="Tokens of the longest sample.", min=1)] = 8192,
+    budget: Annotated[int, typer.Option(help="train.max_tokens_per_device.", min=1)] = 16_384,
+    samples: Annotated[int, typer.Option(help="Samples of an optimizer step.", min=1)] = 256,
+    dtype: Annotated[str, typer.Option(help="model.dtype.")] = "bfloat16",
+    recompute: Annotated[bool, typer.Option(help="model.gradient_checkpointing.")] = True,
+    reference: Annotated[bool, typer.Option(help="Whether a frozen reference is kept.")] = False,
+    lora: Annotated[int | None, typer.Option(help="Rank of an adapter that trains instead.", min=1)] = None,
+    degrees: Annotated[str | None, typer.Option(help="Look at these alone: shard=8,tensor=2")] = None,
+    report: Report = None,
+) -> None:
+    """Spread a model over devices, on paper: what each rank holds and sends for every layout, and which one is best.
+
+    Ends with status 2 if nothing fits.
+
+    Example: whet plan Qwen/Qwen3-8B --devices 8 --memory 80
+    """
+    from whet.build import write_summary
+    from whet.preflight.plan import PlanOptions, parse_degrees
+    from whet.preflight.plan import plan as planned
+
+    def work() -> bool:
+        options = PlanOptions(
+            model, devices, memory, per_node, longest, budget, samples, dtype, recompute, reference, lora, parse_degrees(degrees)
+        )
+        found = planned(options)
+        for line in found.lines():
+            typer.echo(line)
+        if report is not None:
+            write_summary(report, found.to_dict())
+        return found.best is not None
+
+    if not guarded(work):
+        raise typer.Exit(2)
+
+
+@app.command()
 def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None) -> None:
     """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
 

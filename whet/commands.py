@@ -65,13 +65,16 @@ STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite,
 """What ends a command with words instead of a traceback."""
 
 
-def train(config: RunConfig, command: str = "whet train", lead: Lead = ALONE) -> Mapping[str, float]:
+def train(
+    config: RunConfig, command: str = "whet train", lead: Lead = ALONE, notes: Sequence[str] = ()
+) -> Mapping[str, float]:
     """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
 
     Args:
         config: the run's settings.
         command: what was typed; the same goes on with a run that was stopped.
         lead: tells the other processes of the job what all of them do.
+        notes: what the person who starts the run should know already.
 
     Returns:
         The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
@@ -118,6 +121,8 @@ def train(config: RunConfig, command: str = "whet train", lead: Lead = ALONE) ->
                 on_rollout=hooks.on_rollout,
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
+            for note in notes:
+                observer.display.note(note)
             stale = uncorrected(config, algorithm)
             warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
             with batches_kept(config, opened, learners.learner):

@@ -20,12 +20,15 @@ from whet.build_learners import build_learners, check_models, check_warmup
 from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.model.causal import load_causal
+from whet.observe import build_display
+from whet.preflight.auto import Chosen, auto_degrees
 from whet.process import prepare_process
 from whet.settings import RunConfig
 from whet.stop import SIGNALS, Stopped
 from whet.train.batching import plan_batch
 from whet.train.lead import LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.mesh import ParallelConfig
 
 RANK = ("-m", "whet.rank")
 """What the interpreter runs in a process of a job."""
@@ -44,11 +47,16 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
         JobFailed: if a process of the job did not end well.
         SystemExit: with the status of a leader that ended the job, and said why.
     """
-    degrees = config.train.parallel
-    wanted = 1 if degrees is None else degrees.num_ranks
     if "WORLD_SIZE" in os.environ:
-        check_count(wanted, int(os.environ["WORLD_SIZE"]))
-        return commands.train(config, command) if wanted == 1 else join(config, command)
+        count = int(os.environ["WORLD_SIZE"])
+        if config.train.parallel != "auto":
+            check_count(num_ranks_of(config), count)
+        elif count == 1:
+            config = with_degrees(config, None)
+        return commands.train(config, command) if count == 1 else join(config, command)
+    if config.train.parallel == "auto":
+        config = settled_here(config)
+    wanted = num_ranks_of(config)
     if wanted == 1 and config.cluster.backend == "local":
         return commands.train(config, command)
     status = launch(config, command, wanted)
@@ -68,17 +76,74 @@ def launch(config: RunConfig, command: str, num_ranks: int) -> int:
 def join(config: RunConfig, command: str) -> Mapping[str, float]:
     """This process's part of a job. Returns the leader's results."""
     with joined() as job:
+        config, notes = settled(config, job)
         if not job.leads:
             follow(config, job)
             return {}
         try:
-            values = commands.train(config, command, job)
+            values = commands.train(config, command, job, notes)
         except (*commands.STOPS, Stopped, KeyboardInterrupt):
             with suppress(RuntimeError):  # where the others failed too, nobody listens
                 job.end()
             raise
         job.end()
         return values
+
+
+def num_ranks_of(config: RunConfig) -> int:
+    """Processes that the degrees ask for."""
+    degrees = config.train.degrees
+    return 1 if degrees is None else degrees.num_ranks
+
+
+def settled_here(config: RunConfig) -> RunConfig:
+    """The settings with the degrees that `auto` stands for on all of this machine's devices; says why.
+
+    Raises:
+        ValueError: if nothing fits, or another machine's devices are asked for.
+    """
+    if config.cluster.backend != "local":
+        raise ValueError(
+            "train.parallel=auto does not know how many devices the cluster is to give: write the degrees; `whet plan MODEL --devices N` "
+            "shows which"
+        )
+    count = torch.cuda.device_count()
+    if count < 2:
+        return with_degrees(config, None)
+    chosen = auto_degrees(config, count, count)
+    display = build_display("plain", ())
+    for note in chosen.notes:
+        display.note(note)
+    return with_degrees(config, chosen.degrees)
+
+
+def with_degrees(config: RunConfig, degrees: ParallelConfig | None) -> RunConfig:
+    """The same settings, with these degrees."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": degrees})})
+
+
+def settled(config: RunConfig, job: Job) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings with the degrees that `auto` stands for, which the leader chooses for all, and why.
+
+    Raises:
+        ValueError: if nothing fits, in every process.
+    """
+    if config.train.parallel != "auto":
+        return config, ()
+    chosen: Chosen | ValueError | None = None
+    if job.leads:
+        try:
+            count = os.environ["WORLD_SIZE"]
+            chosen = auto_degrees(config, int(count), int(os.environ.get("LOCAL_WORLD_SIZE", count)))
+        except ValueError as error:
+            chosen = error
+    passed = [chosen]
+    dist.broadcast_object_list(passed, src=0)
+    (found,) = passed
+    if isinstance(found, ValueError):
+        raise found
+    assert found is not None
+    return with_degrees(config, found.degrees), found.notes
 
 
 def check_count(wanted: int, count: int) -> None:

@@ -96,7 +96,7 @@ def refuse_settings(config: BaseRunConfig) -> None:
     Raises:
         ValueError: naming it.
     """
-    if config.train.parallel is not None and config.train.parallel.num_ranks > 1:
+    if config.train.degrees is not None:
         raise ValueError("train.parallel is for `whet train`: a run without rollouts has one process; leave the section out")
     hook = config.observe.on_rollout
     if hook is not None:

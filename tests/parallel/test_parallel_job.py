@@ -93,6 +93,14 @@ def test_a_job_runs_as_one_process_does(folder, degrees, changes):
         torch.testing.assert_close(mine[key], tensor, rtol=0, atol=3e-4)
 
 
+def test_a_job_may_choose_its_degrees_itself(folder):
+    as_job(2, ran, config_of(folder, "auto", "auto", num_rollouts=1))
+    log = (folder / "auto" / "log.txt").read_text()
+    assert "auto chose replicate 2" in log and "exchanges:" in log
+    train(config_of(folder, "auto-alone", "auto", num_rollouts=1))
+    assert len(metrics_of(folder, "auto")) == len(metrics_of(folder, "auto-alone")) == 1
+
+
 def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder):
     config = config_of(folder, "whole", {"shard": 2}, checkpoint={"interval": 1, "keep": 5})
     as_job(2, ran, config)

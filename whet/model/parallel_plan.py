@@ -5,6 +5,8 @@ A weight becomes a DTensor of which each rank keeps its part; a layer's forward 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -12,6 +14,22 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 DISPATCHED = "ep_dispatch_experts"
 """transformers' name of the rule for a module whose experts are spread over ranks."""
+
+
+GROUPED = "grouped_gemm"
+"""Of a parameter with the experts of a layer, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a plan does to a parameter."""
+
+    parts: int
+    """Ranks that have a part of it each; 1: all have it whole."""
+    dim: int
+    """That is cut."""
+    of_experts: bool = False
+    """Whether the parts are whole experts, on the mesh that these are spread over."""
 
 
 def apply_plans(
@@ -33,21 +51,12 @@ def apply_plans(
         ValueError: if transformers is too old, the model has no such plan, or its sizes do not divide.
     """
     try:
-        from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.expert_parallel import apply_expert_parallelism
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     except ImportError as error:
-        raise ValueError(f"{key}: cutting layers or experts needs transformers 5.23 or newer; upgrade it, or do without") from error
-    name, num_experts = type(hf).__name__, expert.size() if expert is not None else 1
-    chosen = DistributedConfig(tp_size=tensor.size(), ep_size=num_experts, fsdp_size=max(num_experts // tensor.size(), 1))
-    chosen.fsdp_size = 1  # how parameters are sharded is not its business: that rule would ask the model for a plan
-    if split_head and tensor.size() > 1:
-        chosen.tp_plan = {"lm_head": "colwise"}
-    tied = _untie(hf)
-    try:
-        tensor_plan, expert_plan, _ = hf._resolve_parallel_plans(chosen)
-    except ValueError as error:
-        raise ValueError(f"{key}: {name} has no plan for it: {error}") from error
+        raise _too_old(key) from error
+    name, tied = type(hf).__name__, _untie(hf)
+    tensor_plan, expert_plan = _plans(hf, tensor.size(), expert.size() if expert is not None else 1, split_head=split_head, key=key)
     try:
         if tensor.size() > 1:
             apply_tensor_parallelism(hf, tensor, tensor_plan)
@@ -60,6 +69,54 @@ def apply_plans(
         assert isinstance(head, nn.Linear) and isinstance(embedding, nn.Embedding)
         head.weight = embedding.weight
     return [hf.get_submodule(path) for path, rule in expert_plan.items() if rule == DISPATCHED]
+
+
+def _plans(
+    hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, key: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The rule of each module or parameter that so many ranks of `tensor` cut, and of those that so many of `expert` do.
+
+    Raises:
+        ValueError: if transformers is too old, or the model has no such plan.
+    """
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+    except ImportError as error:
+        raise _too_old(key) from error
+    chosen = DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=max(expert // tensor, 1))
+    chosen.fsdp_size = 1  # how parameters are sharded is not its business: that rule would ask the model for a plan
+    if split_head and tensor > 1:
+        chosen.tp_plan = {"lm_head": "colwise"}
+    try:
+        tensor_plan, expert_plan, _ = hf._resolve_parallel_plans(chosen)
+    except ValueError as error:
+        raise ValueError(f"{key}: {type(hf).__name__} has no plan for it: {error}") from error
+    return tensor_plan, expert_plan
+
+
+def _too_old(key: str) -> ValueError:
+    return ValueError(f"{key}: cutting layers or experts needs transformers 5.23 or newer; upgrade it, or do without")
+
+
+def cuts_of(hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, key: str = "train.parallel") -> dict[str, Cut]:
+    """What `apply_plans` would do to each parameter, by name, without doing it; the model may be without contents.
+
+    Raises:
+        ValueError: as `apply_plans`.
+    """
+    tensor_plan, expert_plan = _plans(hf, tensor, expert, split_head=split_head, key=key) if max(tensor, expert) > 1 else ({}, {})
+    embedding = hf.get_input_embeddings().weight
+    cuts: dict[str, Cut] = {}
+    for name, p in hf.named_parameters():
+        owner, _, kind = name.rpartition(".")
+        rule = tensor_plan.get(name, tensor_plan.get(owner, ""))
+        if expert_plan.get(name, "") == GROUPED:
+            cuts[name] = Cut(expert, 0, of_experts=True)
+        elif (tensor > 1 and p is embedding) or "colwise" in rule or ("rowwise" in rule and kind != "bias"):
+            cuts[name] = Cut(tensor, p.dim() - 1 if "rowwise" in rule and p is not embedding else max(p.dim() - 2, 0))
+        else:
+            cuts[name] = Cut(1, 0)
+    return cuts
 
 
 def _untie(hf: PreTrainedModel) -> bool:

@@ -12,9 +12,10 @@ from whet.data.hub import resolve_model_path
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta, read_meta_scalar
-from whet.preflight.activations import activation_bytes, forward_bytes
+from whet.preflight.activations import activation_bytes, forward_bytes, trained_weights
 from whet.preflight.findings import Note, ok
 from whet.preflight.memory import ALWAYS, Part, Workload, checkpoint_bytes, largest_row, optimizer_bytes
+from whet.preflight.mesh_memory import learned_dtype, local_tensors
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
@@ -76,15 +77,20 @@ def has_own_reference(config: RunConfig) -> bool:
 
 
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
-    """What the models hold on the device."""
-    parts = [Part(f"{name} model", _weights(model), ALWAYS, f"choose a smaller {name}") for name, model in beside.frozen.items()]
+    """What the models hold on a device; on a mesh a rank's share of them, but of reward models, which the first process has whole."""
+    parts = [
+        Part(f"{name} model", _weights(model) if name in beside.batch_tokens else _held(model, config), ALWAYS, f"choose a smaller {name}")
+        for name, model in beside.frozen.items()
+    ]
     parts += _scoring(beside, config, work)
     if beside.critic is not None:
         smaller = "choose a smaller critic (critic.path)"
-        found = optimizer_bytes(beside.critic, critic_train(config, config.critic or CriticConfig()))
+        model, degrees = beside.critic, config.train.degrees
+        kept_here = trained_weights(model) if degrees is None else local_tensors(model, degrees, learned_dtype(model))
+        found = optimizer_bytes(kept_here, critic_train(config, config.critic or CriticConfig()))
         kept, peak = activation_bytes(beside.critic, work.lengths)
         parts += [
-            Part("critic's parameters", _weights(beside.critic), ALWAYS, smaller),
+            Part("critic's parameters", sum(p.nbytes for p in kept_here.values()), ALWAYS, smaller),
             Part("critic's masters and moments", found.masters + found.moments, ALWAYS, smaller),
             Part("critic's gradients", found.gradients, ("critic",), smaller),
             Part("critic's step or activations", max(found.scratch, kept, peak), ("critic",), "lower train.max_tokens_per_device", True),
@@ -121,3 +127,9 @@ def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str
 
 def _weights(model: DecoderModel) -> int:
     return sum(p.nbytes for _, p in model.named_weights())
+
+
+def _held(model: DecoderModel, config: RunConfig) -> int:
+    """Bytes of a frozen model on a device."""
+    degrees = config.train.degrees
+    return _weights(model) if degrees is None else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

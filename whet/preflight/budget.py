@@ -11,14 +11,15 @@ from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
 from whet.preflight.beside import has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
+from whet.preflight.layouts import name_of
 from whet.preflight.machine import memory_limit
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Sampling, Workload, largest_row, plan_memory
+from whet.preflight.memory import ALWAYS, PHASES, MemoryPlan, Part, Sampling, Workload, largest_row, plan_memory
+from whet.preflight.mesh_memory import MeshPlanner
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.player import greedily
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
-PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step", "critic": "critic"}
 
 
 def check_limits(scene: Scene) -> Iterator[Note]:
@@ -53,8 +54,18 @@ def check_memory(scene: Scene) -> Iterator[Note]:
     except ValueError:
         yield skip("not planned: needs the device")
         return
-    work = workload(scene)
-    plan = plan_memory(model, work)
+    train = scene.config.train
+    if train.parallel == "auto":
+        yield skip("not planned: train.parallel=auto is settled when the job starts; `whet plan MODEL --devices N` shows the layouts")
+        return
+    degrees = train.degrees
+    work = workload(scene, 1 if degrees is None else degrees.context)
+    if degrees is None:
+        plan = plan_memory(model, work)
+    else:
+        assert isinstance(model, CausalModel), "only `whet train` has several processes"
+        plan = MeshPlanner(model, scene.config.model).plan(work, degrees)
+        yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
     if scene.beside is not None:
         plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
     scene.memory = plan
@@ -80,10 +91,10 @@ def _described(part: Part) -> str:
     return f"{part.name} ({when}){', estimate' if part.estimate else ''}"
 
 
-def workload(scene: Scene) -> Workload:
-    """What the memory plan has to know of the run."""
+def workload(scene: Scene, row_ranks: int = 1) -> Workload:
+    """What the memory plan has to know of the run; `row_ranks` devices share each row."""
     config = scene.config
-    budget = config.train.max_tokens_per_device
+    budget = config.train.max_tokens_per_device * row_ranks
     if isinstance(config, SupervisedRunConfig):
         longest = scene.longest or (config.data.max_tokens or budget,)
         return Workload(config.train, largest_row(longest, budget, config.samples_per_step))

@@ -6,6 +6,7 @@ contents, on the meta device, and what it makes is counted. So a change in that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,8 @@ Phase = Literal["rollout", "loss", "backward", "step", "critic"]
 in the optimizer's step; critic: while the critic learns, at its worst moment."""
 ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic")
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
+PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step", "critic": "critic"}
+"""In words."""
 DRAW_VOCAB = 257
 """Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
 
@@ -141,7 +144,7 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
     """
     weights = sum(p.nbytes for _, p in model.named_weights())
     smaller = "choose a smaller model, or model.dtype=bfloat16"
-    parts = [Part("parameters", weights, ALWAYS, smaller), *_optimizer_parts(model, work.train)]
+    parts = [Part("parameters", weights, ALWAYS, smaller), *optimizer_parts(trained_weights(model), work.train)]
     if work.reference and model.adapter is None:
         parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
@@ -151,14 +154,15 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
         own = (weights - adapter) * held  # without any the engine reads the trainer's own parameters
         parts.append(Part("engine weights", own, ALWAYS, "set engine.embedded.own_weights=false and copies=1"))
         assert isinstance(model, CausalModel), "only a language model samples"
-        parts += _engine_parts(model, work.sampling)
-    return MemoryPlan((*parts, *_update_parts(model, work)))
+        parts += engine_parts(model, work.sampling)
+    return MemoryPlan((*parts, *update_parts(model, work)))
 
 
 def checkpoint_bytes(model: DecoderModel, train: TrainConfig) -> int:
     """Bytes of one checkpoint's tensors: weights, masters, moments."""
-    kept = _stepped(model, train)[0].tensors().values()
-    return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained_weights(model).values())
+    trained = trained_weights(model)
+    kept = _stepped(trained, train)[0].tensors().values()
+    return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +176,18 @@ class OptimizerBytes:
     """Of a step."""
 
 
-def optimizer_bytes(model: DecoderModel, train: TrainConfig) -> OptimizerBytes:
-    """Bytes of a model's optimizer."""
-    optimizer, gradients, scratch = _stepped(model, train)
+def optimizer_bytes(trained: Mapping[str, Tensor], train: TrainConfig) -> OptimizerBytes:
+    """Bytes of the optimizer of some parameters, which are on the meta device."""
+    optimizer, gradients, scratch = _stepped(trained, train)
     sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "step": 0}
     for key, tensor in optimizer.tensors().items():
         sizes[key.partition("/")[0]] += tensor.nbytes
     return OptimizerBytes(sizes["master"], sizes["exp_avg"] + sizes["exp_avg_sq"], gradients, scratch)
 
 
-def _optimizer_parts(model: DecoderModel, train: TrainConfig) -> list[Part]:
-    found = optimizer_bytes(model, train)
+def optimizer_parts(trained: Mapping[str, Tensor], train: TrainConfig) -> list[Part]:
+    """What an optimizer of some parameters holds, which are on the meta device."""
+    found = optimizer_bytes(trained, train)
     smaller = "choose a smaller model"
     return [
         Part("float32 masters", found.masters, ALWAYS, smaller),
@@ -192,9 +197,9 @@ def _optimizer_parts(model: DecoderModel, train: TrainConfig) -> list[Part]:
     ]
 
 
-def _stepped(model: DecoderModel, train: TrainConfig) -> tuple[Optimizer, int, int]:
-    """The run's optimizer over parameters like the model's, after two steps; the bytes of the gradients, and of what a step takes."""
-    named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained_weights(model).items()}
+def _stepped(trained: Mapping[str, Tensor], train: TrainConfig) -> tuple[Optimizer, int, int]:
+    """The run's optimizer over parameters like these, after two steps; the bytes of the gradients, and of what a step takes."""
+    named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained.items()}
     optimizer = Optimizer(named.items(), train.optim, total_steps=2)
     holders = [p for group in optimizer.adamw.param_groups for p in group["params"]]
     gradients = scratch = 0
@@ -207,7 +212,8 @@ def _stepped(model: DecoderModel, train: TrainConfig) -> tuple[Optimizer, int, i
     return optimizer, gradients, scratch
 
 
-def _engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
+def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
+    """What an embedded engine holds besides weights."""
     engine = sampling.engine
     store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
     slots = torch.zeros(1, dtype=torch.int64, device=META)
@@ -247,7 +253,8 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
     return live.peak("logits") / (rows * DRAW_VOCAB)
 
 
-def _update_parts(model: DecoderModel, work: Workload) -> list[Part]:
+def update_parts(model: DecoderModel, work: Workload) -> list[Part]:
+    """What the passes over the largest row hold."""
     kept, peak = activation_bytes(model, work.lengths)
     again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"

@@ -51,10 +51,22 @@ class TrainConfig(Config):
     save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
-    parallel: ParallelConfig | None = None
-    """How the model is spread over the processes of this job; unset: one process has all of it."""
+    parallel: ParallelConfig | Literal["auto"] | None = None
+    """How the model is spread over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices'
+    memory the one whose exchanges take the least time, told as the run begins."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
+
+    @property
+    def degrees(self) -> ParallelConfig | None:
+        """`parallel`, once `auto` was replaced by what it stands for; None: one process.
+
+        Raises:
+            ValueError: if it was not.
+        """
+        if self.parallel == "auto":
+            raise ValueError("train.parallel=auto is for `whet train`: write the degrees, or leave it out")
+        return self.parallel if self.parallel is not None and self.parallel.num_ranks > 1 else None
 
 
 def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
@@ -86,8 +98,8 @@ class TorchBackend:
         if total_steps is not None and config.lora is not None:
             self.adapter = add_adapter(model, config.lora)
         self._ranks: Ranks = OneRank()
-        if config.parallel is not None and config.parallel.num_ranks > 1:
-            self._ranks = MeshRanks(model, mesh_of(config.parallel, model.device.type))
+        if (degrees := config.degrees) is not None:
+            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type))
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
         self.optimizer: Optimizer | None = None

@@ -1,0 +1,192 @@
+"""The memory plan of one rank of a mesh: what it keeps is cut by the model's plan and sharded, what it computes with is put together."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from whet.model.causal import CausalModel, ModelConfig
+from whet.model.decoder import DecoderModel
+from whet.model.lora import add_adapter
+from whet.model.meta import meta_causal
+from whet.model.parallel_plan import Cut, cuts_of, layers_of
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_parts, update_parts
+from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
+from whet.train.torch_native.backend import rows_per_chunk
+from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.mesh_ranks import head_size
+
+PASSES: tuple[Phase, ...] = ("loss", "backward")
+MORE = "raise train.parallel.shard"
+FEW = (2, 3)
+"""Layers that are counted of many that are alike."""
+CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+"""Settings of a model that the ranks of `tensor` share, as far as it has them."""
+
+
+class MeshPlanner:
+    """Plans a model's layouts.
+
+    Where a model's layers are alike, few of them are counted and the rest follows: every part grows by the same with each layer.
+
+    Args:
+        model: whole, on the meta device; with its adapter, if it has one.
+        config: how the model is held.
+    """
+
+    def __init__(self, model: CausalModel, config: ModelConfig) -> None:
+        self.model, self.config = model, config
+        shapes = {tuple(tuple(p.shape) for p in layer.parameters()) for layer in layers_of(model.hf)}
+        self._depth = len(layers_of(model.hf))
+        self._few = FEW if len(shapes) == 1 and self._depth > max(FEW) else ()
+        self._groups: dict[tuple[int, int], Groups] = {}
+        self._cut: dict[int, CausalModel] = {}
+        self._passed: dict[tuple[int, int, tuple[int, ...]], list[Part]] = {}
+
+    def groups(self, degrees: ParallelConfig) -> Groups:
+        """`groups_of` the whole model.
+
+        Raises:
+            ValueError: if the model has no plan for the degrees.
+        """
+        key = (degrees.tensor, degrees.expert)
+        if key not in self._groups:
+            self._groups[key] = groups_of(self.model, degrees)
+        return self._groups[key]
+
+    def plan(self, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
+        """The plan of the rank that holds the most, the first: the engine is beside it.
+
+        Args:
+            work: what is done with the model; `lengths` are of a row that the ranks of `context` share. In all calls alike but for those.
+            degrees: that the model is spread by.
+
+        Raises:
+            ValueError: if the model has no plan for the degrees, or its sizes do not divide.
+        """
+        if not self._few:
+            return self._plan(self.model, work, degrees)
+        less, more = (self._plan(self._with_layers(num, work), work, degrees) for num in self._few)
+        left = self._depth - self._few[1]
+        grown = [
+            replace(b, size_bytes=b.size_bytes + left * (b.size_bytes - a.size_bytes)) for a, b in zip(less.parts, more.parts, strict=True)
+        ]
+        return MemoryPlan(tuple(grown))
+
+    def _plan(self, model: CausalModel, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
+        computed = model.dtype.itemsize
+        trains = any(p.requires_grad for p in model.hf.parameters())
+        kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype)
+        trained = {name: p for name, p in kept.items() if p.requires_grad}
+        layer, rest = _together(model, degrees)
+        parts = [
+            Part("parameters", sum(p.nbytes for p in kept.values()), ALWAYS, f"{MORE}, or choose a smaller model"),
+            *optimizer_parts(trained, work.train),
+            Part("layers put together", 2 * layer * computed, PASSES, "raise train.parallel.tensor or expert", estimate=True),
+            Part("embedding and head put together", rest * computed, PASSES, "raise train.parallel.tensor", estimate=True),
+        ]
+        if len(trained) == len(kept):
+            whole = layer * (computed + REDUCED_BYTES * (computed < REDUCED_BYTES))
+            parts.append(Part("a layer's gradient, whole", whole, ("backward",), "raise train.parallel.tensor", estimate=True))
+        if work.reference and model.adapter is None:
+            frozen = sum(p.numel() for p in kept.values()) * computed
+            parts.append(Part("reference model", frozen, ALWAYS, work.reference_advice))
+        if work.sampling is not None:
+            engine = sum(p.nbytes for p in model.hf.parameters())
+            parts.append(Part("engine weights", engine, ALWAYS, "choose a smaller model: the first process holds the engine's, whole"))
+            parts += engine_parts(model, work.sampling)
+        return MemoryPlan((*parts, *self._passes(model, work, degrees)))
+
+    def _passes(self, model: CausalModel, work: Workload, degrees: ParallelConfig) -> list[Part]:
+        """What the passes over a rank's part of the largest row hold, counted on the model that the rank computes."""
+        chunk = rows_per_chunk(work.train, model.vocab_size)
+        lengths = work.lengths if degrees.context == 1 else (-(-sum(work.lengths) // degrees.context),)
+        key = (len(layers_of(model.hf)), degrees.tensor, lengths)
+        if key not in self._passed:
+            own = replace(work, lengths=lengths, train=work.train.model_copy(update={"logprob_chunk_tokens": chunk}))
+            self._passed[key] = update_parts(
+                model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor), own
+            )
+        return self._passed[key]
+
+    def _with_layers(self, num: int, work: Workload) -> CausalModel:
+        """The same model with so many layers."""
+        if num not in self._cut:
+            shape = copy.deepcopy(self.model.config)
+            text = shape.get_text_config()
+            for key, value in vars(text).items():
+                if isinstance(value, list) and len(value) == self._depth:  # one entry for each layer
+                    setattr(text, key, value[:num])
+            text.num_hidden_layers = num
+            cut = self._cut[num] = meta_causal(shape, self.config)
+            if work.train.lora is not None:
+                add_adapter(cut, work.train.lora)
+        return self._cut[num]
+
+
+def local_tensors(model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide.
+
+    Raises:
+        ValueError: if the model has no plan for the degrees.
+    """
+    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
+    out: dict[str, Tensor] = {}
+    for name, p in model.hf.named_parameters():
+        shape, cut = list(p.shape), cuts[name]
+        shape[cut.dim] = -(-shape[cut.dim] // cut.parts)
+        shape[0] = -(-shape[0] // _sharded_over(degrees, cut))
+        out[name] = torch.empty(shape, dtype=dtype, device="meta", requires_grad=p.requires_grad)
+    return out
+
+
+def learned_dtype(model: DecoderModel) -> torch.dtype:
+    """Of the parameters that a mesh keeps of a model that trains."""
+    return torch.float32 if model.dtype == torch.bfloat16 else model.dtype
+
+
+def _sharded_over(degrees: ParallelConfig, cut: Cut) -> int:
+    block = degrees.shard * degrees.context
+    return block * degrees.tensor // degrees.expert if cut.of_experts else block
+
+
+def _together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
+    """Entries of the largest layer, cut by the model's plan alone, and of what no layer has."""
+    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
+    names = {p: name for name, p in model.hf.named_parameters()}
+    sizes = [sum(own_size(p, cuts[names[p]]) for p in layer.parameters()) for layer in layers_of(model.hf)]
+    return max(sizes, default=0), groups_of(model, degrees).rest
+
+
+def check_divides(model: CausalModel, tensor: int) -> None:
+    """Refuse widths that so many ranks of `tensor` cannot share.
+
+    Raises:
+        ValueError: naming the setting of the model.
+    """
+    known = model.config.get_text_config().to_dict()
+    for key in CUT:
+        if known.get(key) is not None and known[key] % tensor:
+            raise ValueError(f"train.parallel: {type(model.hf).__name__} has {key}={known[key]}, which {tensor} ranks cannot share")
+
+
+def rank_model(model: CausalModel, config: ModelConfig, tensor: int) -> CausalModel:
+    """The model that each of so many ranks of `tensor` computes: a share of heads, widths and vocabulary; without contents.
+
+    Raises:
+        ValueError: if the heads do not divide.
+    """
+    check_divides(model, tensor)
+    shape = copy.deepcopy(model.config)
+    text = shape.get_text_config()
+    size, known = head_size(model), text.to_dict()
+    for key in CUT:
+        if known.get(key) is not None:
+            setattr(text, key, known[key] // tensor)
+    text.head_dim = size
+    text.vocab_size = -(-text.vocab_size // tensor)
+    text.pad_token_id = None  # it might lie outside of a rank's vocabulary
+    return meta_causal(shape, config)
