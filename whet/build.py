@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from whet.build_engine import engine_model, engine_of
+from whet.build_engine import Syncing, engine_model, engine_of
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
@@ -121,9 +121,9 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
         grammars = Grammars(texts.renderer, held.vocab_size)
+        steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")
         settings = {"shares_weights": not own, "deterministic": config.deterministic}
-        steps_on = beside if overlaps else thread
-        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, **settings) as engine:
+        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, how, **settings) as engine:
             player = _player(config, config.rollout, config.env, scoring, engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))

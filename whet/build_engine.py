@@ -15,6 +15,7 @@ from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel, ModelConfig, pick_device
+from whet.transport.settings import Syncing
 
 
 def engine_model(config: ModelConfig, sizes: EmbeddedConfig) -> ModelConfig:
@@ -31,6 +32,7 @@ def engine_of(
     thread: Executor,
     decode: Decode,
     grammars: Grammars,
+    sync: Syncing | None = None,
     *,
     shares_weights: bool,
     deterministic: bool,
@@ -45,6 +47,7 @@ def engine_of(
         thread: where an engine of this process takes its steps.
         decode: token ids to text.
         grammars: of the tokenizer.
+        sync: how new weights reach an engine in processes of its own; None: through memory.
         shares_weights: whether the model is the trainer's.
         deterministic: as for the engines.
     """
@@ -55,7 +58,15 @@ def engine_of(
         return
     devices = copy_devices(sizes, config)
     trust = config.trust_remote_code
-    copies = EngineCopies(model, sizes, devices, deterministic=deterministic, tokenizer=folder, trust_remote_code=trust)
+    copies = EngineCopies(
+        model,
+        sizes,
+        devices,
+        deterministic=deterministic,
+        tokenizer=folder,
+        trust_remote_code=trust,
+        sync=sync,
+    )
     try:
         yield copies
     finally:

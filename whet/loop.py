@@ -15,7 +15,7 @@ from whet.checkpoint.run_state import RunState, Stateful
 from whet.config import Hook
 from whet.core.batch import TrainBatch, batch_of
 from whet.evaluate.evaluation import EvaluationSet, set_folders
-from whet.observe import Display, Max, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
+from whet.observe import Display, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
 from whet.observe.records import drop_records
 from whet.rollout.constant import RewardGuard
 from whet.rollout.own import OwnRollouts
@@ -172,7 +172,7 @@ async def train_rl(run: Run) -> dict[str, float]:
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
         run.rollouts.learned()
-        found = {**taken.metrics, **left_out, **credit, "sync/probe_nats": Max(published.probe_nats)}
+        found = {**taken.metrics, **left_out, **credit, **published.metrics()}
         values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):
             values |= await ask_further(run, progress, taken, values)

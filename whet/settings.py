@@ -28,6 +28,7 @@ from whet.train.batching import BatchConfig
 from whet.train.critic import CriticConfig
 from whet.train.frozen import ReferenceConfig, TeacherConfig
 from whet.train.torch_native.backend import TrainConfig
+from whet.transport.settings import SyncConfig
 
 
 class DataConfig(RowConfig):
@@ -120,6 +121,8 @@ class RunConfig(BaseRunConfig):
     """Sampling engine."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """Where the run's processes are."""
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    """How new weights reach engines in processes of their own."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     """Evaluation sets."""
 
@@ -127,6 +130,13 @@ class RunConfig(BaseRunConfig):
     def _same_bits(self) -> RunConfig:
         if self.deterministic:
             refuse_timing(self.control)
+        return self
+
+    @model_validator(mode="after")
+    def _weights_travel(self) -> RunConfig:
+        if self.engine.embedded.num_processes == 1:
+            why = "(sync) with the engine in the trainer's process"
+            refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
         return self
 
     @property

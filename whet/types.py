@@ -421,6 +421,20 @@ class Receipt:
     """Of the tensors that arrived."""
     num_stale_tokens: int = 0
     """Tokens that are still cached from older weights. Anything but 0 is a fault."""
+    engine: str = "the engine"
+    """Who answers, in errors."""
+    members: tuple[Receipt, ...] = ()
+    """Of an engine that is several: the answer of each, all of which must hold the same."""
+    wire_bytes: int = 0
+    """That left the trainer's process, compressed as they may be; 0 where the engine reads the trainer's own."""
+    encode_s: float = 0.0
+    """Seconds of packing and compressing."""
+    wire_s: float = 0.0
+    """Seconds of copying, writing or sending, as far as they held up the trainer's stream."""
+    load_s: float = 0.0
+    """Seconds of taking over, of the slowest member: with a broadcast, what it waited for the trainer, too."""
+    pause_s: float = 0.0
+    """Seconds in which no step was taken."""
 
 
 @dataclass(slots=True)

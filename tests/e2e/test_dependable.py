@@ -47,11 +47,12 @@ def test_a_fault_in_the_engines_weights_stops_the_run_before_a_token_is_sampled(
     updates, sampled_under = [], []
 
     def spoiled(own, wire):
-        take_over(own, wire)
+        arrived = take_over(own, wire)
         updates.append(1)
         if len(updates) == 3:
             with torch.no_grad():
                 own["model.norm.weight"][3] += 1e-6
+        return arrived
 
     def watched(core):
         sampled_under.append(len(updates))

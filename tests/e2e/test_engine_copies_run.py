@@ -29,6 +29,17 @@ def test_two_copies_train_and_resume_to_the_bit(tmp_path):
     assert workers_of_this_process() == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["broadcast", "disk", "delta"])
+def test_however_weights_travel_a_run_has_the_same_bits(tmp_path, transport):
+    make_files(tmp_path)
+    train(run_config(tmp_path, "shared", engine=COPIES, num_rollouts=2))
+    train(run_config(tmp_path, "other", engine=COPIES, num_rollouts=2, sync={"transport": transport}))
+    assert weights_of(tmp_path / "other") == weights_of(tmp_path / "shared") != weights_of_start(tmp_path)
+    for line in metrics_of(tmp_path / "other"):
+        assert line["sync/bytes"] > 0 and line["sync/probe_nats"] < 1e-3
+
+
 def test_copies_find_stop_texts(tmp_path):
     """They read the tokenizer themselves."""
     make_files(tmp_path)

@@ -19,13 +19,14 @@ from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.engine import EmbeddedConfig, copy_weights
+from whet.engine.embedded.engine import EmbeddedConfig
 from whet.model.causal import ModelConfig, random_causal
 from whet.model.digest import digests_of
 from whet.model.shared import MEMORY, attach, share
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.transport.land import Arrived, copy_weights
 from whet.types import Finish, Request, SamplingParams, Scored
 
 SIZES = EmbeddedConfig(cache_tokens=2048, block_size=4, max_running=32, max_batch_tokens=256, copies=2)
@@ -131,15 +132,17 @@ def test_new_weights_reach_every_copy_and_replies_go_on_under_them(engine):
 
 @pytest.mark.parametrize(("fault", "words"), [("changed", "mlp.up_proj.weight"), ("skipped", "lm_head.weight|embed_tokens.weight")])
 def test_a_fault_in_the_shared_weights_is_caught_and_named(engine, fault, words, monkeypatch):
-    def put(own, wire):
+    def put(own, wire, *, digest):
+        arrived = Arrived({}, 0)
         if fault == "changed":
-            copy_weights(own, wire)
+            arrived = copy_weights(own, wire, digest=digest)
             with torch.no_grad():
                 own["model.layers.0.mlp.up_proj.weight"][1, 2] += 1e-6
+        return arrived
 
     asyncio.run(publish(engine, model(1)))
-    monkeypatch.setattr("whet.engine.embedded.copies.copy_weights", put)
-    with pytest.raises(SyncError, match=f"the engine holds other weights than the trainer's: .*({words})"):
+    monkeypatch.setattr("whet.transport.shared.copy_weights", put)
+    with pytest.raises(SyncError, match=f"engine copy 0 received other weights than the trainer's: .*({words})"):
         asyncio.run(publish(engine, model(2)))
 
 

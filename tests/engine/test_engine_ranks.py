@@ -19,9 +19,11 @@ from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.ranks import Follower, Leader, check_split, keep_part
-from whet.engine.embedded.weights import copy_weights
 from whet.model.causal import ModelConfig, random_causal
 from whet.model.digest import differences, digests_of
+from whet.transport.base import SharedTicket
+from whet.transport.land import copy_weights
+from whet.transport.receive import Receiver
 from whet.types import Finish, Request, SamplingParams
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
@@ -108,11 +110,11 @@ def lead(path, kind, dtype, new, spoil):
     ranks = met(path)
     core = EngineCore(held, **TIGHT, ranks=ranks)
     if not first:
-        ranks.follow(core, staged)
+        ranks.follow(core, Receiver("rank", staged, dict))
         return None
     out = [said(core)]
     copy_weights(dict(core.model.named_weights()), list(staged.named_weights()))
-    core.ranks.tell("take")
+    core.ranks.tell("take", SharedTicket(1))
     core.begin_version(1)
     digests = core.ranks.digests(core.model)
     out.append(said(core))

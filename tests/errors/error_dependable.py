@@ -12,7 +12,7 @@ import pytest
 from error_bench import Bench, Case, Told, together, with_message
 from safetensors import SafetensorError
 
-import whet.train.tensor_files as tensor_files
+import whet.model.tensor_files as tensor_files
 from whet.runfolder.journal import STARTS
 from whet.runfolder.lock import claim
 from whet.train.kept import read_kept

@@ -15,9 +15,10 @@ from transformers import Qwen3Config
 
 from whet.data.parsers import Malformed, Parsed
 from whet.data.template import Renderer
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine, copy_weights
+from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.transport.land import copy_weights
 from whet.types import Message, Sample, ToolCall
 
 EVERY = 6

@@ -17,8 +17,10 @@ from whet.observe.files import AppendedLines
 
 
 def is_measurement(name: str) -> bool:
-    """Whether a key of `metrics.jsonl` tells of the machine (when, how long, how fast, how much memory) and not of the training: these
-    alone differ between two runs of the same settings in deterministic mode."""
+    """Whether a key of `metrics.jsonl` tells of the machine (when, how long, how fast, how much memory, which way weights went) and not of
+    the training: these alone differ between two runs of the same settings in deterministic mode."""
+    if name.startswith("sync/"):
+        return name != "sync/probe_nats"
     return name == "time" or name.startswith(("time/", "tokens_per_second/", "memory/"))
 
 

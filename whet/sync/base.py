@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from whet.observe.metrics import Max, Metrics, Total
 from whet.types import Receipt
 
 
 class SyncError(RuntimeError):
     """An engine does not hold what the trainer holds. No token is sampled under the new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTimes:
+    """Where the seconds of a publication went. Parts overlap: engines may load while the trainer still gathers."""
+
+    gather_s: float
+    """The trainer put its tensors together, in the type that they travel in."""
+    convert_s: float
+    """Digests of what is sent; packing and compressing."""
+    wire_s: float
+    """Copying, writing or sending, as far as it held up the trainer."""
+    load_s: float
+    """The slowest engine took the weights over, and took digests."""
+    pause_s: float
+    """No token was sampled."""
+    prove_s: float
+    """Digests of what the trainer holds compared with what the engines hold, and the probe on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +38,12 @@ class Publication:
     receipt: Receipt
     probe_nats: float
     """How far the engine's log-probs of a fixed prompt, through its cached decode path, are from the trainer's at most."""
+    times: SyncTimes
+
+    def metrics(self) -> Metrics:
+        """`sync/...`: seconds by part, bytes that left the trainer's process, the probe."""
+        seconds: Metrics = {f"sync/{part}": Total(found) for part, found in asdict(self.times).items()}
+        return {**seconds, "sync/bytes": Total(self.receipt.wire_bytes), "sync/probe_nats": Max(self.probe_nats)}
 
 
 class Publisher(Protocol):

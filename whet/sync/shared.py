@@ -1,10 +1,11 @@
-"""Publishing where the engine is in the trainer's process: bytes move only into an engine that keeps its own, and the proof is the same."""
+"""Publishing to any engine: bytes move only into one with weights of its own, however they travel there, and the proof is the same."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 
 import torch
@@ -15,8 +16,10 @@ from whet.core.batch import batch_of
 from whet.engine.base import Engine, StaleCache
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
-from whet.sync.base import Publication, SyncError
+from whet.sync.base import Publication, SyncError, SyncTimes
+from whet.sync.tap import Tap
 from whet.train.base import Backend, NonFinite
+from whet.transport.base import Stream, TransportError
 from whet.types import UNSAMPLED, Origin, Receipt, Sample
 
 PROBE_TOKENS = 12
@@ -26,7 +29,7 @@ of 16 to 32 lie 0.125 apart, and the probe's unlikely tokens see several such st
 
 
 class SharedPublisher:
-    """Publishes to an embedded engine, and compares digests and a probe before the version counts.
+    """Publishes to an engine, and compares digests and a probe before the version counts.
 
     Args:
         backend: whose weights are published.
@@ -40,25 +43,42 @@ class SharedPublisher:
         self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
 
     async def publish(self, version: int) -> Publication:
-        receipt = await self._take_over(version)
-        loop = asyncio.get_running_loop()
+        loop, began = asyncio.get_running_loop(), time.perf_counter()
+        tap = Tap(self._stream())
+        receipt = await self._take_over(tap, version)
+        taken_over = time.perf_counter()
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
-        sent = await loop.run_in_executor(self._thread, lambda: digests_of(self._stream()))
+        sent = await loop.run_in_executor(self._thread, tap.finish)
         held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
-        for what, mine, digests in (("received", sent, receipt.wire), ("holds", held, receipt.resident)):
+        for answer in receipt.members or (receipt,):
+            self._check(answer, version, sent, held)
+        probe_nats = await self._compare_probe(version)
+        times = SyncTimes(
+            gather_s=tap.gather_s,
+            convert_s=tap.digest_s + receipt.encode_s,
+            wire_s=receipt.wire_s,
+            load_s=receipt.load_s,
+            pause_s=receipt.pause_s or taken_over - began,
+            prove_s=time.perf_counter() - taken_over,
+        )
+        return Publication(receipt, probe_nats, times)
+
+    def _check(self, answer: Receipt, version: int, sent: Mapping[str, str], held: Mapping[str, str]) -> None:
+        for what, mine, digests in (("received", sent, answer.wire), ("holds", held, answer.resident)):
             if digests is not None and (wrong := differences(mine, digests)):
                 more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-                raise SyncError(f"version {version}: the engine {what} other weights than the trainer's: {', '.join(wrong[:5])}{more}")
-        if receipt.num_stale_tokens:
-            raise SyncError(f"version {version}: the engine still has {receipt.num_stale_tokens} tokens cached from older weights")
-        return Publication(receipt, await self._compare_probe(version))
+                raise SyncError(f"version {version}: {answer.engine} {what} other weights than the trainer's: {', '.join(wrong[:5])}{more}")
+        if answer.num_stale_tokens:
+            raise SyncError(f"version {version}: {answer.engine} still has {answer.num_stale_tokens} tokens cached from older weights")
 
-    async def _take_over(self, version: int) -> Receipt:
+    async def _take_over(self, weights: Stream, version: int) -> Receipt:
         try:
-            return await self._engine.update(self._stream(), version)
+            return await self._engine.update(weights, version)
         except ValueError as refused:
             raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
+        except TransportError as lost:
+            raise SyncError(str(lost)) from lost
 
     def _stream(self) -> Iterable[tuple[str, Tensor]]:
         """What is published: an engine that reads the trainer's own tensors reads an adapter's, too; another one gets merged weights."""

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
+from whet.model.tensor_files import write_tensors
 from whet.train.base import Backend, Learner, NonFinite
-from whet.train.tensor_files import write_tensors
 
 REASON = "reason.json"
 BATCH = "batch.safetensors"

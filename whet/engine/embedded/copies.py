@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from whet.engine.embedded.launch import Launcher, LocalLauncher
 from whet.engine.embedded.processes import CopyProcess
 from whet.engine.embedded.ranks import check_split
 from whet.engine.embedded.runner import CLOSED
-from whet.engine.embedded.weights import copy_weights
 from whet.engine.embedded.worker import Setup
 from whet.model.causal import CausalModel
-from whet.model.digest import digests_of
 from whet.model.shared import share
+from whet.transport.base import Sender, Stream
+from whet.transport.carry import carry
+from whet.transport.land import whole_set
+from whet.transport.senders import sender_of
+from whet.transport.settings import SyncConfig, Syncing
 from whet.types import Chunk, Receipt, Request, Scored
 
 
@@ -39,6 +44,7 @@ class EngineCopies:
         tokenizer: folder of a tokenizer to find stop texts with.
         trust_remote_code: whether code that comes with the tokenizer may run.
         launcher: starts the copies' processes; none: on this machine.
+        sync: how new weights reach the copies; None: through memory.
 
     Raises:
         EngineFailed: if a copy does not start.
@@ -55,17 +61,19 @@ class EngineCopies:
         tokenizer: Path | None = None,
         trust_remote_code: bool = False,
         launcher: Launcher | None = None,
+        sync: Syncing | None = None,
     ) -> None:
         ranks = config.tensor_parallel
         if ranks > 1:
             check_split(model, ranks)
-        self._model = model
+        sync, self._shapes = sync or Syncing(SyncConfig(), Path()), dict(model.named_weights())
         threads = max(1, torch.get_num_threads() // len(devices))
         shared = share(model)
         self._copies: list[CopyProcess] = []
+        self._sender: Sender | None = None
         self._meeting = Path(tempfile.mkdtemp(prefix="whet-ranks-"))
         try:
-            setup = Setup(shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code)
+            setup = Setup(shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code, sync.config.is_mapped)
             for i in range(len(devices) // ranks):
                 mine = devices[i * ranks : (i + 1) * ranks]
                 self._copies.append(CopyProcess(f"engine copy {i}", setup, mine, self._meeting / str(i), launcher or LocalLauncher()))
@@ -76,7 +84,10 @@ class EngineCopies:
         finally:
             shared.path.unlink()
         self._capabilities = replace(first, shares_weights=False)
+        self._sender = sender_of(sync.config, model, sync.folder)
         self._version, self._updated, self._paused = 0, False, False
+        self._torn: str | None = None
+        """Why the copies hold half of a version, if they do: nothing is sampled then."""
 
     @property
     def version(self) -> int:
@@ -127,6 +138,8 @@ class EngineCopies:
         await self._everywhere("pause")
 
     async def resume(self) -> None:
+        if self._torn:
+            raise EngineFailed(self._torn)
         self._paused = False
         await self._everywhere("resume")
 
@@ -143,23 +156,40 @@ class EngineCopies:
         return first
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """All copies stand still while their common weights change. The receipt has what a copy holds that differs, if one does."""
+        """All copies stand still while they take new weights over. The receipt has the answer of each."""
         if self._updated and version <= self._version:
             raise ValueError(f"the engine holds version {self._version} already, and was told to take over version {version}")
-        wire = list(weights)
+        if not isinstance(weights, Stream):
+            weights = whole_set(self._shapes, weights)
+        began = time.perf_counter()
         await self._everywhere("pause")
         try:
-            await asyncio.to_thread(copy_weights, dict(self._model.named_weights()), wire)
-            receipts: list[Receipt] = await self._everywhere("begin", version)
-        finally:
-            if not self._paused:
-                await self._everywhere("resume")
+            loads = {found.name: partial(found.call, "begin", version) for found in self._copies}
+            processes = [name for found in self._copies for name in found.processes]
+            assert self._sender is not None
+            carried = await carry(self._sender, weights, version, loads, processes)
+        except BaseException as error:
+            self._torn = f"the copies hold half of version {version}, and sample nothing: {error}"
+            raise
+        self._torn = None
+        await self._go_on()
         self._version, self._updated = version, True
-        odd = next((receipt for receipt in receipts if receipt.resident != receipts[0].resident), receipts[0])
-        digests = await asyncio.to_thread(digests_of, wire)
-        stale = sum(receipt.num_stale_tokens for receipt in receipts)
-        size = sum(tensor.nbytes for _, tensor in wire)
-        return replace(odd, wire=digests, size_bytes=size, num_stale_tokens=stale)
+        members = tuple(replace(answer, engine=found.name) for found, answer in zip(self._copies, carried.receipts, strict=True))
+        return replace(
+            members[0],
+            engine="the engine",
+            members=members,
+            num_stale_tokens=sum(answer.num_stale_tokens for answer in members),
+            wire_bytes=carried.sent.size_bytes,
+            encode_s=carried.sent.encode_s,
+            wire_s=carried.sent.wire_s,
+            load_s=max(answer.load_s for answer in members),
+            pause_s=time.perf_counter() - began,
+        )
+
+    async def _go_on(self) -> None:
+        if not self._paused:
+            await self._everywhere("resume")
 
     async def busy_s(self) -> float:
         return sum(await self._everywhere("busy_s"))
@@ -170,6 +200,8 @@ class EngineCopies:
     def end(self) -> None:
         """Close without an event loop. A second time it does nothing."""
         copies, self._copies = self._copies, []
+        if self._sender is not None:
+            self._sender.close()
         for found in copies:
             found.end()
         shutil.rmtree(self._meeting, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ from whet.engine.embedded.ranks import Ranks
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
 from whet.engine.embedded.stops import Decode
-from whet.engine.embedded.weights import copy_weights
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
+from whet.transport.base import Stream
+from whet.transport.land import Arrived, copy_weights
 from whet.types import Chunk, Finish, Receipt, Request, Scored
 
 
@@ -134,10 +136,17 @@ class EmbeddedEngine:
         self._paused = False
         self._updated = False
         """Whether weights were ever published to it; until then it holds those that it was made with, as version 0."""
+        self._torn: str | None = None
+        """Why it holds half of a version, if it does: nothing is sampled from it then."""
 
     @property
     def version(self) -> int:
         return self.core.version
+
+    @property
+    def held(self) -> int | None:
+        """The version that it holds whole; None: half of one."""
+        return None if self._torn else self.version
 
     @property
     def capabilities(self) -> Capabilities:
@@ -154,6 +163,7 @@ class EmbeddedEngine:
 
     async def generate(self, request: Request) -> AsyncIterator[Chunk]:
         self._runner.check_open()
+        self._check_whole()
         self.core.check(request.id, request.tokens, request.sampling.max_tokens)
         self.core.check_sampling(request)
         if request.id in self._calls:
@@ -209,7 +219,7 @@ class EmbeddedEngine:
     # What the runner drives.
 
     def may_step(self) -> bool:
-        return self.core.has_work and not (self._paused or self._someone_is_away())
+        return self.core.has_work and not (self._paused or self._torn or self._someone_is_away())
 
     def step(self) -> list[Progressed]:
         with self.core.ranks.together():
@@ -290,27 +300,45 @@ class EmbeddedEngine:
             return False
         return not self._open <= {call.request.conversation for call in self._calls.values()}
 
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise EngineFailed(self._torn)
+
     def _score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int) -> Scored:
+        self._check_whole()
         with self.core.ranks.together():
             return self.core.score(tokens, temperature, top_logprobs)
 
     def _take_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         if self._updated and version <= self.version:
             raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
-        wire = list(weights)
+        began = time.perf_counter()
         own = dict(self.core.model.named_weights())
-        if not self._capabilities.shares_weights:
-            copy_weights(own, wire)
-            self.core.ranks.tell("take")
+        kept = self._capabilities.shares_weights
+        arrived = None if kept else self._copy(own, weights, version)
+        wire = list(weights) if arrived is None else []
         self.core.begin_version(version)
         self._updated = True
         with self.core.ranks.together():
             resident = self.core.ranks.digests(self.core.model)
-        shared = all(own.get(name) is tensor for name, tensor in wire)
+        if arrived is None:
+            same = all(own.get(name) is tensor for name, tensor in wire)
+            digests = {name: resident[name] for name, _ in wire} if same else digests_of(wire)
+            arrived = Arrived(digests, sum(tensor.nbytes for _, tensor in wire))
         return Receipt(
             version=version,
-            wire={name: resident[name] for name, _ in wire} if shared else digests_of(wire),
+            wire=arrived.digests,
             resident=resident,
-            size_bytes=sum(t.nbytes for _, t in wire),
+            size_bytes=arrived.size_bytes,
             num_stale_tokens=self.core.num_cached_tokens,
+            wire_bytes=0 if kept else arrived.size_bytes,
+            load_s=time.perf_counter() - began,
         )
+
+    def _copy(self, own: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]], version: int) -> Arrived:
+        """Copy what arrives into the engine's own weights; a stream that breaks off in the middle leaves it unable to sample."""
+        if isinstance(weights, Stream):
+            self._torn = f"the engine holds half of version {version}, which did not arrive whole, and samples nothing"
+        arrived = copy_weights(own, weights)
+        self._torn = None
+        return arrived

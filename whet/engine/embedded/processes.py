@@ -48,6 +48,8 @@ class CopyProcess:
 
     def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher) -> None:
         self.name = name
+        self.processes = [name if len(devices) == 1 else f"{name}, rank {rank}" for rank in range(len(devices))]
+        """What each of its processes is called."""
         self.requests: dict[str, Waiting] = {}
         self.conversations: set[str] = set()
         self._calls: dict[int, Waiting] = {}
@@ -59,8 +61,8 @@ class CopyProcess:
         self._links: list[Link] = []
         for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
             links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
-            called = name if len(devices) == 1 else f"{name}, rank {rank}"
-            self._links.append(launcher.start(called, replace(setup, device=device, links=links), mine))
+            called = self.processes[rank]
+            self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=called), mine))
         for end in itertools.chain.from_iterable(pipes):
             end.close()
         for link in self._links[1:]:
@@ -157,6 +159,5 @@ class CopyProcess:
         others = [rank for rank, end in enumerate(ends) if rank and end is not None and end.code not in (0, LOST)]
         rank = others[0] if others else 0
         end = ends[rank]
-        called = self.name if len(ends) == 1 else f"{self.name}, rank {rank}"
         how = "it closed its connection and goes on" if end is None else end.words
-        return f"{called} {what} ({how}){said(self._links[rank].process)}"
+        return f"{self.processes[rank]} {what} ({how}){said(self._links[rank].process)}"

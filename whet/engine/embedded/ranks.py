@@ -25,11 +25,13 @@ from torch.distributed.tensor import DTensor
 from whet.engine.base import StaleCache
 from whet.engine.embedded.logits import Drawn
 from whet.engine.embedded.scheduler import Sequence as Running
-from whet.engine.embedded.weights import copy_weights
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.model.parallel_plan import apply_plans
 from whet.model.shards import whole
+from whet.transport.base import Stream
+from whet.transport.land import copy_weights
+from whet.transport.receive import Receiver
 from whet.types import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -158,12 +160,12 @@ class Follower:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def follow(self, core: EngineCore, weights: CausalModel) -> None:
+    def follow(self, core: EngineCore, receiver: Receiver) -> None:
         """Do as told until the first rank is gone.
 
         Args:
             core: of this rank.
-            weights: where new weights are put, whole, before they are to be taken over.
+            receiver: opens the tickets to new weights.
         """
         sequences: dict[int, Running] = {}
         while True:
@@ -171,17 +173,17 @@ class Follower:
                 what, arguments = self._leader.recv()
             except (EOFError, OSError):
                 return
-            self._do(core, weights, sequences, what, arguments)
+            self._do(core, receiver, sequences, what, arguments)
 
-    def _do(self, core: EngineCore, weights: CausalModel, sequences: dict[int, Running], what: str, arguments: tuple[Any, ...]) -> None:
+    def _do(self, core: EngineCore, receiver: Receiver, sequences: dict[int, Running], what: str, arguments: tuple[Any, ...]) -> None:
         match what, arguments:
             case "add", (request,):
                 added = core.add(request)
                 sequences[added.arrival] = added
             case "finish", (arrival,):
                 core.finish(sequences.pop(arrival))
-            case "take", ():
-                copy_weights(dict(core.model.named_weights()), list(weights.named_weights()))
+            case "take", (ticket,):
+                copy_weights(dict(core.model.named_weights()), Stream(receiver.open(ticket)), digest=False)
             case "digests", ():
                 self.digests(core.model)
             case ("step" | "score" | "drop_caches" | "begin_version" | "forget"), _:

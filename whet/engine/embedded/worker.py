@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
@@ -30,9 +30,11 @@ from whet.engine.embedded.launch import SAY_STACKS, Invitation
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, attach
+from whet.transport.base import OtherBase, Stream, Ticket, TransportError
+from whet.transport.receive import Receiver
 from whet.types import Receipt, Request
 
-KNOWN = (EngineRefused, EngineFailed, StaleCache, ValueError)
+KNOWN = (EngineRefused, EngineFailed, StaleCache, TransportError, OtherBase, ValueError)
 """What a caller may want to tell apart; anything else becomes an `EngineFailed` with its words."""
 
 
@@ -49,6 +51,10 @@ class Setup:
     tokenizer: Path | None
     """Folder of the tokenizer that finds stop texts and reads grammars."""
     trust_remote_code: bool
+    mapped: bool = True
+    """Whether new weights are put into the shared memory, from which a copy on the CPU then samples; else every process has its own."""
+    name: str = "engine copy 0"
+    """As the sender of weights knows this process."""
     links: Links | None = None
     """Where a rank of several finds the others."""
 
@@ -63,10 +69,10 @@ class Copy:
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         self._connection = connection
-        self._weights = attach(setup.model)
-        shared = setup.links is None and torch.device(setup.device) == torch.device("cpu")
+        weights = attach(setup.model)
+        shared = setup.mapped and setup.links is None and torch.device(setup.device) == torch.device("cpu")
         ranks = None if setup.links is None else setup.links.join(setup.device)
-        model = self._weights if shared else _beside(self._weights, setup)
+        model = weights if shared else _beside(weights, setup)
         decode = grammars = None
         if setup.tokenizer is not None:
             tokenizer = load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)
@@ -82,6 +88,7 @@ class Copy:
             grammars=grammars,
             ranks=ranks,
         )
+        self._receiver = _receiver(setup, weights, model)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -133,9 +140,27 @@ class Copy:
         finally:
             del self._running[request.id]
 
-    async def _begin(self, version: int) -> Receipt:
-        """Take over what was put into the shared memory."""
-        return await self._engine.update(self._weights.named_weights(), version)
+    async def _begin(self, version: int, ticket: Ticket) -> Receipt:
+        """Take over the weights that a ticket stands for."""
+        self._receiver.check(ticket, self._engine.held)
+        arriving = self._arriving(ticket)
+        try:
+            return await self._engine.update(Stream(arriving), version)
+        finally:
+            arriving.close()  # whoever sends need not wait for an engine that reads no further
+
+    def _arriving(self, ticket: Ticket) -> Generator[tuple[str, Tensor]]:
+        """Read between two steps, by all ranks at once."""
+        self._engine.core.ranks.tell("take", ticket)
+        yield from self._receiver.open(ticket)
+
+
+def _receiver(setup: Setup, weights: CausalModel, model: CausalModel) -> Receiver:
+    """Args:
+    weights: over the shared memory.
+    model: whose tensors this process samples from.
+    """
+    return Receiver(setup.name, weights if setup.mapped else None, lambda: dict(model.named_weights()))
 
 
 def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
@@ -155,8 +180,9 @@ def follow(connection: Connection, setup: Setup, links: Links) -> None:
     follower = links.join(setup.device)
     assert isinstance(follower, Follower)
     sizes = setup.config
+    model = _beside(weights, setup)
     core = EngineCore(
-        _beside(weights, setup),
+        model,
         cache_tokens=sizes.cache_tokens,
         block_size=sizes.block_size,
         max_running=sizes.max_running,
@@ -165,7 +191,7 @@ def follow(connection: Connection, setup: Setup, links: Links) -> None:
     )
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
-        follower.follow(core, weights)
+        follower.follow(core, _receiver(setup, weights, model))
     except RuntimeError:  # of an exchange with a rank that is gone, as far as torch tells it apart
         traceback.print_exc()
         os._exit(LOST)

@@ -21,9 +21,9 @@ from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
+from whet.model.tensor_files import system_errors, write_tensors
 from whet.observe.metrics import Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
-from whet.train.tensor_files import system_errors, write_tensors
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Rows, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import ParallelConfig, mesh_of

@@ -22,10 +22,10 @@ from whet.model.decoder import DecoderModel
 from whet.model.parallel_plan import active_parameters
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
+from whet.model.tensor_files import system_errors
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
 from whet.train.flops import pass_flops
-from whet.train.tensor_files import system_errors
 from whet.train.torch_native.context_row import Context
 from whet.train.torch_native.layout import Plan, Turn
 from whet.train.torch_native.mesh import Mesh

@@ -13,8 +13,8 @@ from torch import Tensor
 from whet.core.batch import TrainBatch
 from whet.core.logprobs import WHOLE, Vocabulary
 from whet.model.decoder import DecoderModel
+from whet.model.tensor_files import system_errors
 from whet.observe.metrics import Metrics
-from whet.train.tensor_files import system_errors
 from whet.train.torch_native.context_row import Context
 from whet.train.torch_native.layout import Plan, Turn
 

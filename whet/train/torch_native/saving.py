@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from whet.train.tensor_files import write_tensors
+from whet.model.tensor_files import write_tensors
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

@@ -13,14 +13,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file.
+
+    Args:
+        tensors: by name.
+        path: of the file.
+        metadata: for its header; transformers wants to read `format` there.
 
     Raises:
         OSError: if it cannot be written, with the system's reason.
     """
     with system_errors(path):
-        save_file(dict(tensors), path)
+        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
 
 
 @contextmanager

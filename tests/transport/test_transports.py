@@ -1,0 +1,298 @@
+"""Weights arrive to the bit by every transport, or not at all: what is cut, late, damaged or of another base is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from whet.model.causal import ModelConfig, load_causal, random_causal
+from whet.model.digest import digests_of
+from whet.transport import changes
+from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, Stream, TransportError
+from whet.transport.broadcast import BroadcastSender
+from whet.transport.delta import CHANGES, HEADER
+from whet.transport.land import copy_weights
+from whet.transport.receive import Receiver
+from whet.transport.senders import sender_of
+from whet.transport.settings import SyncConfig
+
+SHAPE = Qwen3Config(
+    vocab_size=61,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    intermediate_size=48,
+    tie_word_embeddings=True,
+)
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def model(seed=0, dtype="bfloat16"):
+    return random_causal(SHAPE, ModelConfig(path="", device="cpu", dtype=dtype), seed=seed)
+
+
+def step(trained, seed=0):
+    """What a small step does: some elements change, one becomes a negative zero, one NaN."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for _, tensor in trained.named_weights():
+            tensor.add_(torch.randn_like(tensor) * 1e-3)
+        dict(trained.named_weights())[Q][0, :2] = torch.tensor([-0.0, float("nan")])
+
+
+class Engine:
+    """The receiving end: a model of its own."""
+
+    def __init__(self, name, seed=9, dtype="bfloat16"):
+        self.model, self.version = model(seed, dtype), None
+        self.receiver = Receiver(name, None, lambda: dict(self.model.named_weights()))
+
+    def take(self, ticket):
+        self.receiver.check(ticket, self.version)
+        self.version = None
+        arrived = copy_weights(dict(self.model.named_weights()), Stream(self.receiver.open(ticket)))
+        self.version = ticket.version
+        return arrived
+
+
+def sender(transport, folder, **settings):
+    return sender_of(SyncConfig(transport=transport, timeout_s=20, **settings), model(), folder)
+
+
+def carry(sending, engines, trained, version, weights=None):
+    """One version to all; returns what was sent and what arrived where."""
+    ticket = sending.begin(version, list(engines))
+    weights = Stream(trained.named_weights()) if weights is None else weights
+    with ThreadPoolExecutor(1 + len(engines)) as pool:
+        sent = pool.submit(sending.send, ticket, weights)
+        if not sending.simultaneous:
+            sent.result(30)
+        arrived = [pool.submit(engine.take, ticket) for engine in engines.values()]
+        return sent.result(30), [found.result(30) for found in arrived]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("transport", ["broadcast", "disk", "delta"])
+def test_every_transport_carries_every_bit_version_after_version(transport, dtype, tmp_path):
+    trained = model(dtype=dtype)
+    sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path)
+    engines = {name: Engine(name, dtype=dtype) for name in ("a", "b")}
+    for version in (1, 2, 3):
+        step(trained, version)
+        sent, arrived = carry(sending, engines, trained, version)
+        expected = digests_of(trained.named_weights())
+        assert sent.size_bytes > 0
+        for engine, found in zip(engines.values(), arrived, strict=True):
+            assert found.digests == digests_of(engine.model.named_weights()) == expected
+            assert digests_of(engine.model.named_state()) == digests_of(trained.named_state())
+    sending.close()
+
+
+def test_a_small_buffer_is_never_exceeded_and_large_tensors_go_alone():
+    """As the stream is read, no more than the buffer's bytes have been read and not yet been received."""
+    tensors = {f"t{i}": torch.randn(1 + 40_000 * (i % 3)) for i in range(12)} | {"huge": torch.randn(700_000)}
+    sending = BroadcastSender("127.0.0.1", 20, 2**20)
+    ticket = sending.begin(1, ["a"])
+    got, behind = [], []
+
+    def weights():
+        for name, tensor in tensors.items():
+            behind.append(sum(tensors[n].nbytes for n in list(tensors)[: list(tensors).index(name)]) - sum(t.nbytes for _, t in got))
+            yield name, tensor
+
+    def receive():
+        for name, tensor in Receiver("a", None, dict).open(ticket):
+            time.sleep(0.01)
+            got.append((name, tensor.clone()))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sending.send(ticket, Stream(weights()))
+    thread.join(20)
+    assert digests_of(got) == digests_of(tensors.items())
+    assert 0 < max(behind) <= 3 * 2**20  # two buckets, and what a gloo socket holds
+
+
+def test_engines_may_come_and_go(tmp_path):
+    trained, sending = model(), sender("broadcast", tmp_path)
+    first, second = Engine("a"), Engine("b")
+    carry(sending, {"a": first}, trained, 1)
+    step(trained)
+    carry(sending, {"a": first, "b": second}, trained, 2)
+    step(trained)
+    carry(sending, {"b": second}, trained, 3)
+    assert digests_of(second.model.named_weights()) == digests_of(trained.named_weights()) != digests_of(first.model.named_weights())
+    with pytest.raises(TransportError, match="waits for the next version"):
+        sending.whole(3)
+
+
+def test_an_engine_that_stops_reading_is_named(tmp_path):
+    sending = BroadcastSender("127.0.0.1", 2.0, 2**20)
+    ticket = sending.begin(1, ["a", "b"])
+    assert isinstance(ticket, BroadcastTicket)
+    late = threading.Event()
+
+    def stop_early():
+        weights = Receiver("b", None, dict).open(ticket)
+        next(weights)
+        late.wait(20)
+
+    with ThreadPoolExecutor(3) as pool:
+        whole = pool.submit(lambda: list(Receiver("a", None, dict).open(ticket)))
+        pool.submit(stop_early)
+        began = time.monotonic()
+        with pytest.raises(TransportError, match=r"version 1: the broadcast broke off, as far as can be told by b:"):
+            sending.send(ticket, Stream(model().named_weights()))
+        assert time.monotonic() - began < 10
+        late.set()
+        assert len(whole.result(20)) > 5
+
+
+def test_a_receiver_that_goes_away_ends_the_broadcast(tmp_path):
+    sending = sender("broadcast", tmp_path)
+    ticket = sending.begin(1, ["a"])
+
+    def leave():
+        weights = Receiver("a", None, dict).open(ticket)
+        next(weights)
+        weights.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leave)
+        with pytest.raises(TransportError, match="version 1: the broadcast broke off"):
+            sending.send(ticket, Stream((f"t{i}", torch.zeros(600_000)) for i in range(400)))
+
+
+def test_a_stream_that_fails_is_told_to_the_receivers(tmp_path):
+    sending = sender("broadcast", tmp_path)
+    ticket = sending.begin(1, ["a"])
+
+    def weights():
+        yield "t", torch.zeros(3)
+        raise RuntimeError("no memory left")
+
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(lambda: list(Receiver("a", None, dict).open(ticket)))
+        with pytest.raises(RuntimeError, match="no memory left"):
+            sending.send(ticket, Stream(weights()))
+        with pytest.raises(TransportError, match="the trainer broke off the stream"):
+            received.result(20)
+
+
+def test_a_version_on_disk_is_a_hugging_face_folder_and_the_last_ones_stay(tmp_path):
+    trained, sending = model(), sender("disk", tmp_path, keep=2, max_buffer_bytes=2**20)
+    for version in (1, 2, 3):
+        step(trained, version)
+        with torch.no_grad():
+            dict(trained.named_weights())[Q][0, 1] = 0.5  # transformers' check wants finite numbers
+        carry(sending, {"a": Engine("a")}, trained, version)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version_000002", "version_000003"]
+    read = load_causal(tmp_path / "version_000003", ModelConfig(path="", device="cpu", dtype="bfloat16"), trainable=False)
+    assert digests_of(read.named_state()) == digests_of(trained.named_state())
+
+
+def test_a_full_disk_leaves_the_version_before_whole(tmp_path, monkeypatch):
+    trained, sending = model(), sender("disk", tmp_path)
+    carry(sending, {"a": Engine("a")}, trained, 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("whet.transport.disk.write_weights", full)
+    with pytest.raises(TransportError, match=r"version 2 cannot be written to .*: No space left on device"):
+        carry(sending, {"a": Engine("a")}, trained, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["version_000001"]
+    Engine("b").take(DiskTicket(1, tmp_path / "version_000001"))
+
+
+def test_a_file_of_weights_that_is_cut_short_is_named(tmp_path):
+    trained, sending = model(), sender("disk", tmp_path)
+    carry(sending, {"a": Engine("a")}, trained, 1)
+    file = tmp_path / "version_000001/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(TransportError, match=r"model\.safetensors is cut short or damaged"):
+        Engine("b").take(DiskTicket(1, tmp_path / "version_000001"))
+
+
+@pytest.fixture
+def delta(tmp_path):
+    """A sender whose second version is on disk, and an engine at the first."""
+    trained, sending = model(), sender("delta", tmp_path)
+    engine = Engine("a")
+    carry(sending, {"a": engine}, trained, 1)
+    step(trained)
+    ticket = sending.begin(2, ["a"])
+    sending.send(ticket, Stream(trained.named_weights()))
+    return sending, ticket, engine, trained
+
+
+def test_an_engine_of_another_base_asks_for_the_whole(delta):
+    sending, ticket, engine, trained = delta
+    assert ticket == DeltaTicket(2, 1, ticket.folder)
+    other = Engine("b")
+    before = digests_of(other.model.named_weights())
+    for version, words in ((None, "half of a version"), (0, "version 0")):
+        other.version = version
+        with pytest.raises(OtherBase, match=f"against version 1, and this engine holds {words}"):
+            other.take(ticket)
+    assert digests_of(other.model.named_weights()) == before
+    other.take(sending.whole(2))
+    engine.take(ticket)
+    assert digests_of(other.model.named_weights()) == digests_of(engine.model.named_weights()) == digests_of(trained.named_weights())
+
+
+def test_a_flipped_byte_in_what_changed_is_named(delta):
+    _, ticket, engine, _ = delta
+    data = bytearray((ticket.folder / CHANGES).read_bytes())
+    data[len(data) // 2] ^= 1
+    (ticket.folder / CHANGES).write_bytes(data)
+    with pytest.raises(TransportError, match=r"model\.[a-z0-9_.]+: what changed has another checksum"):
+        engine.take(ticket)
+    assert engine.version is None
+
+
+def test_changes_of_other_versions_are_refused(delta):
+    _, ticket, engine, _ = delta
+    with pytest.raises(TransportError, match="has the changes from version 1 to 2, not from version 1 to 3"):
+        list(engine.receiver.open(DeltaTicket(3, 1, ticket.folder)))
+    (ticket.folder / HEADER).unlink()
+    with pytest.raises(TransportError, match="cannot be read: FileNotFoundError"):
+        list(engine.receiver.open(ticket))
+
+
+def test_after_a_failed_delta_the_next_version_is_whole(delta, monkeypatch):
+    sending, _, engine, trained = delta
+    step(trained, 3)
+
+    def broken(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("whet.transport.delta.change_of", broken)
+        with pytest.raises(TransportError, match="No space left"):
+            carry(sending, {"a": engine}, trained, 3)
+    assert isinstance(sending.begin(4, ["a"]), DiskTicket)
+    carry(sending, {"a": engine}, trained, 4)
+    assert digests_of(engine.model.named_weights()) == digests_of(trained.named_weights())
+
+
+def test_weights_of_another_model_are_no_changes(delta):
+    sending, *_ = delta
+    with pytest.raises(ValueError, match="t is not a weight of version 2"):
+        sending.send(sending.begin(3, ["a"]), [("t", torch.zeros(2))])
+
+
+def test_few_changes_are_few_bytes():
+    old = torch.randn(200_000).to(torch.bfloat16)
+    new = old.clone()
+    new[::1000] *= 1.01
+    change = changes.change_of(old, new)
+    assert change.kind == "gaps" and change.num_changed == int((old != new).sum()) and len(change.packed) < 1000
+    assert changes.change_of(old, old).packed == b""

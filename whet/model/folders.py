@@ -1,0 +1,131 @@
+"""Weights in a folder in Hugging Face format, written and read tensor by tensor: safetensors files of a bounded size, and their index."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from whet.model.tensor_files import write_tensors
+from whet.observe.files import sync_folder
+
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> int:
+    """Write weights to files of about `shard_bytes` (a larger tensor has one of its own), durably, the index last.
+
+    No more than one file's tensors are held at a time.
+
+    Args:
+        folder: there already; files of weights that it has are not looked at.
+        weights: each name once.
+        shard_bytes: of a file.
+
+    Returns:
+        Bytes of all tensors.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
+    drafts: list[tuple[Path, list[str]]] = []
+    held: dict[str, Tensor] = {}
+    size, total = 0, 0
+
+    def put_away() -> None:
+        draft = folder / f".weights-{len(drafts):05d}"
+        write_tensors(held, draft, {"format": "pt"})
+        drafts.append((draft, list(held)))
+        held.clear()
+
+    for name, tensor in weights:
+        if held and size + tensor.nbytes > shard_bytes:
+            put_away()
+            size = 0
+        held[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    if held or not drafts:
+        put_away()
+    _name(folder, drafts, total)
+    return total
+
+
+def _name(folder: Path, drafts: list[tuple[Path, list[str]]], total: int) -> None:
+    """Give the files their names, which say how many there are."""
+    count = len(drafts)
+    places: dict[str, str] = {}
+    for i, (draft, names) in enumerate(drafts):
+        file = ONE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        _to_disk(draft)
+        os.replace(draft, folder / file)
+        places |= dict.fromkeys(names, file)
+    if count > 1:
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}, indent=2) + "\n"
+        (folder / INDEX).write_text(text)
+        _to_disk(folder / INDEX)
+    sync_folder(folder)
+
+
+def _to_disk(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder one after another; no file is read as a whole.
+
+    Raises:
+        ValueError: if it has no weights, or a file or a tensor is missing or damaged: which is said.
+    """
+    for file, names in sorted(weight_files(folder).items()):
+        path = folder / file
+        if not path.is_file():
+            raise ValueError(f"{folder} lacks {file}, which {INDEX} says holds {len(names)} tensors")
+        try:
+            with safe_open(path, "pt") as opened:
+                found = list(opened.keys())
+                if lacking := sorted(set(names) - set(found)):
+                    raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
+                for name in names or found:
+                    yield name, opened.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is cut short or damaged: {error}") from error
+
+
+def weight_files(folder: Path) -> dict[str, list[str]]:
+    """The files of weights in a folder, each with its tensors' names; of a file without an index, none are named.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if (folder / INDEX).is_file():
+        out: dict[str, list[str]] = {}
+        try:
+            places: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / INDEX} is no index of weights: {type(error).__name__}: {error}") from error
+        for name, file in places.items():
+            out.setdefault(file, []).append(name)
+        return out
+    if (folder / ONE).is_file():
+        return {ONE: []}
+    raise ValueError(f"{folder} has no weights: neither {ONE} nor {INDEX}")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """A type by torch's name, such as bfloat16.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of torch's, such as float32 or bfloat16")
+    return found

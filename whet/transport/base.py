@@ -1,0 +1,145 @@
+"""How weights travel from a trainer to engines: a sender, a ticket that is told every engine, and a stream of named tensors over there.
+
+Backends give such streams, transports carry them, engines take them over: none of the three knows which of the others it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+
+class TransportError(RuntimeError):
+    """Weights did not arrive: cut in the middle, too late, or other bits than were sent. Who was taking them over holds half of them."""
+
+
+class OtherBase(ValueError):
+    """What was sent are the changes against another version than this engine holds. Nothing of it was changed; it needs the whole."""
+
+
+class Stream:
+    """Weights one after another, named as in Hugging Face files. They are read once, to the end, and a reader keeps none of them, so that
+    the whole model is never held for them."""
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._weights = iter(weights)
+        self.waited_s = 0.0
+        """Seconds that readers waited for tensors to be made."""
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        while True:
+            began = time.perf_counter()
+            found = next(self._weights, None)
+            self.waited_s += time.perf_counter() - began
+            if found is None:
+                return
+            yield found
+
+
+def waited_s(weights: Iterable[tuple[str, Tensor]]) -> float:
+    """Seconds that readers of a stream have waited so far; what is there already is not waited for."""
+    return weights.waited_s if isinstance(weights, Stream) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTicket:
+    """The weights lie in the memory that the engine was given when it began."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastTicket:
+    """The weights come through a process group, which the engines of `receivers` join."""
+
+    version: int
+    host: str
+    port: int
+    """Where the group meets: a store of torch's."""
+    group: int
+    """Its number. A group serves many versions, until its engines are others."""
+    receivers: tuple[str, ...]
+    """The engines' names, each with a rank of its own: the first is rank 1."""
+    backend: str
+    """gloo, or nccl where all tensors are on CUDA."""
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTicket:
+    """The weights lie in a folder in Hugging Face format."""
+
+    version: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaTicket:
+    """What changed since another version lies in a folder."""
+
+    version: int
+    base: int
+    folder: Path
+
+
+Ticket = SharedTicket | BroadcastTicket | DiskTicket | DeltaTicket
+"""What an engine needs to fetch one version: small, and it may be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What sending took."""
+
+    size_bytes: int
+    """That left this process, each byte once however many engines got it."""
+    encode_s: float = 0.0
+    """Seconds of packing and compressing."""
+    wire_s: float = 0.0
+    """Seconds of copying, writing or sending, as far as it held up the stream."""
+
+
+class Sender(Protocol):
+    """The trainer's end of a transport. `begin`, then `send`; engines open the ticket meanwhile, or afterwards."""
+
+    simultaneous: bool
+    """Whether engines must open the ticket while it sends; otherwise what it sent stays, and they open it afterwards."""
+    timeout_s: float
+    """How long an engine may take."""
+
+    def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
+        """Announce a version.
+
+        Args:
+            version: of the weights.
+            receivers: a name for every process that will open the ticket, and another one when a process was started anew.
+        """
+        ...
+
+    def send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]]) -> Sent:
+        """Read the stream to its end and send it. Blocks.
+
+        Raises:
+            ValueError: if the weights are of another model; nothing was changed then.
+            TransportError: if they cannot be sent; it names the tensor, or the engine, and the version.
+        """
+        ...
+
+    def whole(self, version: int) -> Ticket:
+        """A ticket to all of the present weights, for an engine that holds others than the rest: one that has begun just now.
+
+        Raises:
+            TransportError: if there is none, and it has to wait for the next version.
+        """
+        ...
+
+    def give_up(self) -> None:
+        """Wait for the engines of this version no longer: one of them will not answer. Called while `send` blocks elsewhere."""
+        ...
+
+    def close(self) -> None: ...
+

@@ -1,0 +1,61 @@
+"""A process group beside torch's default one: the sender of weights and the processes of engines."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from whet.transport.base import BroadcastTicket
+
+SENDER = 0
+"""The rank that sends."""
+
+
+class Group:
+    """Those who joined.
+
+    Args:
+        group: a backend of torch's, of gloo or NCCL.
+        device: where what is exchanged lies.
+        timeout: of a message.
+    """
+
+    def __init__(self, group: Any, device: torch.device, timeout: timedelta) -> None:
+        self._group, self.device, self._timeout = group, device, timeout
+
+    def broadcast(self, tensor: Tensor) -> dist.Work:
+        """Begin to send a tensor, or to receive one into it."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = SENDER, self._timeout
+        return self._group.broadcast([tensor], options)
+
+
+def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
+    """Wait until all are there.
+
+    Raises:
+        RuntimeError: if they are not, in time.
+    """
+    timeout = timedelta(seconds=ticket.timeout_s)
+    place, size = PrefixStore(f"group/{ticket.group}", store), 1 + len(ticket.receivers)
+    if ticket.backend == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+        chosen = dist.ProcessGroupNCCL.Options()
+        chosen._timeout = timeout
+        return Group(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
+    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], timeout
+    return Group(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
+
+
+def _own_address(ticket: BroadcastTicket) -> str:
+    """This machine's address on the way to the others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((ticket.host, ticket.port))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,53 @@
+"""`[sync]`: how weights travel from the trainer to engines in processes of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from whet.config import Config, refuse_unread
+
+
+class SyncConfig(Config):
+    """How new weights reach engines that run in processes of their own (docs/weight-sync.md). Whatever the way, every version is proven."""
+
+    transport: Literal["auto", "shared", "broadcast", "disk", "delta"] = "auto"
+    """shared: one file in the machine's memory, which all engines map; broadcast: a process group (gloo); disk: a folder in Hugging Face
+    format for each version; delta: only what changed since the version before, compressed; auto: shared."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """How long an engine may take over a version, and how long a message of a broadcast may take, before the run stops."""
+    max_buffer_bytes: int = Field(default=2**29, ge=2**20)
+    """broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of weights."""
+    folder: str | None = None
+    """disk and delta: where versions are written, on a file system that trainer and engines share; unset: the run's folder, `sync`."""
+    keep: int = Field(default=2, ge=1)
+    """disk and delta: versions that stay on disk."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether engines share memory with the sender."""
+        return self.transport in ("auto", "shared")
+
+    @model_validator(mode="after")
+    def _all_read(self) -> SyncConfig:
+        unread = {
+            "auto": ["max_buffer_bytes", "folder", "keep"],
+            "shared": ["max_buffer_bytes", "folder", "keep"],
+            "broadcast": ["folder", "keep"],
+            "disk": [],
+            "delta": [],
+        }[self.transport]
+        refuse_unread(self, unread, f"with transport={self.transport!r}", "choose a transport that has it")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Syncing:
+    """The settings, and what they leave to the run."""
+
+    config: SyncConfig
+    folder: Path
+    """For versions on disk, unless the settings name another."""
