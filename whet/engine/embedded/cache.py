@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.engine.base import StaleCache
+from whet.engine.embedded.pages import ask_for_huge_pages
 from whet.engine.embedded.prefix import PrefixIndex
 
 
@@ -195,4 +196,6 @@ def lazy_zeros(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tensor.device.type != "cpu":
         return tensor.new_zeros(shape)
     memory = mmap.mmap(-1, math.prod(shape) * tensor.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(shape)
+    out = torch.frombuffer(memory, dtype=tensor.dtype).view(shape)
+    ask_for_huge_pages(out, now=False)
+    return out

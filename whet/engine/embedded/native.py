@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.compiled import Logits, NotCompiled, Step, library
 from whet.engine.embedded.paged import Part, lay_out
+from whet.engine.embedded.pages import ask_for_huge_pages
 from whet.engine.embedded.rows import block_tables
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.attention import PackedRow
@@ -68,6 +69,8 @@ class NativeDecode:
         self._work = sum(p.numel() for layer in self._layers for p in layer.parameters())
         self._head: Any = model.lm_head
         self._scratch, self._logits = torch.empty(0), torch.empty(0)
+        for _, tensor in model.named_weights():
+            ask_for_huge_pages(tensor, now=True)
 
     def hidden(self, sequences: Seq[Sequence], store: KVStore) -> Tensor:
         """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks in `store`. [B, H]"""
