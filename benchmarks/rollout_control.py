@@ -2,7 +2,7 @@
 
     python benchmarks/rollout_control.py learn [SEED ...]     # accuracy over 1,000 held-out problems, tokens sampled and dropped
     python benchmarks/rollout_control.py time                 # seconds per rollout and idle shares, in alternating rounds
-    python benchmarks/rollout_control.py slow                 # the same with a tenth of the tool calls sleeping 2 s, beside those without
+    python benchmarks/rollout_control.py slow [SIZE ...]      # throughput with a tenth of the tool calls sleeping 2 s, beside that without
 
 Nothing is deterministic here: that would forbid overlap. `learn` keeps what it has, run by run, so it can be stopped and goes on,
 and several of it can run side by side, each with seeds of its own. Figures go to benchmarks/results/rollout_control.json. The load
@@ -34,6 +34,9 @@ ROUNDS = 3
 TIMED_ROLLOUTS = 25
 SKIPPED = 5
 """First rollouts of a timed run that do not count: the pipeline fills."""
+SLOW_PROMPTS = {"quickstart": 8, "large": 64}
+"""Prompts of a rollout, by 8 samples: the quickstart's 64 trajectories, which take two thirds of a second, and 512."""
+SLOW_ROLLOUTS = {"quickstart": TIMED_ROLLOUTS, "large": SKIPPED + 6}
 CORRECTED = {"grpo": {"clip_high": 0.28, "correction": {"weights": "token"}}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "synchronous": {},
@@ -105,10 +108,10 @@ def learned(config: QuickstartConfig, model: Path, variant: str) -> dict[str, An
     }
 
 
-def timed(variant: str, tool: str) -> dict[str, float]:
+def timed(variant: str, tool: str, size: str = "quickstart") -> dict[str, float]:
     """Seconds per rollout, and which share of them engine and trainer had nothing to do."""
     config, model = warmed(0, NUM_HELD_OUT)
-    config = config.model_copy(update={"num_rollouts": TIMED_ROLLOUTS})
+    config = config.model_copy(update={"num_rollouts": SLOW_ROLLOUTS[size], "prompts_per_rollout": SLOW_PROMPTS[size]})
     run = settings(config, model, "timed", variant, tool, evaluated=False)
     train(run)
     steps = lines_of(run)[SKIPPED:]
@@ -139,14 +142,17 @@ def time_all(found: dict[str, Any]) -> None:
         print(variant, json.dumps(found["time"]["variants"][variant]), flush=True)
 
 
-def slow(found: dict[str, Any]) -> None:
-    found["slow"] = {"machine": machine(), "rounds": ROUNDS, "sleep_s": SLEEP_S, "variants": {}}
+def slow(found: dict[str, Any], size: str) -> None:
+    of_size: dict[str, Any] = {"machine": machine(), "rounds": ROUNDS, "sleep_s": SLEEP_S, "prompts": SLOW_PROMPTS[size], "variants": {}}
     for variant in ("synchronous", "staleness 1", "staleness 4"):
-        pairs = [(timed(variant, "calculator"), timed(variant, SLEEPY)) for _ in range(ROUNDS)]
+        pairs = [(timed(variant, "calculator", size), timed(variant, SLEEPY, size)) for _ in range(ROUNDS)]
         kept = [with_["trained_tokens_per_second"] / without["trained_tokens_per_second"] for without, with_ in pairs]
-        row = {"throughput_kept": median(kept), "ratios": kept, "load_average": max(b["load_average"] for _, b in pairs)}
-        found["slow"]["variants"][variant] = row
-        print(variant, json.dumps(row), flush=True)
+        seconds = median(without["seconds_per_rollout"] for without, _ in pairs)
+        load = max(b["load_average"] for _, b in pairs)
+        row = {"throughput_kept": median(kept), "ratios": kept, "seconds_per_rollout": seconds, "load_average": load}
+        of_size["variants"][variant] = row
+        print(size, variant, json.dumps(row), flush=True)
+    found.setdefault("slow", {})[size] = of_size
 
 
 def read() -> dict[str, Any]:
@@ -165,7 +171,11 @@ def main() -> None:
         learn([int(seed) for seed in rest] or [0, 1, 2])
         return
     found = read()
-    {"time": time_all, "slow": slow}[what](found)
+    if what == "time":
+        time_all(found)
+    else:
+        for size in rest or SLOW_PROMPTS:
+            slow(found, size)
     write(found)
 
 

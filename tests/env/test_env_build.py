@@ -36,6 +36,21 @@ def shout(text: str) -> str:
     "Loudly."
     return text.upper()
 
+import threading
+running, peak, lock, barriers = [], [0], threading.Lock(), {}
+
+def together(parties: int) -> str:
+    "Waits until so many are at work, and tells how many there ever were."
+    with lock:
+        running.append(1)
+        peak[0] = max(peak[0], len(running))
+        barrier = barriers.setdefault(parties, threading.Barrier(parties))
+    barrier.wait(30)
+    with lock:
+        running.pop()
+    barrier.wait(30)
+    return str(peak[0])
+
 number = 3
 """
 
@@ -70,6 +85,18 @@ def test_the_settings_reach_the_environment(module):
     make = build_env_factory(EnvConfig(name="tools", tools=["calculator"], max_calls_per_turn=1))
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
     assert [m.content[:5] for m in asyncio.run(make().step(parse_hermes(call * 2))).messages] == ["2", "Error"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_calls_of_all_trajectories_wait_for_a_thread(module, limit):
+    make = build_env_factory(EnvConfig(name="tools", tools=[f"{module}:together"], max_tool_threads=limit))
+    arguments = f'{{"parties": {limit}}}'
+    call = parse_hermes(f'<tool_call>{{"name": "together", "arguments": {arguments}}}</tool_call>')
+
+    async def main():
+        return await asyncio.gather(*(make().step(call) for _ in range(6)))
+
+    assert max(int(step.messages[0].content) for step in asyncio.run(main())) == limit
 
 
 def test_a_class_of_the_user_s(module):

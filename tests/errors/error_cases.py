@@ -8,6 +8,7 @@ from error_configuration import CONFIGURATION
 from error_control import CONTROL
 from error_data import DATA
 from error_dependable import DEPENDABLE
+from error_hooks import HOOKS
 from error_model import MODEL
 from error_run import RUN
 
@@ -16,7 +17,7 @@ PARTS: dict[str, tuple[Case, ...]] = {
     "Data": DATA,
     "Model folders": MODEL,
     "Your code": CODE,
-    "Rollouts": CONTROL,
+    "Rollouts": (*CONTROL, *HOOKS),
     "A run's folder": RUN,
     "A run under way": DEPENDABLE,
 }

@@ -96,7 +96,7 @@ class WordEngine:
             for place in range(request.num_begun, len(self.tokens)):
                 await asyncio.sleep(0)
                 while (self.paused or place >= self.holds.get(request.conversation, NEVER)) and request.id not in self._aborted:
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0)
                 if request.id in self._aborted:
                     yield Chunk((), (), self.version, Finish.ABORT)
                     return
@@ -193,9 +193,9 @@ class World:
 
     def places(self) -> dict[str, list[str]]:
         """Where tasks are, by the scheduler's own lists."""
-        r = self.rollouts
-        spare = [play for play, _, _ in r._spare]
-        lists = {"waiting": r._waiting, "playing": r._playing, "ready": r._ready, "taken": r._taken, "spare": spare}
+        buffer = self.rollouts._buffer
+        lists = {name: getattr(buffer, name) for name in ("waiting", "playing", "ready", "taken")}
+        lists["spare"] = [spare.play for spare in buffer.spare]
         return {name: [play.task.id for play in plays] for name, plays in lists.items()}
 
     def check(self) -> None:

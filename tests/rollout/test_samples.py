@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whet.core.advantages import group_advantages
+from whet.core.batch import batch_of
+from whet.core.weights import sample_mean, token_sum_mean
 from whet.rollout.samples import samples_of, samples_of_groups
 from whet.types import UNSAMPLED, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
@@ -94,3 +97,19 @@ def test_on_request_what_stands_between_the_turns_trains_too():
     assert (two.tokens, two.loss_mask) == ((5, 6, 7, 9, 9), (False, False, True, True, True)), "a rewritten history is context"
     plain = samples_of(trajectory(*turns))
     assert [replace(sample, loss_mask=other.loss_mask) for sample, other in zip(plain, (one, two), strict=True)] == [one, two]
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+def test_however_often_a_trajectory_restarts_it_counts_once(lengths):
+    """A trajectory cut into many samples weighs as much as one in a single chain, and is one sibling of its group."""
+    chains = [[turn([1], [5] * n, Origin.PROMPT, restart=True) for n in lengths], [turn([1], [5] * sum(lengths), Origin.PROMPT)]]
+    played = [replace(trajectory(*turns), id=f"t/{k}", rewards=Rewards(float(k))) for k, turns in enumerate(chains)]
+    batch = batch_of(samples_of_groups([Group(TASK, tuple(played))]))
+    assert batch.num_samples == len(lengths) + 1
+    cut = batch.trajectory == 0
+    tokens = cut.repeat_interleave(batch.lengths)
+    for reducer, each in ((sample_mean, 0.5), (token_sum_mean, sum(lengths) / 2)):
+        weights = reducer(batch)
+        assert weights[tokens].sum().item() == pytest.approx(each) == weights[~tokens].sum().item()
+    credit = group_advantages(batch)
+    assert set(credit[cut].tolist()) == {-credit[~cut].item()}

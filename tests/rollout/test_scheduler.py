@@ -291,6 +291,7 @@ def test_without_refills_dropped_groups_make_a_rollout_full(passes, taken, calle
         assert values.get("groups/dropped/flat", 0) <= dropped
         if len(passes) <= 3:
             assert names(found.groups) == taken and len(world.source.given) == 6
+        if len(passes) < 3:  # else the rollout may be full before the last group has ended
             assert values.get("groups/dropped/flat", 0) == dropped
         await world.roll()
         await world.rollouts.close()

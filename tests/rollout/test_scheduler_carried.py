@@ -117,7 +117,7 @@ def test_a_trajectory_s_time_does_not_run_while_sampling_is_suspended():
 
     async def main():
         await world.roll()
-        deadline = world.rollouts._playing[0].runs["q0/0"].deadline
+        deadline = world.rollouts._buffer.playing[0].runs["q0/0"].deadline
         assert deadline.left_s is not None
         before = deadline.left_s
         await settled()

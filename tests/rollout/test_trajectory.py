@@ -35,7 +35,7 @@ from whet.env.rollout import Limits, TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.rollout.samples import samples_of
-from whet.types import Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task
+from whet.types import Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task, Turn
 
 PARAMS = SamplingParams(999, stop_token_ids=(STOP,), seed=7)
 LIMITS = Limits(max_turns=4, max_tokens=1000, max_turn_tokens=200)
@@ -328,3 +328,28 @@ def test_limits_are_positive():
     for name in ("max_turns", "max_tokens", "max_turn_tokens"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
             replace(LIMITS, **{name: 0})
+
+
+@pytest.mark.parametrize("lower", [{"max_turn_tokens": 4}, {"max_tokens": 4}, {"max_turn_tokens": 9}])
+def test_a_turn_begun_under_higher_limits_is_cut_where_it_stands(lower):
+    begun = TrajectoryRun("t/0", TASK, ScriptedEngine(turns([])), RENDERER, PARAMS, LIMITS)
+    prompt = RENDERER.prompt(TASK, [])
+    tokens = ids("The answer is 36.")[:6]
+    turn = Turn(prompt, (Origin.PROMPT,) * len(prompt), tokens, (-0.5,) * 6, (3,) * 6, Message("assistant", ""), Finish.ABORT)
+    limits = replace(LIMITS, **{name: value + len(prompt) * (name == "max_tokens") for name, value in lower.items()})
+    engine = ScriptedEngine(turns(says("6.", version=4)))
+
+    async def main():
+        run = TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, limits)
+        run.go_on_from(replace(begun.so_far(), turns=(turn,)))
+        return await run.to_end(SingleTurn())
+
+    trajectory = run(main())
+    assert trajectory.error is None
+    (kept,) = trajectory.turns
+    assert kept.tokens[:6] == tokens and kept.versions[:6] == (3,) * 6
+    if limits.max_turn_tokens == 9:
+        assert engine.requests[0].sampling.max_tokens == 3 and trajectory.outcome is Outcome.COMPLETED
+    else:
+        assert not engine.requests and kept.tokens == tokens
+        assert kept.finish is Finish.LENGTH and trajectory.outcome is Outcome.TRUNCATED

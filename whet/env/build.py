@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 from whet.config import Config, call_factory, resolve, resolve_callable
 from whet.env.base import Env, SingleTurn
 from whet.env.calculator import calculator
+from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
-from whet.env.tools import Tool
+from whet.env.tools import THREADS, Tool
 
 MakeEnv = Callable[[], Env]
 
@@ -28,6 +29,8 @@ class EnvConfig(Config):
     """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
     tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
+    max_tool_threads: int = Field(default=128, ge=1)
+    """Calls of plain functions that run at a time, over all trajectories; further ones wait. Functions that are `async` take no thread."""
     max_calls_per_turn: int = Field(default=8, ge=1)
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
@@ -57,7 +60,8 @@ def _build_single_turn(config: EnvConfig) -> MakeEnv:
 
 
 def _build_tools(config: EnvConfig) -> MakeEnv:
-    tools = [build_tool(name) for name in config.tools]
+    threads = DaemonThreads(config.max_tool_threads)
+    tools = [build_tool(name, threads) for name in config.tools]
     make = partial(ToolEnv, tools, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars)
     make()  # two tools of one name show here, not in the first rollout
     return make
@@ -68,13 +72,13 @@ ENVS: dict[str, Callable[[EnvConfig], MakeEnv]] = {"single_turn": _build_single_
 TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
 
 
-def build_tool(name: str) -> Tool:
+def build_tool(name: str, threads: DaemonThreads = THREADS) -> Tool:
     """A built-in tool, or the function that an import reference names.
 
     Raises:
         ValueError: there is none, or it cannot be a tool.
     """
-    return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"))
+    return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"), threads)
 
 
 def build_env_factory(config: EnvConfig) -> MakeEnv:

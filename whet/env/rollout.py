@@ -265,7 +265,10 @@ class TrajectoryRun:
         try:
             if self.deadline.left_s == 0:
                 raise self.deadline.error("the engine")
-            in_time = await read_reply(self.engine, self._request(reply, room), self.deadline, reply)
+            if len(reply.tokens) < room:
+                in_time = await read_reply(self.engine, self._request(reply, room), self.deadline, reply)
+            else:  # the limits are lower than when it was begun
+                in_time, reply.finish = True, Finish.LENGTH
         finally:
             self.request = ""
             self._open = None

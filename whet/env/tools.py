@@ -16,7 +16,8 @@ from pydantic.errors import PydanticUserError
 from whet.env.threads import CallTimeout, DaemonThreads
 from whet.types import JSON
 
-_THREADS = DaemonThreads()
+THREADS = DaemonThreads()
+"""Of tools that are given no others."""
 NOTE_CHARS = 400
 """Of a call's arguments, in the report of a tool that failed."""
 
@@ -34,17 +35,18 @@ class Tool:
             makes the trajectory a timeout, any other exception is an environment error. What it returns is shown to the
             model: text as it stands, anything else as JSON (or `str` where JSON does not have it). A sync function runs
             on a thread, so it may be called several times at once.
+        threads: where a sync function runs; tools may share them.
 
     Raises:
         ValueError: the function has no name or docstring, or a parameter that no schema can describe.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], threads: DaemonThreads = THREADS) -> None:
         name = getattr(function, "__name__", None)
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"a tool must be a function with a name, not {function!r}; wrap it in a def")
         self.name: str = name
-        self._function = function
+        self._function, self._threads = function, threads
         doc = inspect.getdoc(function)
         if not doc:
             raise ValueError(f"tool {self.name} has no docstring; the model reads it to know what the tool does")
@@ -89,7 +91,7 @@ class Tool:
 
     async def _call(self, values: Mapping[str, Any], timeout_s: float | None) -> str:
         if not inspect.iscoroutinefunction(self._function):
-            return await _THREADS.run(lambda: _text(self._function(**values)), timeout_s)
+            return await self._threads.run(lambda: _text(self._function(**values)), timeout_s)
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:

@@ -1,8 +1,4 @@
-"""What is played when: groups are begun while there is room, judged as they finish, and handed over when a rollout is full.
-
-Every task that the source gave is in exactly one place: waiting, being played, ready, or taken by the trainer and not learned from yet. All
-four are in the state that a checkpoint holds, so that none is lost, and none comes twice.
-"""
+"""What is played when: groups are begun while there is room, judged as they finish, and handed over when a rollout is full."""
 
 from __future__ import annotations
 
@@ -15,10 +11,11 @@ from dataclasses import dataclass
 from whet.data.source import Source
 from whet.env.deadline import Pauses
 from whet.observe.metrics import Metrics, Total
+from whet.rollout.buffer import Buffer, Spare
 from whet.rollout.control import ControlConfig
 from whet.rollout.ending import end_jobs
 from whet.rollout.filters import Filter
-from whet.rollout.order import Order, begun, ordered
+from whet.rollout.order import Order
 from whet.rollout.play import Play
 from whet.rollout.player import Game, Player
 from whet.rollout.report import RolloutFailed
@@ -78,14 +75,7 @@ class Rollouts:
         self._num_rollouts = num_rollouts
         self._resumable = player.resumable
         self._filters, self._order = list(filters), order
-        self._waiting: list[Play] = []
-        """To be begun before any new task, in order."""
-        self._playing: list[Play] = []
-        self._ready: list[Play] = []
-        self._taken: list[Play] = []
-        self._spare: list[tuple[Play, Group, str]] = []
-        """Without refills: what filters dropped of the rollout under way, and why."""
-        self._num_begun = 0
+        self._buffer = Buffer(wanted.samples_per_prompt, wanted.baseline)
         self._num_left = 0
         """Groups that the trainer takes from the present rollout on."""
         self._version = 0
@@ -107,7 +97,7 @@ class Rollouts:
             RolloutFailed: too many trajectories failed, or no group passed the filters.
             LabelError, Stalled: as for `Player.play`.
         """
-        assert not self._taken, "the last rollout was neither learned from nor put back"
+        assert not self._buffer.taken, "the last rollout was neither learned from nor put back"
         self._version, self._taking = progress.version, True
         self._num_left = (self._num_rollouts - progress.rollout_id) * self._wanted.groups
         if self._player.deterministic:
@@ -127,24 +117,24 @@ class Rollouts:
                 await self._changed.wait()
         finally:
             self._taking = False
-        self._choose()
-        for _, group, reason in self._spare:
+        self._buffer.choose(self._wanted.groups, self._order)
+        for _, group, reason in self._buffer.spare:
             self._tally.dropped(group, reason)
-        self._spare.clear()
+        self._buffer.spare.clear()
         if not self._control.overlaps:
-            await (self._stand_still() if self._control.partial else self._withdraw(self._playing, "left_over"))
+            await (self._stand_still() if self._control.partial else self._withdraw(self._buffer.playing, "left_over"))
             self._expire(self._version + 1, "left_over")
-        groups = [play.group() for play in self._taken]
+        groups = [play.group() for play in self._buffer.taken]
         busy_s = await self._player.engine.busy_s()
         self._tally.busy(busy_s)
-        dropped, metrics = self._tally.take(num_ready=len(self._ready), num_playing=len(self._playing))
+        dropped, metrics = self._tally.take(num_ready=len(self._buffer.ready), num_playing=len(self._buffer.playing))
         metrics["rollout/tokens"] = Total(sum(t.num_tokens_sampled for group in groups for t in group.played))
         return Taken(groups, dropped, metrics)
 
     def learned(self) -> None:
         """What was taken has been learned from, and the engine has the version that came of it: what is begun now is one younger."""
-        self._num_left -= len(self._taken)
-        self._taken.clear()
+        self._num_left -= len(self._buffer.taken)
+        self._buffer.taken.clear()
         self._entry = None
 
     async def put_back(self) -> None:
@@ -157,34 +147,25 @@ class Rollouts:
             self.restore(own)
             self._entry = None
         else:
-            self._ready = sorted([*self._taken, *self._ready], key=begun)
-        self._taken = []
+            self._buffer.put_back()
 
     async def close(self) -> None:
         """End whatever is under way, without a word."""
-        await self._withdraw(self._playing, None)
-        for play, _, _ in self._spare:
-            self._wait(play)
-        self._spare.clear()
+        await self._withdraw(self._buffer.playing, None)
+        self._buffer.forget_spare()
         self._fault = None
 
     def state(self) -> JSON:
         """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
-        spare = [play for play, _, _ in self._spare]
-        plays = sorted([*self._waiting, *self._playing, *self._ready, *self._taken, *spare], key=begun)
-        told = [play.state(self._resumable) for play in plays]
-        return {"num_begun": self._num_begun, "plays": told, "tally": self._tally.state()}
+        return {**self._buffer.state(resumable=self._resumable), "tally": self._tally.state()}
 
     def restore(self, state: JSON) -> None:
         """Raises ValueError if the source has no such task, or the state is not a scheduler's."""
         if not isinstance(state, dict):
             raise ValueError("the checkpoint was made with a control.rollout; go on with that, or start a new run_dir")
-        wanted = self._wanted
-        plays = [Play.restored(each, self._source.find, wanted.samples_per_prompt, wanted.baseline) for each in state["plays"]]
-        self._num_begun = state["num_begun"]
+        self._buffer = Buffer(self._wanted.samples_per_prompt, self._wanted.baseline)
+        self._buffer.restore(state, self._source)
         self._tally = Tally.restored(state["tally"], self._source.find)
-        self._ready = [play for play in plays if play.judged]
-        self._waiting = [play for play in plays if not play.judged]
 
     # Beginning.
 
@@ -194,16 +175,16 @@ class Rollouts:
             return
         try:
             for _ in range(self._room()):
-                self._begin(self._next())
+                self._begin(self._buffer.next(self._source))
         except Exception as error:  # a source of the user's; whoever takes next is told
             self._fault = error
 
     def _room(self) -> int:
         """Groups that may be begun now."""
-        control, playing = self._control, len(self._playing)
+        control, playing = self._control, len(self._buffer.playing)
         if control.overlaps:  # what is begun now is trained on after all that is under way, each update making one version
             bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left)
-            room = bound - playing - len(self._ready) - len(self._taken)
+            room = bound - playing - len(self._buffer.ready) - len(self._buffer.taken)
         elif not self._taking or (self._player.deterministic and playing):
             return 0  # what is begun, and so which bits, must not depend on which group was the first to end
         else:
@@ -213,24 +194,15 @@ class Rollouts:
     @property
     def _lacking(self) -> int:
         """Without overlap: groups that are to be begun, now or when there is room for them."""
-        control, num_ready = self._control, len(self._ready)
+        control, num_ready = self._control, len(self._buffer.ready)
         if control.refill:
             wanted = math.ceil((self._wanted.groups - num_ready) * control.over_sample)
         else:  # so many in all, whatever becomes of them
-            wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._spare)
-        return max(0, wanted - len(self._playing))
-
-    def _next(self) -> Play:
-        if self._waiting:
-            return self._waiting.pop(0)
-        (task,) = self._source.next(1)
-        if task.id in (play.task.id for plays in (self._playing, self._ready, self._taken) for play in plays):
-            raise ValueError(f"the source gave the task {task.id!r} while it is being played; no two tasks of a run may have one id")
-        self._num_begun += 1
-        return Play(task, self._num_begun - 1, self._wanted.samples_per_prompt, self._wanted.baseline)
+            wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._buffer.spare)
+        return max(0, wanted - len(self._buffer.playing))
 
     def _begin(self, play: Play) -> None:
-        self._playing.append(play)
+        self._buffer.playing.append(play)
         games = self._player.games(play.task, play.index, play.num_samples, self._seed, play.baseline)
         todo = [game for game in games if game.id not in play.ended]
         if not todo:
@@ -286,29 +258,28 @@ class Rollouts:
         except Exception as error:  # a filter failed
             self._fault = self._fault or error
         else:
-            self._playing.remove(play)
+            self._buffer.playing.remove(play)
             play.jobs.clear()
             if reason is None:
                 self._keep(play, group)
             elif self._control.refill:
                 self._judged(group, reason)
             else:
-                self._spare.append((play, group, reason))
+                self._buffer.spare.append(Spare(play, group, reason))
         self._changed.set()
         if self._control.overlaps and not self._taking:
             self._fill()
 
     def _keep(self, play: Play, group: Group) -> None:
         play.take_over(group)
-        self._ready.append(play)
+        self._buffer.ready.append(play)
         self._judged(group, None)
 
     def _call_in(self) -> None:
-        """Keep dropped groups all the same where what is under way cannot make the rollout full: those begun first, whatever ends when."""
-        missing = max(0, self._wanted.groups - len(self._ready) - len(self._playing) - self._lacking)
-        self._spare.sort(key=lambda spare: spare[0].index)
-        called, self._spare = self._spare[:missing], self._spare[missing:]
-        for play, group, _ in called:
+        """Keep dropped groups all the same where what is under way cannot make the rollout full."""
+        buffer = self._buffer
+        missing = max(0, self._wanted.groups - len(buffer.ready) - len(buffer.playing) - self._lacking)
+        for play, group, _ in buffer.call_in(missing):
             self._tally.num_called_in += 1
             self._keep(play, group)
 
@@ -322,23 +293,14 @@ class Rollouts:
 
     @property
     def _full(self) -> bool:
-        return len(self._ready) >= self._wanted.groups and not (self._player.deterministic and self._playing)
-
-    def _choose(self) -> None:
-        """Take as many as are wanted of those that are ready."""
-        ready = sorted(self._ready, key=begun)
-        if self._order is not None:
-            ready = ordered(ready, self._order)
-        self._taken, self._ready = ready[: self._wanted.groups], ready[self._wanted.groups :]
+        return len(self._buffer.ready) >= self._wanted.groups and not (self._player.deterministic and self._buffer.playing)
 
     def _expire(self, version: int, reason: str) -> None:
         """Of what is ready, that of which no token could be trained as this version any more begins anew."""
-        bound = version - self._control.max_staleness
-        for play in [play for play in self._ready if play.newest is not None and play.newest < bound]:
-            self._ready.remove(play)
+        for play in self._buffer.older_than(version - self._control.max_staleness):
             self._tally.dropped(play.group(), reason)
             play.forget()
-            self._wait(play)
+            self._buffer.wait(play)
 
     async def _begin_aged_anew(self, version: int) -> None:
         """What was begun too long before this version and is not finished begins anew."""
@@ -349,8 +311,8 @@ class Rollouts:
         def aged(plays: Sequence[Play]) -> list[Play]:
             return [play for play in plays if play.oldest is not None and version - play.oldest > limit]
 
-        await self._withdraw(aged(self._playing), "too_old")
-        for play in aged(self._waiting):
+        await self._withdraw(aged(self._buffer.playing), "too_old")
+        for play in aged(self._buffer.waiting):
             self._tally.cut(play, "too_old")
             play.forget()
 
@@ -386,13 +348,10 @@ class Rollouts:
         for play in plays:
             play.jobs.clear()
             play.withdrawn = False
-            if play not in self._playing:  # it was judged meanwhile
+            if play not in self._buffer.playing:  # it was judged meanwhile
                 continue
-            self._playing.remove(play)
+            self._buffer.playing.remove(play)
             if reason is not None:
                 self._tally.cut(play, reason)
                 play.forget()
-            self._wait(play)
-
-    def _wait(self, play: Play) -> None:
-        self._waiting = sorted([*self._waiting, play], key=begun)
+            self._buffer.wait(play)
