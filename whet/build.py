@@ -325,7 +325,7 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
         tokenizer.save_pretrained(target)
     else:
         led.export(target)
-    on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False})
+    on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False, "gradient_checkpointing_every": 1})
     load = load_scalar if isinstance(backend.model, ScalarModel) else load_causal
     _read_back(target, load(target, on_cpu, trainable=False).named_weights(), dict(led.named_weights()))
 

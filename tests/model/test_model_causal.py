@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -251,6 +253,52 @@ def test_gradient_checkpointing_recomputes_layers_and_turns_no_dropout_on():
         results[recompute] = out.detach()
     assert (len(calls[False]), len(calls[True])) == (1, 2)
     assert torch.equal(results[False], results[True])
+
+
+@pytest.mark.parametrize(
+    ("settings", "products", "norms"),
+    [
+        ({}, 0, 0),
+        ({"gradient_checkpointing": True}, 2 * 7, 2 * 2),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_every": 2}, 7, 2),
+        ({"gradient_checkpointing": "selective"}, 0, 2 * 2),
+        ({"gradient_checkpointing": "selective", "gradient_checkpointing_every": 2}, 0, 2),
+    ],
+)
+def test_what_is_computed_again_is_what_was_asked_for(settings, products, norms):
+    """In the backward pass of two layers: matrix products beside those of the gradients, and norms; every gradient is the plain one."""
+    shape = qwen3(num_hidden_layers=2)
+    grads, counts = [], []
+    for each in ({}, settings):
+        model = random_causal(shape, config(**each), seed=0)
+        loss = logits(model).square().sum()
+        with Counted() as counted:
+            loss.backward()
+        counts.append(counted)
+        grads.append({name: p.grad for name, p in model.hf.named_parameters()})
+    plain, again = counts
+    assert again.calls["aten::mm"] - plain.calls["aten::mm"] <= products, "the last one of a layer may be left out"
+    assert again.calls["aten::mm"] - plain.calls["aten::mm"] >= products - 2
+    assert again.calls["aten::rsqrt"] - plain.calls["aten::rsqrt"] == 2 * norms, "four norms a layer"
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-5, atol=1e-6)
+
+
+class Counted(TorchDispatchMode):
+    """Calls of each operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.name().partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_so_many_layers_are_for_those_who_recompute():
+    with pytest.raises(ValueError, match=r"gradient_checkpointing_every=2 has no effect without gradient_checkpointing"):
+        config(gradient_checkpointing_every=2)
 
 
 def test_a_config_is_read_without_its_weights(folder):

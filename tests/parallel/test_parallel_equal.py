@@ -79,6 +79,16 @@ def test_every_mesh_is_one_process(kind, algorithm, degrees):
     assert_equal_to_one_process(kind, algorithm, ParallelConfig(**degrees))
 
 
-@pytest.mark.parametrize("degrees", [ParallelConfig(shard=2, tensor=2), pytest.param(ParallelConfig(context=2), marks=pytest.mark.slow)])
-def test_activations_may_be_computed_again(degrees):
-    assert_equal_to_one_process("dense", "grpo", degrees, {"gradient_checkpointing": True})
+@pytest.mark.parametrize(
+    ("kind", "degrees", "what"),
+    [
+        ("dense", {"shard": 2, "tensor": 2}, True),
+        ("dense", {"shard": 2, "tensor": 2}, "selective"),
+        ("moe", {"shard": 2, "expert": 2}, "selective"),
+        pytest.param("dense", {"context": 2}, True, marks=pytest.mark.slow),
+        pytest.param("dense", {"context": 2}, "selective", marks=pytest.mark.slow),
+        pytest.param("moe", {"context": 2, "tensor": 2, "expert": 4}, "selective", marks=pytest.mark.slow),
+    ],
+)
+def test_activations_may_be_computed_again(kind, degrees, what):
+    assert_equal_to_one_process(kind, "grpo", ParallelConfig(**degrees), {"gradient_checkpointing": what})

@@ -42,7 +42,7 @@ CONFIGS = {
 }
 
 
-def model_of(kind: str, dtype: str = "float32", *, gradient_checkpointing: bool = False) -> CausalModel:
+def model_of(kind: str, dtype: str = "float32", *, gradient_checkpointing: bool | str = False) -> CausalModel:
     config = ModelConfig(path="tiny", dtype=dtype, device="cpu", gradient_checkpointing=gradient_checkpointing)
     return random_causal(CONFIGS[kind](), config, seed=0)
 

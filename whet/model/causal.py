@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.config import Config
+from whet.config import Config, refuse_unread
 from whet.model.attention import ATTENTION
 from whet.model.decoder import DecoderModel
+from whet.model.recompute import Recompute, recompute_layers
 
 DType = Literal["float32", "bfloat16", "float64"]
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
@@ -33,8 +34,17 @@ class ModelConfig(Config):
     """auto picks cuda, then mps, then cpu."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    gradient_checkpointing: Recompute = False
+    """Recompute each layer's activations in the backward pass: least memory, about a third more compute; selective: keep what matrix
+    products and attention gave, and recompute the rest, for a few per cent."""
+    gradient_checkpointing_every: int = Field(default=1, ge=1)
+    """Of so many layers one recomputes; the others keep all their activations."""
+
+    @model_validator(mode="after")
+    def _read(self) -> ModelConfig:
+        if not self.gradient_checkpointing:
+            refuse_unread(self, ["gradient_checkpointing_every"], "without gradient_checkpointing", "set gradient_checkpointing=true")
+        return self
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
@@ -197,16 +207,8 @@ def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = 
     if check:
         model.check()
     if trainable and config.gradient_checkpointing:
-        recompute_layers(model.hf)
+        recompute_layers(model.hf, config.gradient_checkpointing, config.gradient_checkpointing_every)
     return model
-
-
-def recompute_layers(hf: PreTrainedModel) -> None:
-    """Have each layer's activations computed again in the backward pass."""
-    hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    for module in hf.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "model.path") -> PreTrainedConfig:

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from whet.model.attention import ATTENTION
-from whet.model.causal import CausalModel, ModelConfig, read_config, recompute_layers, unloadable
+from whet.model.causal import CausalModel, ModelConfig, read_config, unloadable
+from whet.model.recompute import recompute_layers
 from whet.model.scalar import HEAD, KIND, ScalarModel, is_headless, require_one_label
 
 DTYPES = {
@@ -96,7 +97,7 @@ def _without_contents(auto: Any, hf_config: PreTrainedConfig, config: ModelConfi
         )
     hf.eval()
     if config.gradient_checkpointing:
-        recompute_layers(hf)
+        recompute_layers(hf, config.gradient_checkpointing, config.gradient_checkpointing_every)
     return hf
 
 
