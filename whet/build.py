@@ -17,6 +17,7 @@ from whet.build_engine import Syncing, engine_model, engine_of
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
+from whet.cluster.ray_engine import engine_launcher
 from whet.config import config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
@@ -111,18 +112,20 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
     """Model, engine, environment and reward; closed at the end. The process is prepared already."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
-    held_as = engine_model(config.model, sizes)
-    own = trainable and (sizes.has_own_weights or config.train.degrees is not None)
+    apart = trainable and config.num_engines_apart > 0
+    held_as = engine_model(config.model, sizes, apart=apart)
+    own = trainable and (sizes.has_own_weights or config.train.degrees is not None or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
+        launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
         scoring = _scoring(config.reward, folder, rewards)  # before the weights, which take long
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
         held = load_causal(folder, held_as, trainable=False) if own else model
         grammars = Grammars(texts.renderer, held.vocab_size)
         steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")
-        settings = {"shares_weights": not own, "deterministic": config.deterministic}
+        settings = {"shares_weights": not own, "deterministic": config.deterministic, "launcher": launcher}
         with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, how, **settings) as engine:
             player = _player(config, config.rollout, config.env, scoring, engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from

@@ -13,14 +13,16 @@ from whet.engine.base import Engine
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.launch import Launcher
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel, ModelConfig, pick_device
 from whet.transport.settings import Syncing
 
 
-def engine_model(config: ModelConfig, sizes: EmbeddedConfig) -> ModelConfig:
-    """How an engine's own model is held: copies have theirs in the CPU's memory, whatever they compute on."""
-    return config if sizes.num_processes == 1 else config.model_copy(update={"device": "cpu"})
+def engine_model(config: ModelConfig, sizes: EmbeddedConfig, *, apart: bool = False) -> ModelConfig:
+    """How an engine's own model is held: copies have theirs in the CPU's memory, whatever they compute on. `apart`: even a single one is a
+    process of its own."""
+    return config if sizes.num_processes == 1 and not apart else config.model_copy(update={"device": "cpu"})
 
 
 @contextmanager
@@ -36,6 +38,7 @@ def engine_of(
     *,
     shares_weights: bool,
     deterministic: bool,
+    launcher: Launcher | None = None,
 ) -> Iterator[Engine]:
     """The engine that the settings ask for; its processes end with it. Whoever runs it closes it.
 
@@ -50,13 +53,14 @@ def engine_of(
         sync: how new weights reach an engine in processes of its own; None: through memory.
         shares_weights: whether the model is the trainer's.
         deterministic: as for the engines.
+        launcher: starts its processes elsewhere, even a single one; none: here.
     """
-    if sizes.num_processes == 1:
+    if sizes.num_processes == 1 and launcher is None:
         yield EmbeddedEngine(
             model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode, grammars=grammars
         )
         return
-    devices = copy_devices(sizes, config)
+    devices = copy_devices(sizes, config) if launcher is None else placed_devices(sizes, config)
     trust = config.trust_remote_code
     copies = EngineCopies(
         model,
@@ -66,6 +70,7 @@ def engine_of(
         tokenizer=folder,
         trust_remote_code=trust,
         sync=sync,
+        launcher=launcher,
     )
     try:
         yield copies
@@ -91,3 +96,17 @@ def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
             "device for each in engine.embedded.copy_devices"
         )
     return [f"cuda:{i}" for i in range(sizes.num_processes)]
+
+
+def placed_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
+    """Where processes compute that are started elsewhere: each sees its own device alone.
+
+    Raises:
+        ValueError: if the settings name devices of this machine.
+    """
+    if sizes.copy_devices:
+        raise ValueError(
+            f"engine.embedded.copy_devices names {', '.join(sizes.copy_devices)}, but the cluster gives each process its device: leave it "
+            "out, and set cluster.engine_gpus"
+        )
+    return [pick_device(config.device).type] * sizes.num_processes

@@ -32,6 +32,8 @@ from whet.train.torch_native.mesh import ParallelConfig
 
 RANK = ("-m", "whet.rank")
 """What the interpreter runs in a process of a job."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""In the environment of a process that torchrun started."""
 EXCHANGE_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others in an exchange of tensors."""
 
@@ -48,6 +50,8 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
         SystemExit: with the status of a leader that ended the job, and said why.
     """
     if "WORLD_SIZE" in os.environ:
+        if config.cluster.backend == "ray" and TORCHRUN in os.environ:
+            raise ValueError("cluster.backend=ray has Ray start the processes, but torchrun has started this one: use one of the two")
         count = int(os.environ["WORLD_SIZE"])
         if config.train.parallel != "auto":
             check_count(num_ranks_of(config), count)
@@ -69,7 +73,7 @@ def launch(config: RunConfig, command: str, num_ranks: int) -> int:
     """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
     line = json.dumps({"config": config.model_dump(mode="json", exclude_unset=True), "command": command})
     if config.cluster.backend == "ray":
-        return run_on_ray(config.cluster, num_ranks, RANK, line, Path(config.run_dir))
+        return run_on_ray(config.cluster, num_ranks, config.num_engines_apart, RANK, line, Path(config.run_dir))
     return run_local(num_ranks, RANK, line, Path(config.run_dir))
 
 

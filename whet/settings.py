@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.store import CheckpointConfig
-from whet.cluster.config import ClusterConfig
+from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
@@ -130,6 +130,7 @@ class RunConfig(BaseRunConfig):
     def _same_bits(self) -> RunConfig:
         if self.deterministic:
             refuse_timing(self.control)
+        check_layout(self.cluster, overlaps=self.control.overlaps)
         return self
 
     @model_validator(mode="after")
@@ -138,6 +139,12 @@ class RunConfig(BaseRunConfig):
             why = "(sync) with the engine in the trainer's process"
             refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
         return self
+
+    @property
+    def num_engines_apart(self) -> int:
+        """Processes that the engine has beside the trainer's; 0: it runs in that of the trainer, or of its first rank."""
+        count = self.engine.embedded.num_processes
+        return count if count > 1 or self.cluster.engine_apart else 0
 
     @property
     def engine_sizes(self) -> EmbeddedConfig:

@@ -32,7 +32,7 @@ def test_what_a_process_is_told_is_the_whole_configuration(folder):
     assert again.evaluate.sets["x"].rollout.model_fields_set == {"temperature"}
 
 
-@pytest.mark.parametrize("where", [{}, RAY], ids=["local", "ray"])
+@pytest.mark.parametrize("where", [{}, pytest.param(RAY, marks=pytest.mark.slow)], ids=["local", "ray"])
 def test_a_job_is_started_and_trains_as_one_process_does(folder, where):
     name = "ray" if where else "local"
     run = begin(config_of(folder, name, train={"parallel": {"shard": 2}}, **where))

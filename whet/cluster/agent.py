@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from whet.cluster.process import Command, Event, LocalProcess
 
 POLL_S = 5.0
 """How long `next` waits for something to happen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an agent is."""
-
-    host: str
 
 
 class Agent:
@@ -26,8 +18,8 @@ class Agent:
         self._events = SimpleQueue[Event]()
         self._process: LocalProcess | None = None
 
-    def place(self) -> Place:
-        return Place(socket.gethostname())
+    def host(self) -> str:
+        return socket.gethostname()
 
     def start(self, command: Command) -> int:
         """Start it, once. Returns its process id."""

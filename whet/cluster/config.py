@@ -14,18 +14,55 @@ class ClusterConfig(Config):
 
     backend: Literal["local", "ray"] = "local"
     """local: on this machine; ray: as actors, on one node or many. Processes that torchrun started are used as they are."""
+    layout: Literal["colocate", "disaggregate", "async"] = "colocate"
+    """colocate: engine and trainer share devices and take turns; disaggregate: the engine's processes have devices of their own, and take
+    turns with the trainer; async: likewise, and sample while it computes, within control.max_staleness."""
     address: str | None = None
     """Of a Ray cluster: auto, or HOST:PORT; unset: that of RAY_ADDRESS, or else one that is started on this machine for this run."""
     trainer_cpus: float = Field(default=1, gt=0)
     """Processors that Ray sets apart for each process of the trainer."""
     trainer_gpus: float | None = Field(default=None, ge=0)
+    """GPUs likewise; unset: one where the cluster has any. Where an engine's process is colocated, each has half of the larger number."""
+    engine_cpus: float = Field(default=1, gt=0)
+    """Processors for each process of the engine, where it has some of its own (engine.embedded.copies, or a layout with devices of its
+    own)."""
+    engine_gpus: float | None = Field(default=None, ge=0)
     """GPUs likewise; unset: one where the cluster has any."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """How long is waited for the cluster to have room."""
+    """How long is waited for the cluster to have room, and for a process of the engine to start."""
 
     @model_validator(mode="after")
     def _read(self) -> ClusterConfig:
         if self.backend != "ray":
             others = [name for name in ClusterConfig.model_fields if name != "backend"]
-            refuse_unread(self, others, f"with cluster.backend={self.backend!r}", "set cluster.backend=ray, or leave it out")
+            refuse_unread(self, others, f"with cluster.backend={self.backend!r}", "set cluster.backend=ray")
         return self
+
+    @property
+    def engine_apart(self) -> bool:
+        """Whether the engine has devices, and so processes, of its own however many they are."""
+        return self.layout != "colocate"
+
+
+def check_layout(config: ClusterConfig, *, overlaps: bool) -> None:
+    """Refuse a layout that does not go with who computes when.
+
+    Args:
+        config: the settings.
+        overlaps: whether groups are played while the trainer computes.
+
+    Raises:
+        ValueError: with what to set.
+    """
+    if config.backend != "ray":
+        return
+    if config.layout == "async" and not overlaps:
+        raise ValueError(
+            "cluster.layout=async samples while the trainer computes, but nothing may be sampled then: set control.max_staleness=1 or more "
+            "(and leave control.overlap unset), or layout=disaggregate"
+        )
+    if config.layout != "async" and overlaps:
+        raise ValueError(
+            f"with cluster.layout={config.layout} engine and trainer take turns, but control.max_staleness and control.overlap have groups "
+            "played while the trainer computes: set layout=async, or control.overlap=false"
+        )

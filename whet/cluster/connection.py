@@ -8,16 +8,15 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from whet.cluster.config import ClusterConfig
+from whet.cluster.room import Bundle
 
 STORE_BYTES = 100_000_000
 """Of the object store of a cluster that is started here: nothing large goes through it."""
-Bundle = Mapping[str, float]
-"""What is set apart together on one node, by Ray's names of resources."""
 
 
 def import_ray() -> Any:
@@ -34,12 +33,13 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def connected(config: ClusterConfig, num_cpus: float) -> Iterator[Any]:
+def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = None) -> Iterator[Any]:
     """Ray, connected to the cluster of the settings, or to one that is started here and ends with the block.
 
     Args:
         config: where it is.
         num_cpus: processors that the run sets apart; a cluster that is started here counts so many at least.
+        namespace: of names in the cluster; none: a new one.
 
     Raises:
         ValueError: if there is no Ray, or no cluster at the address.
@@ -54,7 +54,7 @@ def connected(config: ClusterConfig, num_cpus: float) -> Iterator[Any]:
             cores = max(os.cpu_count() or 1, math.ceil(num_cpus))
             ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
         else:
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, namespace=namespace, log_to_driver=False)
     except ConnectionError as error:
         where = "cluster.address" if config.address is not None else "RAY_ADDRESS"
         raise ValueError(f"{where}: there is no Ray cluster at {address}: {error}") from error
@@ -105,5 +105,5 @@ def _no_room(ray: Any, bundles: Sequence[Bundle], waited_s: float) -> str:
             told.append(f"{wanted:g} {key}s, of which it has {total.get(key, 0):g} ({free.get(key, 0):g} free)")
     return (
         f"the Ray cluster had no room within {waited_s:g} s: the run wants {' and '.join(told)}, in {len(bundles)} bundles; lower "
-        "train.parallel, cluster.trainer_cpus or cluster.trainer_gpus, or add nodes"
+        "train.parallel, engine.embedded.copies, or what [cluster] gives to each process, or add nodes"
     )

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from whet.cluster.agent import Agent, Place
+from whet.cluster.agent import Agent
 from whet.cluster.config import ClusterConfig
-from whet.cluster.connection import Bundle, connected, room
+from whet.cluster.connection import connected, room
 from whet.cluster.local import on_one_machine, place_of
 from whet.cluster.process import Command, Ended, Process, Silent, Tell
+from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, Job
 
 PASSED_ON = ("GLOO_", "HF_HUB_OFFLINE", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
@@ -27,39 +28,47 @@ MEET = timedelta(minutes=10)
 """How long a process waits for the others to come."""
 
 
-def trainer_bundle(config: ClusterConfig, gpus_there: float) -> dict[str, float]:
-    """What a process of the trainer has, by Ray's names."""
-    gpus = config.trainer_gpus if config.trainer_gpus is not None else float(gpus_there > 0)
-    return {"CPU": config.trainer_cpus, **({"GPU": gpus} if gpus else {})}
+def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
+    """Run a job of processes that Ray places. Other arguments, result and errors as for `run_local`.
 
-
-def run_on_ray(config: ClusterConfig, num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
-    """Run a job of processes that Ray places. Arguments, result and errors as for `run_local`; further:
+    Args:
+        config: the settings.
+        num_engines: processes that the leader will start for the engine; 0: none.
 
     Raises:
         ValueError: if there is no cluster, or no room in it.
     """
-    with connected(config, num_ranks * config.trainer_cpus) as ray:
-        bundle = trainer_bundle(config, ray.cluster_resources().get("GPU", 0))
-        with room(ray, [bundle] * num_ranks, config, f"whet-{uuid.uuid4().hex[:8]}") as group:
-            agents = [agent_in(ray, group, i, bundle) for i in range(num_ranks)]
-            places: list[Place] = ray.get([agent.place.remote() for agent in agents], timeout=config.start_timeout_s)
-            host = ray.util.get_node_ip_address()
-            store = dist.TCPStore(host, 0, num_ranks, is_master=True, timeout=MEET, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    num_cpus = num_ranks * config.trainer_cpus + num_engines * config.engine_cpus
+    with connected(config, num_cpus + abs(num_ranks - num_engines) * max(config.trainer_cpus, config.engine_cpus)) as ray:
+        planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0))
+        name = f"whet-{uuid.uuid4().hex[:8]}"
+        with room(ray, planned.bundles, config, name) as group:
+            agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
+            hosts: list[str] = ray.get([agent.host.remote() for agent in agents], timeout=config.start_timeout_s)
+            store = meeting(ray.util.get_node_ip_address(), num_ranks)
             shared = {
                 **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
-                **(on_one_machine(num_ranks) if len({place.host for place in places}) == 1 else {}),
-                "MASTER_ADDR": host,
+                **(on_one_machine(num_ranks) if len(set(hosts)) == 1 else {}),
+                "MASTER_ADDR": store.host,
                 "MASTER_PORT": str(store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",  # the first rank joins the store as the others do
             }
+            if planned.engines:
+                context = ray.get_runtime_context()
+                shared[ROOM] = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines).to_text()
 
             def start(rank: int, tell: Tell) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone
-                command = Command(tuple(arguments), line, environment, os.getcwd())
-                return RayProcess(ray, agents[rank], places[rank], command, tell)
+                return RayProcess(
+                    ray, agents[rank], Command(tuple(arguments), line, environment, os.getcwd()), tell, config.start_timeout_s
+                )
 
             return Job(num_ranks, run_dir / LOG).run(start)
+
+
+def meeting(host: str, num_ranks: int) -> dist.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
+    """Where the processes find each other. It is here, on a port that is free: none has to be chosen before it is bound."""
+    return dist.TCPStore(host, 0, num_ranks, is_master=True, timeout=MEET, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def agent_in(ray: Any, group: Any, bundle_index: int, resources: Bundle) -> Any:
@@ -84,15 +93,19 @@ class RayProcess:
     Args:
         ray: the package, connected.
         agent: the actor.
-        place: where it is.
         command: what to start.
         tell: is told what it says and how it ends.
+        timeout_s: for the actor to be there.
+
+    Raises:
+        OSError, ray.exceptions.RayError: if it cannot be started.
     """
 
-    def __init__(self, ray: Any, agent: Any, place: Place, command: Command, tell: Tell) -> None:
-        self._ray, self._agent, self._place, self._tell = ray, agent, place, tell
-        self.pid: int = ray.get(agent.start.remote(command))
-        threading.Thread(target=self._listen, name=f"process {self.pid} on {place.host}", daemon=True).start()
+    def __init__(self, ray: Any, agent: Any, command: Command, tell: Tell, timeout_s: float) -> None:
+        self._ray, self._agent, self._tell = ray, agent, tell
+        host, pid = ray.get([agent.host.remote(), agent.start.remote(command)], timeout=timeout_s)
+        self._called = f"(process {pid} on {host})"
+        threading.Thread(target=self._listen, name=self._called, daemon=True).start()
 
     def signal(self, number: int) -> None:
         self._agent.signal.remote(number)
@@ -107,12 +120,12 @@ class RayProcess:
                 for event in self._ray.get(self._agent.next.remote()):
                     if isinstance(event, Ended):
                         ended = True
-                        event = Ended(event.code, f"(process {self.pid} on {self._place.host}) {event.how}")
+                        event = Ended(event.code, f"{self._called} {event.how}")
                     self._tell(event)
                     if isinstance(event, Silent):
                         return
         except self._ray.exceptions.RayError as error:  # with its actor or node the process ends, too
             if not ended:
                 why = str(error).strip().split("\n")[0]
-                self._tell(Ended(None, f"(process {self.pid} on {self._place.host}) was lost with its actor: {why}"))
+                self._tell(Ended(None, f"{self._called} was lost with its actor: {why}"))
             self._tell(Silent())

@@ -1,0 +1,24 @@
+"""`python -m whet.cluster.engine_worker`: a process of the engine on a node of a cluster, which dials whoever started it."""
+
+from __future__ import annotations
+
+import json
+
+from whet.cluster.process import read_line
+from whet.engine.embedded.launch import Invitation
+from whet.engine.embedded.worker import dial
+
+
+def line_of(invitation: Invitation) -> str:
+    """What such a process is told."""
+    return json.dumps({"host": invitation.host, "port": invitation.port, "key": invitation.key.hex()})
+
+
+def main() -> None:
+    """Be a worker of the engine until the other end is gone."""
+    told = json.loads(read_line())
+    dial(Invitation(told["host"], told["port"], bytes.fromhex(told["key"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The engine's processes as Ray places them, started by the leader of a job; and started again there where one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from whet.cluster.config import ClusterConfig
+from whet.cluster.connection import connected
+from whet.cluster.engine_worker import line_of
+from whet.cluster.process import Command, Ended, Event, Said
+from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
+from whet.cluster.room import ROOM, EngineRoom
+from whet.engine.base import EngineFailed
+from whet.engine.embedded import launch
+from whet.observe.display import printable, say
+
+WORKER = ("-m", "whet.cluster.engine_worker")
+"""What the interpreter runs there."""
+
+
+@contextmanager
+def engine_launcher(config: ClusterConfig) -> Iterator[launch.Launcher | None]:
+    """What starts the engine's processes; None: they are this process's children. It works until the block ends.
+
+    Raises:
+        ValueError: if the cluster cannot be reached from here, or nothing was set apart there for the engine.
+    """
+    if config.backend != "ray":
+        yield None
+        return
+    if ROOM not in os.environ:
+        raise ValueError("cluster.backend=ray: the engine's processes have their places from `whet train`, which did not start this one")
+    room = EngineRoom.of(os.environ[ROOM])
+    with connected(config.model_copy(update={"address": room.address}), 0, namespace=room.namespace) as ray:
+        starter = _Starter(ray, room, config.start_timeout_s)
+        yield launch.DialingLauncher(starter.begin, ray.util.get_node_ip_address(), config.start_timeout_s)
+
+
+class _Starter:
+    """Starts each process of the engine in its bundle."""
+
+    def __init__(self, ray: Any, room: EngineRoom, timeout_s: float) -> None:
+        self._ray, self._room, self._timeout_s = ray, room, timeout_s
+        self._group = ray.util.get_placement_group(room.group)
+        self._bundles: dict[str, int] = {}
+        """By the names of the engine's processes: one that starts again goes where it was."""
+
+    def begin(self, name: str, invitation: launch.Invitation) -> launch.Process:
+        engines = self._room.engines
+        place = self._bundles.setdefault(name, len(self._bundles))
+        if place >= len(engines):
+            raise EngineFailed(f"{name}: the run has room on the cluster for {len(engines)} processes of the engine")
+        agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
+        environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
+        return RayWorker(self._ray, agent, name, Command(WORKER, line_of(invitation), environment, os.getcwd()), self._timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(launch.Ended):
+    """A process that ended with its actor: how, only Ray can tell."""
+
+    how: str
+
+    @property
+    def words(self) -> str:
+        return self.how
+
+
+class RayWorker:
+    """A worker's process on a cluster, as the engine watches it (`launch.Process`). What it says goes to standard error after its name.
+
+    Args:
+        ray: the package, connected.
+        agent: the actor that starts it; it ends with it.
+        name: of the worker.
+        command: what to start.
+        timeout_s: for the actor to be there.
+
+    Raises:
+        EngineFailed: if the actor does not come.
+    """
+
+    def __init__(self, ray: Any, agent: Any, name: str, command: Command, timeout_s: float) -> None:
+        self._ray, self._agent, self._name = ray, agent, name
+        self._lines: deque[str] = deque(maxlen=launch.LAST_LINES)
+        self._over = threading.Event()
+        self._end: launch.Ended | None = None
+        try:
+            self._process = RayProcess(ray, agent, command, self._hear, timeout_s)
+        except (ray.exceptions.RayError, OSError) as error:
+            ray.kill(agent)
+            raise EngineFailed(f"{name} cannot be started on the cluster: {error}") from error
+
+    def ended(self, timeout_s: float) -> launch.Ended | None:
+        self._over.wait(timeout_s)
+        return self._end
+
+    def kill(self) -> None:
+        """End the process and its actor, whose bundle is then free for another."""
+        if self._end is None:
+            self._process.kill()
+            self._over.wait(launch.HANDSHAKE_TIMEOUT_S)
+        self._ray.kill(self._agent)
+
+    def say_stacks(self) -> None:
+        self._process.signal(launch.SAY_STACKS)
+
+    def last_lines(self) -> list[str]:
+        return list(self._lines)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Said):
+            self._lines.append(event.text)
+            say(f"[{self._name}] {printable(event.text)}", sys.stderr)
+        elif isinstance(event, Ended):
+            self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.Ended(event.code)
+            self._over.set()
+            if event.code is not None:
+                self._ray.kill(self._agent)

@@ -1,0 +1,77 @@
+"""What a run sets apart on a cluster: which process lies in which bundle, and what it has there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from whet.cluster.config import ClusterConfig
+
+Bundle = Mapping[str, float]
+"""Resources that are together on one node, by Ray's names of them."""
+ROOM = "WHET_ROOM"
+"""In the environment of a job's leader: where the engine's processes go (`EngineRoom` as JSON)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bundles of a run. Rank i of the trainer is in bundle i."""
+
+    bundles: tuple[Bundle, ...]
+    trainer: Bundle
+    """What each process of the trainer asks for in its bundle."""
+    engine: Bundle
+    """Likewise of the engine."""
+    engines: tuple[int, ...]
+    """The bundle of each process of the engine; none where it runs in the leader's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRoom:
+    """What a job's leader has to know to start the engine's processes."""
+
+    address: str
+    """Of the cluster."""
+    namespace: str
+    """In which the placement group has its name."""
+    group: str
+    engine: Bundle
+    engines: tuple[int, ...]
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> EngineRoom:
+        told = json.loads(text)
+        return cls(**{**told, "engines": tuple(told["engines"])})
+
+
+def plan_room(config: ClusterConfig, num_ranks: int, num_engines: int, gpus_there: float) -> Room:
+    """The bundles that a layout needs.
+
+    Args:
+        config: the settings.
+        num_ranks: processes of the trainer.
+        num_engines: processes of the engine; 0: it runs in the leader's.
+        gpus_there: GPUs of the whole cluster.
+    """
+    default = float(gpus_there > 0)
+    trainer_gpus = default if config.trainer_gpus is None else config.trainer_gpus
+    engine_gpus = default if config.engine_gpus is None else config.engine_gpus
+    if config.engine_apart:
+        trainer, engine = _bundle(config.trainer_cpus, trainer_gpus), _bundle(config.engine_cpus, engine_gpus)
+        apart = tuple(range(num_ranks, num_ranks + num_engines))
+        return Room((trainer,) * num_ranks + (engine,) * num_engines, trainer, engine, apart)
+    if not num_engines:
+        trainer = _bundle(config.trainer_cpus, trainer_gpus)
+        return Room((trainer,) * num_ranks, trainer, {}, ())
+    gpus = max(trainer_gpus, engine_gpus)
+    trainer, engine = _bundle(config.trainer_cpus, gpus / 2), _bundle(config.engine_cpus, gpus / 2)
+    both = _bundle(config.trainer_cpus + config.engine_cpus, gpus)
+    return Room((both,) * max(num_ranks, num_engines), trainer, engine, tuple(range(num_engines)))
+
+
+def _bundle(cpus: float, gpus: float) -> Bundle:
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
