@@ -157,6 +157,17 @@ def test_a_request_gets_the_same_bits_in_any_company():
 
 
 @needs_compiler
+@pytest.mark.parametrize("kind", ["qwen3", "llama, stretched rotation"])
+def test_the_rotation_is_kept_and_grows(kind, monkeypatch):
+    model = model_of(kind)
+    expected = [(s.tokens, s.logprobs) for s in played(core_of(model), (1, 3, 40))]
+    monkeypatch.setattr(native, "POSITIONS", 2)
+    engine = core_of(model)
+    assert [(s.tokens, s.logprobs) for s in played(engine, (1, 3, 40))] == expected
+    assert engine._native is not None and 63 < len(engine._native._rotation[0]) < 128
+
+
+@needs_compiler
 def test_changed_weights_are_seen_in_the_next_step():
     model = model_of("qwen3")
     engine, slow = core_of(model), core_of(model, compiled=False)
@@ -167,6 +178,7 @@ def test_changed_weights_are_seen_in_the_next_step():
             tensor.mul_(1.1)
     layer = model.hf.model.layers[0].mlp  # other memory under the same name
     layer.up_proj.weight.data = layer.up_proj.weight.data.clone() * 0.9
+    layer.down_proj.weight = torch.nn.Parameter(layer.down_proj.weight.detach() * 0.8)  # another tensor
     engine.begin_version(1)
     assert engine._native is not None and slow._native is None
     assert engine.score(tokens, 1.0).logprobs == pytest.approx(slow.score(tokens, 1.0).logprobs, abs=1e-4)

@@ -204,6 +204,8 @@ class EngineCore:
         self.scheduler.pool.begin_epoch()
         if self._static is not None:
             self._static.begin_version()
+        if self._native is not None:
+            self._native.begin_version()
         self.version = version
 
     def forget(self) -> None:

@@ -29,6 +29,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """transformers' `model_type`s: decoders with RMS norms, rotated heads (Llama's halves) and a SwiGLU MLP, in layers of the same names."""
 WORK_PER_THREAD = 4_000_000
 """Multiplications that a step must have for each thread that takes part."""
+POSITIONS = 1024
+"""Whose rotation is computed at first."""
 CHECKED = ((40, 2), (5, 2), (1, 3))
 """Lengths of the sequences of a check, and how many of their last tokens are decoded."""
 TOLERANCE = 1e-4
@@ -71,6 +73,12 @@ class NativeDecode:
         self._scratch, self._logits = torch.empty(0), torch.empty(0)
         for _, tensor in model.named_weights():
             ask_for_huge_pages(tensor, now=True)
+        self.begin_version()
+
+    def begin_version(self) -> None:
+        """The model has other weights: they may be other tensors. Where a tensor lies is looked up in every step."""
+        self._tensors = [list(layer_tensors(layer)) for layer in self._layers]
+        self._rotation = torch.empty(0), torch.empty(0)
 
     def hidden(self, sequences: Seq[Sequence], store: KVStore) -> Tensor:
         """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks in `store`. [B, H]"""
@@ -81,8 +89,7 @@ class NativeDecode:
         shape, num = self._shape, len(tokens)
         pools = store.pools(shape.layers, shape.kv_heads, shape.dim)
         tensors = np.fromiter(self._pointers(pools), dtype=np.uint64, count=-1)
-        cos, sin = self._rotary(self._embed.weight, torch.from_numpy(lengths)[None])
-        cos, sin = cos.contiguous(), sin.contiguous()
+        cos, sin = self._rotated(torch.from_numpy(lengths))
         out = torch.empty(num, shape.hidden)
         threads = _threads(num * self._work)
         step = Step.from_buffer_copy(shape)
@@ -111,10 +118,23 @@ class NativeDecode:
         self._library.decode_logits(ctypes.byref(asked))
         return out
 
+    def _rotated(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotation at each position [B]; kept for the next steps unless they depend on what is computed together.
+        [B, D], twice"""
+        kind = self._rotary.rope_type
+        if "dynamic" in kind or kind == "longrope":
+            cos, sin = self._rotary(self._embed.weight, positions[None])
+            return cos.contiguous(), sin.contiguous()
+        if len(self._rotation[0]) <= (last := int(positions.max())):
+            cos, sin = self._rotary(self._embed.weight, torch.arange(max(POSITIONS, 2 * last))[None])
+            self._rotation = cos[0], sin[0]
+        cos, sin = (table.index_select(0, positions) for table in self._rotation)
+        return cos, sin
+
     def _pointers(self, pools: Iterable[tuple[Tensor, Tensor]]) -> Iterator[int]:
         """Addresses of every layer's tensors in the order of decode.c; 0: the layer has none such."""
-        for layer, (keys, values) in zip(self._layers, pools, strict=True):
-            for tensor in layer_tensors(layer):
+        for tensors, (keys, values) in zip(self._tensors, pools, strict=True):
+            for tensor in tensors:
                 yield 0 if tensor is None else tensor.data_ptr()
             yield keys.data_ptr()
             yield values.data_ptr()
