@@ -210,6 +210,7 @@ def plan(
     reference: Annotated[bool, typer.Option(help="Whether a frozen reference is kept.")] = False,
     lora: Annotated[int | None, typer.Option(help="Rank of an adapter that trains instead.", min=1)] = None,
     degrees: Annotated[str | None, typer.Option(help="Look at these alone: shard=8,tensor=2")] = None,
+    offload: Annotated[bool, typer.Option(help="train.offload.")] = False,
     report: Report = None,
 ) -> None:
     """Spread a model over devices, on paper: what each rank holds and sends for every layout, and which one is best.
@@ -224,7 +225,7 @@ def plan(
 
     def work() -> bool:
         options = PlanOptions(
-            model, devices, memory, per_node, longest, budget, samples, dtype, recompute, reference, lora, parse_degrees(degrees)
+            model, devices, memory, per_node, longest, budget, samples, dtype, recompute, reference, lora, parse_degrees(degrees), offload
         )
         found = planned(options)
         for line in found.lines():

@@ -92,3 +92,10 @@ def test_every_mesh_is_one_process(kind, algorithm, degrees):
 )
 def test_activations_may_be_computed_again(kind, degrees, what):
     assert_equal_to_one_process(kind, "grpo", ParallelConfig(**degrees), {"gradient_checkpointing": what})
+
+
+@pytest.mark.parametrize(
+    ("kind", "degrees"), [("tied", {"shard": 2}), pytest.param("moe", {"shard": 2, "expert": 2}, marks=pytest.mark.slow)]
+)
+def test_parameters_may_lie_in_the_cpus_memory(kind, degrees):
+    assert_equal_to_one_process(kind, "grpo", ParallelConfig(**degrees), {"offload": True})

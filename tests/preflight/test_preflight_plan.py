@@ -76,3 +76,14 @@ def test_auto_is_settled_by_memory(here, monkeypatch):
         auto_degrees(config, 2, 2)
     (note,) = of(look(*AREAS, overrides=["train.parallel=auto"])[0], "memory", "skip")
     assert "whet plan" in note
+
+
+def test_an_optimizer_elsewhere_leaves_room(here):
+    ways = ([], ["--offload"])
+    plans = []
+    for i, more in enumerate(ways):
+        done = run("model", "--devices", "2", "--degrees", "shard=2", "--longest", "64", "--budget", "64", "--json", f"{i}.json", *more)
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads((here / f"{i}.json").read_text())["layouts"][0]["memory_bytes"])
+    assert plans[0].keys() - plans[1].keys() == {"parameters", "optimizer moments", "optimizer scratch"}
+    assert plans[1]["gradients"] < plans[0]["gradients"]

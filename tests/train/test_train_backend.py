@@ -18,7 +18,7 @@ from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim import OptimConfig
+from whet.train.torch_native.optim_config import OptimConfig
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 CLIP = OptimConfig(lr=1e-3, clip_grad=0.5)

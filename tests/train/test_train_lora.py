@@ -17,7 +17,7 @@ from whet.model.digest import digests_of
 from whet.model.lora import LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim import OptimConfig
+from whet.train.torch_native.optim_config import OptimConfig
 
 TOKENS = torch.tensor([[5, 9, 2, 44, 17, 3, 8]])
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
-from whet.train.torch_native.optim import OptimConfig, Optimizer, lr_at
+from whet.train.torch_native.optim import Optimizer
+from whet.train.torch_native.optim_config import OptimConfig, lr_at
 
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "weight_decay": 0.1}
 
@@ -135,9 +136,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_dropped(dtype, bad
     assert 0 < flatten(optimizer.step())["optim/grad_norm"] < float("inf")
 
 
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_what_was_saved_goes_on_bit_for_bit(dtype):
-    config = OptimConfig(**SETTINGS, schedule="cosine")
+def test_what_was_saved_goes_on_bit_for_bit(dtype, name, offload):
+    config = OptimConfig(**SETTINGS, schedule="cosine", name=name)
 
     def run(model, optimizer, steps):
         for step in steps:
@@ -145,14 +148,14 @@ def test_what_was_saved_goes_on_bit_for_bit(dtype):
             optimizer.step()
 
     whole = network(dtype)
-    run(whole, Optimizer(whole.named_parameters(), config, 8), range(8))
+    run(whole, Optimizer(layered(whole), config, 8, offload=offload), range(8))
     first = network(dtype)
-    optimizer = Optimizer(first.named_parameters(), config, 8)
+    optimizer = Optimizer(layered(first), config, 8, offload=offload)
     run(first, optimizer, range(3))
     saved = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     kept = copy.deepcopy(saved)
     resumed = copy.deepcopy(first)
-    second = Optimizer(resumed.named_parameters(), config, 8)
+    second = Optimizer(layered(resumed), config, 8, offload=not offload)
     backward(resumed, 77)  # gradients from before the load must not count
     second.load_tensors(saved, 3)
     run(resumed, second, range(3, 8))
@@ -210,3 +213,78 @@ def test_without_any_gradient_a_step_leaves_the_weights():
     before = copy.deepcopy(model.state_dict())
     assert flatten(Optimizer(model.named_parameters(), OptimConfig(**SETTINGS), 1).step())["optim/grad_norm"] == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def layered(model):
+    """Parameters under names as a decoder's layers have them."""
+    return [(f"layers.{name}", p) for name, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_in_the_cpus_memory_steps_the_same(dtype, name):
+    config = OptimConfig(**SETTINGS, name=name)
+    here, there = network(dtype), network(dtype)
+    found = []
+    for model, offload in ((here, False), (there, True)):
+        optimizer = Optimizer(layered(model), config, 5, offload=offload)
+        for step in range(5):
+            for part in (0.25, 0.75):
+                backward(model, step, part)
+                assert all((p.grad is None) == (offload or dtype == torch.bfloat16) for p in model.parameters())
+            optimizer.step()
+        found.append(optimizer.tensors())
+    assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+    assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_muon_steps_layers_matrices_and_adamw_the_rest():
+    """Newton-Schulz in float64 (arXiv 2502.16982, equation 2 and section 2.2), Nesterov's momentum, updates of AdamW's size."""
+    config = OptimConfig(**SETTINGS, name="muon", clip_grad=None)
+    model, plain = network(), network()
+    named = [(f"layers.{name}" if name != "2.weight" else "head", p) for name, p in model.named_parameters()]
+    optimizer = Optimizer(named, config, 3)
+    adamw = Optimizer(plain.named_parameters(), OptimConfig(**SETTINGS, clip_grad=None), 3)
+    weight, momentum = model[0].weight.detach().double().clone(), torch.zeros(8, 6, dtype=torch.float64)
+    for step in range(3):
+        for each in (model, plain):
+            backward(each, step)
+        grad = model[0].weight.grad.double()
+        if step == 0:
+            first = {name: p.grad.clone() for name, p in model.named_parameters()}
+        momentum = momentum + (grad - momentum) * (1 - 0.95)
+        update = newton_schulz(grad + (momentum - grad) * 0.95)
+        weight = weight * (1 - config.lr * config.weight_decay) - config.lr * 0.2 * 8**0.5 * update
+        optimizer.step()
+        if step == 0:
+            adamw.step()
+            for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+                assert torch.equal(a, b) == (name != "0.weight"), name
+    assert first["0.weight"].abs().sum() > 0
+    torch.testing.assert_close(model[0].weight.detach().double(), weight, rtol=2e-2, atol=2e-3)  # torch iterates in bfloat16
+
+
+def newton_schulz(matrix):
+    x = (matrix.T if matrix.shape[0] > matrix.shape[1] else matrix) / matrix.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_muons_momentum_is_for_those_who_use_it():
+    with pytest.raises(ValueError, match=r"momentum=0.9 has no effect with name=adamw; set name=muon"):
+        OptimConfig(momentum=0.9)
+
+
+def test_a_state_of_the_other_optimizer_is_refused():
+    model = network()
+    states = {}
+    for name in ("adamw", "muon"):
+        optimizer = Optimizer(layered(model), OptimConfig(**SETTINGS, name=name), 3)
+        backward(model, 0)
+        optimizer.step()
+        states[name] = optimizer.tensors()
+    for name, other in (("adamw", "muon"), ("muon", "adamw")):
+        with pytest.raises(ValueError, match=r"the optimizer's checkpoint has no (step|momentum_buffer) of layers.0.weight"):
+            Optimizer(layered(model), OptimConfig(**SETTINGS, name=name), 3).load_tensors(states[other], 1)

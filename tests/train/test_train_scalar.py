@@ -17,7 +17,7 @@ from whet.core.weights import REDUCERS
 from whet.model.causal import ModelConfig
 from whet.model.scalar import ScalarModel, load_scalar
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim import OptimConfig
+from whet.train.torch_native.optim_config import OptimConfig
 
 DTYPES = {"float32": 1e-5, "float64": 1e-10}
 PPO = PPOConfig()

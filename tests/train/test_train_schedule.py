@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from whet.train.torch_native.optim import OptimConfig, lr_at
+from whet.train.torch_native.optim_config import OptimConfig, lr_at
 
 
 def curve(total, **settings):

@@ -41,6 +41,8 @@ class DecoderModel(ABC):
         self.hf = hf
         self.adapter: Merging | None = None
         """What was put on its layers to be trained in their place."""
+        self.computes_on: torch.device | None = None
+        """Where its parameters lie elsewhere between passes."""
         self.config = cast(PreTrainedConfig, hf.config)
         self.decoder = cast(nn.Module, hf.base_model)
         text = self._text = self.config.get_text_config()
@@ -49,7 +51,7 @@ class DecoderModel(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.hf.parameters()).device
+        return self.computes_on or next(self.hf.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:

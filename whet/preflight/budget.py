@@ -95,14 +95,15 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
     """What the memory plan has to know of the run; `row_ranks` devices share each row."""
     config = scene.config
     budget = config.train.max_tokens_per_device * row_ranks
+    offloaded = config.train.offload and pick_device(config.model.device).type != "cpu"
     if isinstance(config, SupervisedRunConfig):
         longest = scene.longest or (config.data.max_tokens or budget,)
-        return Workload(config.train, largest_row(longest, budget, config.samples_per_step))
+        return Workload(config.train, largest_row(longest, budget, config.samples_per_step), offloaded=offloaded)
     if isinstance(config, PairRunConfig):
         longest = scene.longest or (config.data.max_tokens or budget // 2,) * 2
         row = largest_row(longest, budget, config.pairs_per_step)
         reference = isinstance(config, DpoRunConfig)
-        return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model")
+        return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
     config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
     rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
@@ -116,6 +117,7 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
     return Workload(
         config.train,
         largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
+        offloaded=offloaded,
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),

@@ -111,6 +111,8 @@ class Workload:
     """How to do without it."""
     sampling: Sampling | None = None
     """None: a supervised run."""
+    offloaded: bool = False
+    """Whether what the optimizer holds lies in another memory (`train.offload`)."""
 
     @property
     def num_predicting(self) -> int:
@@ -144,7 +146,7 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
     """
     weights = sum(p.nbytes for _, p in model.named_weights())
     smaller = "choose a smaller model, or model.dtype=bfloat16"
-    parts = [Part("parameters", weights, ALWAYS, smaller), *optimizer_parts(trained_weights(model), work.train)]
+    parts = [Part("parameters", weights, ALWAYS, smaller), *optimizer_parts(trained_weights(model), work)]
     if work.reference and model.adapter is None:
         parts.append(Part("reference model", weights, ALWAYS, work.reference_advice))
     if work.sampling is not None:
@@ -179,16 +181,20 @@ class OptimizerBytes:
 def optimizer_bytes(trained: Mapping[str, Tensor], train: TrainConfig) -> OptimizerBytes:
     """Bytes of the optimizer of some parameters, which are on the meta device."""
     optimizer, gradients, scratch = _stepped(trained, train)
-    sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "step": 0}
+    sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "momentum_buffer": 0, "step": 0}
     for key, tensor in optimizer.tensors().items():
         sizes[key.partition("/")[0]] += tensor.nbytes
-    return OptimizerBytes(sizes["master"], sizes["exp_avg"] + sizes["exp_avg_sq"], gradients, scratch)
+    moments = sizes["exp_avg"] + sizes["exp_avg_sq"] + sizes["momentum_buffer"]
+    return OptimizerBytes(sizes["master"], moments, gradients, scratch)
 
 
-def optimizer_parts(trained: Mapping[str, Tensor], train: TrainConfig) -> list[Part]:
+def optimizer_parts(trained: Mapping[str, Tensor], work: Workload) -> list[Part]:
     """What an optimizer of some parameters holds, which are on the meta device."""
-    found = optimizer_bytes(trained, train)
-    smaller = "choose a smaller model"
+    if work.offloaded:  # each gradient leaves as soon as it is there
+        largest = max((p.nbytes for p in trained.values()), default=0)
+        return [Part("gradients", largest, TRAINING, "choose a smaller model")]
+    found = optimizer_bytes(trained, work.train)
+    smaller = "choose a smaller model, or set train.offload=true"
     return [
         Part("float32 masters", found.masters, ALWAYS, smaller),
         Part("gradients", found.gradients, TRAINING, smaller),
@@ -201,14 +207,15 @@ def _stepped(trained: Mapping[str, Tensor], train: TrainConfig) -> tuple[Optimiz
     """The run's optimizer over parameters like these, after two steps; the bytes of the gradients, and of what a step takes."""
     named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained.items()}
     optimizer = Optimizer(named.items(), train.optim, total_steps=2)
-    holders = [p for group in optimizer.adamw.param_groups for p in group["params"]]
     gradients = scratch = 0
-    for _ in range(2):  # the first step makes the moments
+    for fused in (None, optimizer.adamw):  # the first step makes moments; in the second the fused kernel, not there on meta, makes nothing
         torch.stack([p.sum() for p in named.values()]).sum().backward()
-        gradients = sum(p.grad.nbytes for p in holders)
+        gradients = sum(p.grad.nbytes for p in optimizer.masters if p.grad is not None)
+        if fused is not None:
+            optimizer.adamw = None
         with LiveBytes(lambda _: "scratch") as live:
             optimizer.step()
-        scratch = live.peak("scratch")
+        scratch, optimizer.adamw = live.peak("scratch"), fused or optimizer.adamw
     return optimizer, gradients, scratch
 
 

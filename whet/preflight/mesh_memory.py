@@ -83,8 +83,8 @@ class MeshPlanner:
         trained = {name: p for name, p in kept.items() if p.requires_grad}
         layer, rest = _together(model, degrees)
         parts = [
-            Part("parameters", sum(p.nbytes for p in kept.values()), ALWAYS, f"{MORE}, or choose a smaller model"),
-            *optimizer_parts(trained, work.train),
+            Part("parameters", 0 if work.offloaded else sum(p.nbytes for p in kept.values()), ALWAYS, f"{MORE}, or choose a smaller model"),
+            *optimizer_parts(trained, work),
             Part("layers put together", 2 * layer * computed, PASSES, "raise train.parallel.tensor or expert", estimate=True),
             Part("embedding and head put together", rest * computed, PASSES, "raise train.parallel.tensor", estimate=True),
         ]

@@ -45,6 +45,8 @@ class PlanOptions:
     lora_rank: int | None = None
     degrees: ParallelConfig | None = None
     """Look at these alone."""
+    offload: bool = False
+    """`train.offload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _step(options: PlanOptions) -> Step:
 
     def work(context: int) -> Workload:
         row = largest_row((options.longest,), options.budget * context, options.samples)
-        return Workload(train, row, reference=options.reference)
+        return Workload(train, row, reference=options.reference, offloaded=options.offload)
 
     return Step(options.samples, options.longest, options.budget, work)
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from whet.config import Config
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Mean, Metrics
-from whet.train.torch_native.optim import OptimConfig
+from whet.train.torch_native.optim_config import OptimConfig
 
 
 class CriticOptimConfig(OptimConfig):

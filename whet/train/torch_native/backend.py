@@ -28,7 +28,8 @@ from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Rows, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import ParallelConfig, mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
-from whet.train.torch_native.optim import OptimConfig, Optimizer
+from whet.train.torch_native.optim import Optimizer
+from whet.train.torch_native.optim_config import OptimConfig
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
 from whet.train.torch_native.saving import read_tensors, save_tensors
 from whet.types import JSON
@@ -43,7 +44,10 @@ class TrainConfig(Config):
     """How the policy is trained."""
 
     optim: OptimConfig = Field(default_factory=OptimConfig)
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
+    offload: bool = False
+    """Keep the optimizer (gradients, moments, float32 masters), and on a mesh the sharded parameters, in the CPU's memory, and step there:
+    the device keeps one copy of the weights, and every step waits for its way there and back."""
     max_tokens_per_device: int = Field(default=16_384, gt=0)
     """Tokens of a row (a micro-batch); those that samples share count once where they are computed once. A longer sample sits alone."""
     rows: Rows = "auto"
@@ -99,13 +103,14 @@ class TorchBackend:
             self.adapter = add_adapter(model, config.lora)
         self._ranks: Ranks = OneRank()
         if (degrees := config.degrees) is not None:
-            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type))
+            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), offload=config.offload)
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
         self.optimizer: Optimizer | None = None
         if total_steps is not None:
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
-            self.optimizer = Optimizer(trained, config.optim, total_steps)
+            lies_here = config.offload and config.degrees is None  # a mesh's parameters lie there themselves
+            self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
 
     def _possible_rows(self) -> Rows:

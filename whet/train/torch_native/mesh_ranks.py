@@ -43,12 +43,13 @@ class MeshRanks:
     Args:
         model: whole on every rank; it is sharded in place.
         mesh: the ranks.
+        offload: whether what a rank keeps of the parameters lies in the CPU's memory.
 
     Raises:
         ValueError: if the model cannot be cut by the mesh's degrees.
     """
 
-    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh) -> None:
+    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False) -> None:
         text = model.config.get_text_config()
         num_active, width = active_parameters(model.hf), text.num_attention_heads * head_size(model)
         self._cost = lambda num_tokens: pass_flops(num_active, text.num_hidden_layers * width, num_tokens)
@@ -57,7 +58,7 @@ class MeshRanks:
         self.vocabulary = vocabulary_of(model, mesh)
         self.row_ranks = mesh.config.context
         self.first = dist.get_rank() == 0
-        self._trunk = shard_model(model, mesh)
+        self._trunk = shard_model(model, mesh, offload=offload)
 
     def forward(self, compute: Callable[[], T]) -> T:
         return cast(T, self._trunk(compute))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from whet.model.causal import CausalModel
 from whet.model.parallel_plan import apply_plans, layers_of
@@ -34,7 +34,7 @@ class Trunk(nn.Module):
         return compute()
 
 
-def shard_model(model: CausalModel | ScalarModel, mesh: Mesh) -> Trunk:
+def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False) -> Trunk:
     """Spread a model over the mesh in place. Gradients are sums over all ranks, never means: weights are global to the step.
 
     A model in bfloat16 that trains gets float32 parameters, and computes in bfloat16 what it computed before; gradients are reduced in
@@ -43,6 +43,7 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh) -> Trunk:
     Args:
         model: whole on every rank, with the same weights; it may be on the CPU, and ends up on the mesh's devices.
         mesh: the ranks.
+        offload: whether what a rank keeps lies in the CPU's memory; what it computes with does not.
 
     Raises:
         ValueError: if the model cannot be cut by these degrees.
@@ -52,18 +53,21 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh) -> Trunk:
     if model.dtype == torch.bfloat16 and any(p.requires_grad for p in hf.parameters()):
         hf.float()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if offload:
+        model.computes_on = model.device
+    lies = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     experts: list[nn.Module] = []
     if mesh.config.tensor > 1 or mesh.experts is not None:
         spread = mesh.experts["expert"] if mesh.experts is not None else None
         experts = apply_plans(hf, mesh.parameters["tensor"], spread, split_head=isinstance(model, CausalModel))
     for module in experts:
         assert mesh.experts is not None
-        fully_shard(module, mesh=mesh.sharded(mesh.experts), reshard_after_forward=True, mp_policy=policy)
+        fully_shard(module, mesh=mesh.sharded(mesh.experts), reshard_after_forward=True, mp_policy=policy, offload_policy=lies)
     over = mesh.sharded(mesh.parameters)
     for layer in layers_of(hf):
-        fully_shard(layer, mesh=over, reshard_after_forward=True, mp_policy=policy)
+        fully_shard(layer, mesh=over, reshard_after_forward=True, mp_policy=policy, offload_policy=lies)
     trunk = Trunk(hf)
-    fully_shard(trunk, mesh=over, mp_policy=policy)
+    fully_shard(trunk, mesh=over, mp_policy=policy, offload_policy=lies)
     for module in trunk.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
