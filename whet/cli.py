@@ -197,6 +197,30 @@ def score(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A Hugging Face folder, a run's folder, a checkpoint, or a DCP folder.", metavar="SRC")],
+    target: Annotated[Path, typer.Argument(help="A folder that is not there yet.", metavar="DST")],
+    to: Annotated[str, typer.Option(help="hf or dcp.")] = "hf",
+    dtype: Annotated[str | None, typer.Option(help="Of all floating point tensors, bfloat16 say; default: as they are.")] = None,
+    shard_size: Annotated[int, typer.Option(help="MiB of a file of weights.", min=1)] = 5 * 2**10,
+) -> None:
+    """Convert weights between Hugging Face folders, runs and DCP, without ever holding the whole model, and read them back.
+
+    Example: whet convert runs/gsm8k policy --to hf --dtype bfloat16
+    """
+    from typing import get_args
+
+    from whet.checkpoint.convert import To, convert
+
+    if to not in get_args(To):
+        raise typer.BadParameter(f"{to!r} is neither hf nor dcp", param_hint="--to")
+    found = guarded(lambda: convert(source, target, "hf" if to == "hf" else "dcp", dtype=dtype, shard_bytes=shard_size * 2**20))
+    typer.echo(f"{target}: {found.num_tensors} tensors, {found.size_bytes / 1e6:.1f} MB, read back as they were written")
+    if found.left_out:
+        typer.echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
+
+
+@app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="A model folder or a hub name; only its config.json is looked at.", metavar="MODEL")],
     devices: Annotated[int, typer.Option(help="Devices that train it.", min=1)] = 1,

@@ -131,16 +131,7 @@ class CheckpointStore:
             self._remove_drafts()
             draft.mkdir(parents=True)
             write(draft)
-            parts = {name: _describe(draft / name) for name in _files_in(draft)}
-            manifest = {
-                "format": FORMAT,
-                "progress": asdict(progress),
-                "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
-                "facts": dict(facts),
-                "parts": parts,
-            }
-            _write_durably(draft / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
-            sync_folder(draft)
+            write_manifest(draft, progress, metrics, facts)
             os.replace(draft, target)
             sync_folder(self.folder)
         except OSError as error:
@@ -226,6 +217,23 @@ class CheckpointStore:
         where = "" if error.filename is None else f" at {error.filename}"
         text = f"{what}: {reason}{where} ({free:.0f} MiB free); {last}: make room and start the run again"
         return OSError(error.errno, text, str(self.folder))
+
+
+def write_manifest(folder: Path, progress: Progress, metrics: Mapping[str, float], facts: Mapping[str, JSON]) -> None:
+    """Make a folder a checkpoint, once everything else in it is written: every file, its size and its digest.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    manifest = {
+        "format": FORMAT,
+        "progress": asdict(progress),
+        "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+        "facts": dict(facts),
+        "parts": {name: _describe(folder / name) for name in _files_in(folder)},
+    }
+    _write_durably(folder / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
+    sync_folder(folder)
 
 
 def find_checkpoint(path: Path) -> Saved:
