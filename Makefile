@@ -47,6 +47,7 @@ bench: setup
 	$(BIN)/python benchmarks/decode_step.py 3M
 	$(BIN)/python benchmarks/train_speed.py 3M
 	$(BIN)/python benchmarks/roofline.py 3M
+	$(BIN)/python benchmarks/parallel_bytes.py
 	if $(BIN)/python -c "import trl" 2>/dev/null; then $(BIN)/python benchmarks/grpo_step.py 3M; fi
 
 clean:
