@@ -21,6 +21,8 @@ from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.train.base import NonFinite
 from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.optim import Optimizer
+from whet.train.torch_native.optim_config import OptimConfig
 from whet.types import UNSAMPLED, Origin, Pair, Sample
 
 SHARD = ParallelConfig(shard=2)
@@ -309,6 +311,17 @@ def test_bfloat16_is_computed_with_and_float32_is_kept(degrees):
         assert loss == pytest.approx(expected_loss, rel=5e-3)
         for name, grad in expected.items():
             assert float((grads[name] - grad).norm() / grad.norm()) < 0.05, name
+
+
+def muon_on_the_way(degrees):
+    """As `auto` settles degrees: after the settings were looked at."""
+    backend = backend_of(model_of("dense"), degrees)
+    with pytest.raises(ValueError, match="muon orthogonalizes whole matrices"):
+        Optimizer(backend.model.hf.named_parameters(), OptimConfig(name="muon"), 1)
+
+
+def test_muon_refuses_matrices_that_are_cut():
+    on_ranks(2, muon_on_the_way, SHARD)
 
 
 def refused(degrees, kind, settings):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
@@ -29,7 +29,7 @@ from whet.train.torch_native.layout import MicroBatch, Rows, lay_out, micro_batc
 from whet.train.torch_native.mesh import ParallelConfig, mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
-from whet.train.torch_native.optim_config import OptimConfig
+from whet.train.torch_native.optim_config import CUT_MATRICES, OptimConfig
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
 from whet.train.torch_native.saving import read_tensors, save_tensors
 from whet.types import JSON
@@ -60,6 +60,12 @@ class TrainConfig(Config):
     memory the one whose exchanges take the least time, told as the run begins."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
+
+    @model_validator(mode="after")
+    def _whole_matrices(self) -> TrainConfig:
+        if self.optim.name == "muon" and self.parallel != "auto" and self.degrees is not None:
+            raise ValueError(CUT_MATRICES)
+        return self
 
     @property
     def degrees(self) -> ParallelConfig | None:

@@ -17,6 +17,8 @@ from whet.config import Config, refuse_unread
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 """Of a parameter's name: that it is one of a numbered layer's, not of embedding or head."""
+CUT_MATRICES = "optim.name=muon orthogonalizes whole matrices, and train.parallel cuts them over ranks; use adamw, or one device"
+"""What is told of Muon on a mesh."""
 FUSED = ("cpu", "cuda")
 """Devices on which AdamW's step is one kernel, without copies of what it steps."""
 
@@ -80,9 +82,7 @@ def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[
     """
     chosen = [name for name, p in named.items() if config.name == "muon" and p.dim() == 2 and IN_A_LAYER.search(name)]
     if any(isinstance(named[name], DTensor) for name in chosen):
-        raise ValueError(
-            "train.optim.name=muon orthogonalizes whole matrices, and train.parallel cuts them over ranks; use adamw, or one device"
-        )
+        raise ValueError(CUT_MATRICES)
     muon = None
     if chosen:
         muon = torch.optim.Muon(
