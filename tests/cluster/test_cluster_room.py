@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 
 from whet.cluster.config import ClusterConfig
-from whet.cluster.connection import private_cluster
+from whet.cluster.connection import check_reachable, private_cluster
 from whet.cluster.engine_worker import line_of
 from whet.cluster.room import EngineRoom, plan_room
 from whet.engine.embedded.launch import Invitation
@@ -103,3 +104,18 @@ def test_torchrun_and_ray_do_not_mix(monkeypatch):
     monkeypatch.setitem(os.environ, "TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(ValueError, match="use one of the two"):
         train(run(cluster={"backend": "ray"}))
+
+
+def test_an_address_is_tried_before_ray_is():
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        check_reachable(address, "cluster.address")
+    with pytest.raises(ValueError, match=f"cluster.address: there is no Ray cluster at {address}: Connection refused"):
+        check_reachable(address, "cluster.address")
+    check_reachable("auto", "cluster.address")
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "head", "head:port"])
+def test_what_is_no_address_of_a_cluster_is_refused(address):
+    with pytest.raises(ValueError, match=r"RAY_ADDRESS is .*; give auto, or HOST:PORT"):
+        check_reachable(address, "RAY_ADDRESS")

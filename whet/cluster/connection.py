@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 from whet.cluster.config import ClusterConfig
 from whet.cluster.room import Bundle
 
+ANSWER_TIMEOUT_S = 10.0
+"""For a cluster's head to take a connection."""
 STORE_BYTES = 100_000_000
 """Of the object store of a cluster that is started here: nothing large goes through it."""
 
@@ -48,6 +51,9 @@ def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = No
     if address is None:
         private_cluster(os.environ)  # before the import, which reads them
     ray = import_ray()
+    where = "cluster.address" if config.address is not None else "RAY_ADDRESS"
+    if address is not None:
+        check_reachable(address, where)
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
@@ -56,7 +62,6 @@ def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = No
         else:
             ray.init(address=address, namespace=namespace, log_to_driver=False)
     except ConnectionError as error:
-        where = "cluster.address" if config.address is not None else "RAY_ADDRESS"
         raise ValueError(f"{where}: there is no Ray cluster at {address}: {error}") from error
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray takes SIGTERM over, which asks a run to save
@@ -65,6 +70,27 @@ def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = No
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_reachable(address: str, where: str) -> None:
+    """Refuse an address at which nobody answers: Ray would try for minutes.
+
+    Args:
+        address: auto, which Ray looks up on this machine, or HOST:PORT.
+        where: it was set, for the error.
+
+    Raises:
+        ValueError: if it is none, or nobody answers there.
+    """
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        raise ValueError(f"{where} is {address!r}; give auto, or HOST:PORT of the cluster's head (`ray start --head` prints it)")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
+    except OSError as error:
+        raise ValueError(f"{where}: there is no Ray cluster at {address}: {error.strerror or error}") from error
 
 
 def private_cluster(environment: MutableMapping[str, str]) -> None:

@@ -1,0 +1,65 @@
+"""A job on a cluster that is there already, over two nodes of one processor each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from small_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of
+
+from whet import commands
+
+PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    make_files(folder)
+    commands.train(config_of(folder, "alone"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address():
+    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tests/cluster/two_nodes.py")]
+    cluster = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert cluster.stdin is not None and cluster.stdout is not None
+    family = []
+    try:
+        line = cluster.stdout.readline().strip()
+        assert line, "the cluster did not start"
+        family = family_of(cluster.pid)
+        yield line
+    finally:
+        cluster.stdin.close()
+        try:
+            cluster.wait(30)
+        finally:
+            cluster.stdout.close()
+            for process in family:
+                if process.is_running():
+                    process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["address", "RAY_ADDRESS"])
+def test_a_job_spreads_over_nodes_and_leaves_the_cluster_as_it_was(folder, address, by):
+    """A processor for each: the second run would find no room if the first had kept any."""
+    cluster = {"backend": "ray", "start_timeout_s": 60.0, **({"address": address} if by == "address" else {})}
+    run = begin(config_of(folder, by, cluster=cluster, train={"parallel": {"shard": 2}}), **PRIVATE, RAY_ADDRESS=address)
+    status, _, err = ended(run)
+    assert status == 0, err
+    for mine, theirs in zip(metrics_of(folder, by), metrics_of(folder, "alone"), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_no_room_is_told_with_what_is_wanted(folder, address):
+    cluster = {"backend": "ray", "address": address, "start_timeout_s": 3.0}
+    status, _, err = ended(begin(config_of(folder, "no_room", cluster=cluster, train={"parallel": {"shard": 3}}), **PRIVATE))
+    assert status == 2
+    assert "the Ray cluster had no room within 3 s: the run wants 3 CPUs, of which it has 2 (2 free), in 3 bundles; lower" in err
