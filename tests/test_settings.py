@@ -1,5 +1,8 @@
 """What one part of the settings takes over from another."""
 
+import pytest
+
+from whet.serve.settings import ServedEngine
 from whet.settings import RunConfig, evaluation_env, evaluation_rows, training_rows
 
 
@@ -40,3 +43,12 @@ def test_an_evaluation_set_has_trainings_environment_unless_it_names_its_own():
     assert same == run.env
     assert (slower.name, slower.tools, slower.tool_timeout_s) == ("tools", ["calculator"], 9.0)
     assert (own.name, own.tools, own.tool_timeout_s) == ("single_turn", [], 30.0)
+
+
+def test_how_processes_are_looked_after_is_refused_where_there_are_none():
+    with pytest.raises(ValueError, match=r"restarts=1 has no effect \(engine\.pool\) with the engine in the .* own process"):
+        config(engine={"pool": {"restarts": 1}})
+    with pytest.raises(ValueError, match=r"restarts=1 has no effect \(engine\.pool\)"):
+        ServedEngine.model_validate({"pool": {"restarts": 1}})
+    assert config(engine={"pool": {"restarts": 1}, "embedded": {"copies": 2}}).engine.pool.restarts == 1
+    assert ServedEngine.model_validate({"pool": {"restarts": 1}, "embedded": {"tensor_parallel": 2}}).pool.restarts == 1

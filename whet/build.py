@@ -25,6 +25,8 @@ from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Engine
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.pool.member import Incident, Tell
+from whet.engine.pool.pool import to_errors
 from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
@@ -38,6 +40,7 @@ from whet.opened import OpenRun
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.rollout.player import Player
 from whet.rollout.sampling import RolloutConfig
+from whet.runfolder.failures import FailureFiles
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
@@ -108,8 +111,8 @@ def read_texts(config: RunConfig) -> Texts:
 
 
 @contextmanager
-def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end. The process is prepared already."""
+def build_parts(config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell = to_errors) -> Iterator[Parts]:
+    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
@@ -126,6 +129,7 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool) -> Iterator
         grammars = Grammars(texts.renderer, held.vocab_size)
         steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")
         settings = {"shares_weights": not own, "deterministic": config.deterministic, "launcher": launcher}
+        settings |= {"pool": config.engine.pool, "tell": tell}
         with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, how, **settings) as engine:
             player = _player(config, config.rollout, config.env, scoring, engine, tokenizer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
@@ -170,7 +174,16 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
         ThreadPoolExecutor(1, "torch") as thread,
         ThreadPoolExecutor(1, "texts") as texts,
         engine_of(
-            model, config.model, sizes, folder, thread, renderer.decode, grammars, shares_weights=False, deterministic=False
+            model,
+            config.model,
+            sizes,
+            folder,
+            thread,
+            renderer.decode,
+            grammars,
+            shares_weights=False,
+            deterministic=False,
+            pool=config.engine.pool,
         ) as engine,
     ):
         yield Service(
@@ -302,6 +315,16 @@ def build_run_state(
         facts={"config_hash": config_hash(config), "environment": opened.environment},
         note=observer.display.note,
     )
+
+
+def incidents_of(opened: OpenRun, observer: Observer) -> Tell:
+    """Engines that are lost, written into the run's folder, a line of each shown."""
+    files = FailureFiles(opened.folder, lambda: observer.phases.present, observer.display.warn)
+
+    def tell(incident: Incident) -> None:
+        files.write(incident.name, incident.cause, incident.then, incident.in_flight, incident.stacks)
+
+    return tell
 
 
 def has_reference_path(config: BaseRunConfig) -> bool:

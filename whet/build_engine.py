@@ -15,6 +15,9 @@ from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import Launcher
 from whet.engine.embedded.stops import Decode
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import Tell
+from whet.engine.pool.pool import to_errors
 from whet.model.causal import CausalModel, ModelConfig, pick_device
 from whet.transport.settings import Syncing
 
@@ -38,7 +41,9 @@ def engine_of(
     *,
     shares_weights: bool,
     deterministic: bool,
+    pool: PoolConfig,
     launcher: Launcher | None = None,
+    tell: Tell = to_errors,
 ) -> Iterator[Engine]:
     """The engine that the settings ask for; its processes end with it. Whoever runs it closes it.
 
@@ -54,6 +59,8 @@ def engine_of(
         shares_weights: whether the model is the trainer's.
         deterministic: as for the engines.
         launcher: starts its processes elsewhere, even a single one; none: here.
+        pool: `[engine.pool]`.
+        tell: is told of each of its processes that is lost.
     """
     if sizes.num_processes == 1 and launcher is None:
         yield EmbeddedEngine(
@@ -71,6 +78,8 @@ def engine_of(
         trust_remote_code=trust,
         sync=sync,
         launcher=launcher,
+        pool=pool,
+        tell=tell,
     )
     try:
         yield copies

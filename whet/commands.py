@@ -23,6 +23,7 @@ from whet.build import (
     build_service,
     evaluation_tasks,
     export_model,
+    incidents_of,
     prompt_length,
     read_texts,
     write_summary,
@@ -36,9 +37,10 @@ from whet.config import dump_toml
 from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.base import Engine, EngineFailed
+from whet.engine.pool.pool import EnginePool
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
-from whet.observe import Display, Metrics, RecordWriter, build_display, flatten, merge_metrics
+from whet.observe import Display, Metric, Metrics, RecordWriter, build_display, flatten, merge_metrics
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
 from whet.rollout.constant import ConstantReward, RewardGuard
@@ -90,7 +92,8 @@ def train(
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
-        with build_parts(config, texts, trainable=True) as parts:  # the weights take long: whatever else can be wrong was read before
+        tell = incidents_of(opened, observer)
+        with build_parts(config, texts, trainable=True, tell=tell) as parts:  # the weights take long: all else was read before
             lead.tell(BEGIN)
             backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
             learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
@@ -119,6 +122,7 @@ def train(
                 stop=opened.stop,
                 thread=parts.thread,
                 on_rollout=hooks.on_rollout,
+                engine_metrics=parts.engine.metrics if isinstance(parts.engine, EnginePool) else dict[str, Metric],
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             for note in notes:

@@ -122,6 +122,8 @@ class Run:
     """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
     on_rollout: Hook | None = None
     """`observe.on_rollout`."""
+    engine_metrics: Callable[[], Metrics] = dict
+    """What the engine says of itself."""
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run torch work, or what else takes long, on the torch thread."""
@@ -172,7 +174,7 @@ async def train_rl(run: Run) -> dict[str, float]:
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
         run.rollouts.learned()
-        found = {**taken.metrics, **left_out, **credit, **published.metrics()}
+        found = {**taken.metrics, **left_out, **credit, **run.engine_metrics(), **published.metrics()}
         values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):
             values |= await ask_further(run, progress, taken, values)

@@ -17,6 +17,7 @@ from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.env.build import EnvConfig
 from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
 from whet.model.causal import ModelConfig
@@ -64,6 +65,8 @@ class EngineConfig(Config):
 
     embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
     """The engine in the trainer's process."""
+    pool: PoolConfig = Field(default_factory=PoolConfig)
+    """How its processes are looked after, where it has some of its own."""
 
 
 class BaseRunConfig(Config):
@@ -138,6 +141,11 @@ class RunConfig(BaseRunConfig):
         if self.engine.embedded.num_processes == 1:
             why = "(sync) with the engine in the trainer's process"
             refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
+        return self
+
+    @model_validator(mode="after")
+    def _pool_is_read(self) -> RunConfig:
+        refuse_unread_pool(self.engine.pool, self.num_engines_apart)
         return self
 
     @property

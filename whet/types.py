@@ -377,7 +377,8 @@ class Request:
     chunk_tokens: int = 0
     """Deliver a chunk every so many tokens; 0: one chunk at the end (or at an abort)."""
     num_begun: int = 0
-    """The last so many of `tokens` were sampled as the beginning of this reply: stop texts may begin in them."""
+    """The last so many of `tokens` were sampled as the beginning of this reply, as far as options look at it: stop texts may begin in
+    them, penalties, min_tokens and a grammar count them. max_tokens is of what is still to come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.pool.config import PoolConfig
 from whet.model.causal import ModelConfig, random_causal
 from whet.model.digest import digests_of
-from whet.model.shared import MEMORY, attach, share
+from whet.model.shared import attach, share
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
@@ -36,8 +37,8 @@ def model(seed=0):
     return random_causal(CONFIGS["small"](), ModelConfig(path="", dtype="float64", device="cpu"), seed=seed)
 
 
-def copies_of(held, *, devices=("cpu", "cpu"), deterministic=False):
-    return EngineCopies(held, SIZES, devices, deterministic=deterministic)
+def copies_of(held, *, devices=("cpu", "cpu"), deterministic=False, **more):
+    return EngineCopies(held, SIZES, devices, deterministic=deterministic, **more)
 
 
 def requests(num, max_tokens=12, temperature=1.0):
@@ -99,12 +100,12 @@ def test_replies_are_those_of_one_engine_and_both_copies_work(engine):
         await publish(engine, model(5))
         playing = asyncio.ensure_future(play(engine, asked))
         while not playing.done():
-            seen.update(i for i, found in enumerate(engine._copies) if found.load)
+            seen.update(i for i, found in enumerate(engine.slots) if found.load)
             await asyncio.sleep(0.001)
         return await playing
 
     many = asyncio.run(main())
-    assert seen == {0, 1} and [found.load for found in engine._copies] == [0, 0]
+    assert seen == {0, 1} and [found.load for found in engine.slots] == [0, 0]
     for (tokens, logprobs, finish), (same, close, end) in zip(asyncio.run(play_alone(model(5), asked)), many, strict=True):
         assert (tokens, finish) == (same, end)
         assert close == pytest.approx(logprobs, abs=1e-9)
@@ -148,13 +149,13 @@ def test_a_fault_in_the_shared_weights_is_caught_and_named(engine, fault, words,
 
 def test_copies_that_disagree_are_not_believed(engine, monkeypatch):
     asyncio.run(publish(engine, model(1)))
-    call = type(engine._copies[1]).call
+    call = type(engine.members[1]).call
 
     async def wrong(self, method, *arguments):
         found = await call(self, method, *arguments)
-        return Scored((found.logprobs[0] + 0.5, *found.logprobs[1:])) if method == "score" and self is engine._copies[1] else found
+        return Scored((found.logprobs[0] + 0.5, *found.logprobs[1:])) if method == "score" and self is engine.members[1] else found
 
-    monkeypatch.setattr(type(engine._copies[1]), "call", wrong)
+    monkeypatch.setattr(type(engine.members[1]), "call", wrong)
     with pytest.raises(EngineFailed, match=r"engine copy 1 scores the same tokens 0\.5 nats away from engine copy 0"):
         asyncio.run(engine.score((1, 2, 3)))
 
@@ -185,39 +186,110 @@ def test_it_can_be_paused_asked_refused_and_aborted(engine):
     asyncio.run(main())
 
 
-def test_a_copy_that_dies_is_named_and_the_others_go_on():
-    before = set(MEMORY.glob("whet-weights-*"))
+def test_a_copy_that_dies_is_named_and_the_others_take_over_its_requests():
+    told = []
+
     async def main():
-        engine = copies_of(model())
-        children = [found._links[0].process.child for found in engine._copies]
+        engine = copies_of(model(), pool=PoolConfig(restarts=0), tell=told.append)
+        children = [found._links[0].process.child for found in engine.members]
+        memory = engine._memory._named
         try:
             for i, conversation in enumerate(("a", "b")):
                 engine.open(conversation)
-                assert conversation in engine._copies[i].conversations, "new conversations go where the fewest are"
+                assert conversation in engine.slots[i].conversations, "new conversations go where the fewest are"
             asked = [Request(c, (1, 2), SamplingParams(200), conversation=c) for c in ("a", "b")]
             running = [asyncio.ensure_future(reply_to(engine, request)) for request in asked]
             await asyncio.sleep(0.05)
-            os.kill(engine._copies[0]._links[0].process.child.pid, signal.SIGKILL)
-            first, second = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), DEADLINE_S)
-            with pytest.raises(EngineFailed, match=r"engine copy 0 died \(killed by signal 9\)"):
-                await reply_to(engine, Request("again", (1, 2), SamplingParams(2), conversation="a"))
+            children[0].kill()
+            first, second = await asyncio.wait_for(asyncio.gather(*running), DEADLINE_S)
+            assert (await reply_to(engine, Request("again", (1, 2), SamplingParams(2), conversation="a"))).finish is Finish.LENGTH
+            assert [slot.conversations for slot in engine.slots] == [set(), {"a", "b"}]
+            children[1].kill()
+            with pytest.raises(EngineFailed, match=r"(?s)no engine is left, .* engine copy 1: engine copy 1 died \(killed by signal 9\)"):
+                await reply_to(engine, Request("last", (1, 2), SamplingParams(200), conversation="a"))
             return first, second
         finally:
             await engine.close()
-            assert [child.returncode for child in children] == [-signal.SIGKILL, 0], "no process is left"
+            assert [child.returncode for child in children] == [-signal.SIGKILL] * 2, "no process is left"
+            assert not memory.exists(), "and no file"
             with pytest.raises(EngineFailed, match="the engine was closed"):
                 await reply_to(engine, requests(1)[0])
 
     first, second = asyncio.run(main())
-    assert isinstance(first, EngineFailed) and "engine copy 0 died (killed by signal 9)" in str(first)
-    assert second.finish is Finish.LENGTH and len(second.tokens) == 200
-    assert set(MEMORY.glob("whet-weights-*")) <= before, "and no file"
+    assert first.tokens == second.tokens == asyncio.run(play_alone(model(), [Request("a", (1, 2), SamplingParams(200))]))[0][0]
+    assert [incident.name for incident in told] == ["engine copy 0", "engine copy 1"]
+    assert all(incident.cause.startswith(f"{incident.name} died (killed by signal 9)") for incident in told)
+    assert told[0].then == "it is not started again, 1 of 2 go on" and "of at most 200 sampled" in told[0].in_flight[0]
+
+
+QUICK = PoolConfig(restart_backoff_s=0.05, health_every_s=0.2, health_timeout_s=2.0)
+
+
+def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_changes(tmp_path, monkeypatch):
+    """One copy is killed in decoding, the other is stopped, then one is killed while it takes over weights."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho spied on $4\n")
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told = []
+
+    async def restored(engine, count):
+        async with asyncio.timeout(DEADLINE_S):
+            while engine._keeper.num_restarts < count or len(engine._keeper.up) < 2:
+                await asyncio.sleep(0.02)
+
+    def disturb(engine, slot, number):
+        os.kill(engine.slots[slot].member._links[0].process.child.pid, number)
+
+    async def disturbed(engine, asked, slot, number):
+        playing = asyncio.ensure_future(play(engine, asked))
+        async with asyncio.timeout(DEADLINE_S):
+            while not any(reply.num_sampled and name in engine.slots[slot].requests for name, reply in engine._replies.items()):
+                await asyncio.sleep(0.002)
+        disturb(engine, slot, number)
+        return await playing
+
+    async def main():
+        engine = copies_of(model(0), pool=QUICK, tell=told.append)
+        try:
+            asked = [*requests(6, 150), *(replace(request, id=f"g{request.id}") for request in requests(2, 150, 0.0))]
+            killed = await disturbed(engine, asked, 0, signal.SIGKILL)
+            await restored(engine, 1)
+            stopped = await disturbed(engine, asked, 1, signal.SIGSTOP)
+            await restored(engine, 2)
+            send = engine._sender.send
+
+            def cut(ticket, weights):
+                disturb(engine, 0, signal.SIGKILL)
+                return send(ticket, weights)
+
+            monkeypatch.setattr(engine._sender, "send", cut)
+            long = asyncio.ensure_future(play(engine, requests(4, 200)))
+            await publish(engine, model(3))
+            assert {len(tokens) for tokens, _, _ in await long} == {200}
+            await restored(engine, 3)
+            return killed, stopped, await play(engine, requests(8)), engine.metrics()
+        finally:
+            await engine.close()
+
+    killed, stopped, after, metrics = asyncio.run(main())
+    asked = [*requests(6, 150), *(replace(request, id=f"g{request.id}") for request in requests(2, 150, 0.0))]
+    for expected, *found in zip(asyncio.run(play_alone(model(0), asked)), killed, stopped, strict=True):
+        for tokens, logprobs, finish in found:
+            assert (tokens, finish) == (expected[0], expected[2]) and logprobs == pytest.approx(expected[1], abs=1e-9)
+    assert [tokens for tokens, _, _ in after] == [tokens for tokens, _, _ in asyncio.run(play_alone(model(3), requests(8)))]
+    assert metrics["engine/restarts"].value == 3 and metrics["engine/retried_requests"].value >= 2
+    died, hung, cut = told
+    assert died.cause.startswith("engine copy 0 died (killed by signal 9)") and died.in_flight
+    assert "engine copy 1: a look at its health" in hung.cause and hung.stacks["engine copy 1"].startswith("spied on ")
+    assert "most recent call first" in hung.stacks["engine copy 0"], "the others say where they are by themselves"
+    assert cut.name == "engine copy 0" and "killed by signal 9" in cut.cause
 
 
 def test_copies_end_with_a_trainer_that_was_killed():
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_engine_copies as t; e = t.copies_of(t.model());"
-        "print(*[c._links[0].process.child.pid for c in e._copies], flush=True); import time; time.sleep(600)"
+        "print(*[c._links[0].process.child.pid for c in e.members], flush=True); import time; time.sleep(600)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None

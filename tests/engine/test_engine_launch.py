@@ -82,7 +82,7 @@ def test_workers_that_dial_back_serve_like_children(monkeypatch):
 
 def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     dead = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, "raise SystemExit('no such device')"))
-    with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\); it said last:\n    no such device"):
+    with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nit said last:\n    no such device"):
         EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=dead)
     started = []
 

@@ -19,6 +19,7 @@ from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.ranks import Follower, Leader, check_split, keep_part
+from whet.engine.pool.config import PoolConfig
 from whet.model.causal import ModelConfig, random_causal
 from whet.model.digest import differences, digests_of
 from whet.transport.base import SharedTicket
@@ -177,7 +178,7 @@ def engine():
 def test_copies_may_be_of_several_ranks_each():
     two = engine_over(model(), copies=2)
     try:
-        assert len({link.process.child.pid for found in two._copies for link in found._links}) == 4
+        assert len({link.process.child.pid for found in two.members for link in found._links}) == 4
         assert_the_same_before_and_after_new_weights(two)
     finally:
         two.end()
@@ -238,8 +239,8 @@ def test_numbers_that_are_not_finite_end_requests_and_not_the_ranks(engine):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_ends_requests_with_its_name(rank):
-    engine = engine_over(model())
-    children = [link.process.child for link in engine._copies[0]._links]
+    engine = engine_over(model(), pool=PoolConfig(restarts=0))
+    children = [link.process.child for link in engine.members[0]._links]
     try:
 
         async def killed():

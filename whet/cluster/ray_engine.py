@@ -50,12 +50,14 @@ class _Starter:
     def __init__(self, ray: Any, room: EngineRoom, timeout_s: float) -> None:
         self._ray, self._room, self._timeout_s = ray, room, timeout_s
         self._group = ray.util.get_placement_group(room.group)
+        self._lock = threading.Lock()
         self._bundles: dict[str, int] = {}
         """By the names of the engine's processes: one that starts again goes where it was."""
 
     def begin(self, name: str, invitation: launch.Invitation) -> launch.Process:
         engines = self._room.engines
-        place = self._bundles.setdefault(name, len(self._bundles))
+        with self._lock:  # several are started at once
+            place = self._bundles.setdefault(name, len(self._bundles))
         if place >= len(engines):
             raise EngineFailed(f"{name}: the run has room on the cluster for {len(engines)} processes of the engine")
         agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
@@ -91,6 +93,7 @@ class RayWorker:
     def __init__(self, ray: Any, agent: Any, name: str, command: Command, timeout_s: float) -> None:
         self._ray, self._agent, self._name = ray, agent, name
         self._lines: deque[str] = deque(maxlen=launch.LAST_LINES)
+        self.asked: list[str] | None = None
         self._over = threading.Event()
         self._end: launch.Ended | None = None
         try:
@@ -110,14 +113,21 @@ class RayWorker:
             self._over.wait(launch.HANDSHAKE_TIMEOUT_S)
         self._ray.kill(self._agent)
 
-    def say_stacks(self) -> None:
-        self._process.signal(launch.SAY_STACKS)
+    def stacks(self) -> str:
+        if self._end is not None:
+            return ""
+        with launch.asked_for_stacks(self) as lines:
+            self._process.signal(launch.SAY_STACKS)
+        return "\n".join(lines)
 
     def last_lines(self) -> list[str]:
         return list(self._lines)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Said):
+            if (asked := self.asked) is not None:
+                asked.append(event.text)
+                return
             self._lines.append(event.text)
             say(f"[{self._name}] {printable(event.text)}", sys.stderr)
         elif isinstance(event, Ended):

@@ -39,6 +39,16 @@ class Capabilities:
     """Same requests, same bits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """How an engine is."""
+
+    busy_s: float
+    """Seconds spent in steps since it was made."""
+    step_s: float
+    """How long the step, or whatever else it computes just now, has taken so far; 0: it computes nothing."""
+
+
 class Engine(Protocol):
     """Runs model calls, many at a time."""
 

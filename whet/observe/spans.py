@@ -34,6 +34,11 @@ class Phases:
         self._tokens: dict[str, int] = {}
         self._step_began = clock()
 
+    @property
+    def present(self) -> str:
+        """The path of the phase that is open; empty: none is."""
+        return self._open[-1] if self._open else ""
+
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Time the body as phase `name`, inside the phase that is open. Counted also when the body raises."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.model.causal import ModelConfig
 
 
@@ -33,6 +34,13 @@ class ServedEngine(Config):
 
     embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
     """The engine in the server's process; it always has weights of its own."""
+    pool: PoolConfig = Field(default_factory=PoolConfig)
+    """How its processes are looked after, where it has some of its own."""
+
+    @model_validator(mode="after")
+    def _pool_is_read(self) -> ServedEngine:
+        refuse_unread_pool(self.pool, self.embedded.num_processes - 1)
+        return self
 
 
 class ServeConfig(Config):

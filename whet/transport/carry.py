@@ -11,8 +11,8 @@ from torch import Tensor
 from whet.transport.base import OtherBase, Sender, Sent, Ticket, TransportError
 from whet.types import Receipt
 
-Load = Callable[[Ticket], Awaitable[Receipt]]
-"""Has an engine open a ticket and take the weights over."""
+Load = Callable[[Ticket], Awaitable[Receipt | None]]
+"""Has an engine open a ticket and take the weights over; None: it was lost, and the others go on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Carried:
 
     sent: Sent
     receipts: list[Receipt]
-    """In the order of the engines."""
+    """In the order of the engines, without those that were lost."""
 
 
 async def carry(
@@ -59,7 +59,7 @@ async def _load_all(sender: Sender, ticket: Ticket, loads: Mapping[str, Load]) -
     return [receipt for receipt in found if isinstance(receipt, Receipt)]
 
 
-async def _load(sender: Sender, ticket: Ticket, name: str, load: Load) -> Receipt:
+async def _load(sender: Sender, ticket: Ticket, name: str, load: Load) -> Receipt | None:
     version = ticket.version
     try:
         async with asyncio.timeout(sender.timeout_s):

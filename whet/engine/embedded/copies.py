@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
+import os
 import shutil
 import tempfile
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.engine.base import Capabilities, EngineFailed
+from whet.engine.base import EngineFailed, EngineLost
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.launch import Launcher, LocalLauncher
 from whet.engine.embedded.processes import CopyProcess
 from whet.engine.embedded.ranks import check_split
 from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.worker import Setup
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import Have, NotYet, Slot, Tell
+from whet.engine.pool.pool import EnginePool, breaker_of, to_errors
 from whet.model.causal import CausalModel
-from whet.model.shared import share
-from whet.transport.base import Sender, Stream
+from whet.model.shared import SharedModel, share
+from whet.transport.base import Sender, Stream, Ticket, TransportError
 from whet.transport.carry import carry
 from whet.transport.land import whole_set
 from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig, Syncing
-from whet.types import Chunk, Receipt, Request, Scored
+from whet.types import Receipt
+
+DESCRIPTORS = Path(f"/proc/{os.getpid()}/fd")
+"""This process's open files, as others see them; Linux has it."""
 
 
-class EngineCopies:
-    """An `Engine` of several embedded ones. A conversation stays with the copy that it began with, new ones go where the fewest are.
+class EngineCopies(EnginePool[CopyProcess]):
+    """A pool of embedded engines.
 
     Args:
         model: its tensors are moved into memory that the copies share, so it must be nobody else's. In the CPU's memory.
@@ -45,6 +52,8 @@ class EngineCopies:
         trust_remote_code: whether code that comes with the tokenizer may run.
         launcher: starts the copies' processes; none: on this machine.
         sync: how new weights reach the copies; None: through memory.
+        pool: how they are looked after.
+        tell: is told of each copy that is lost.
 
     Raises:
         EngineFailed: if a copy does not start.
@@ -62,157 +71,166 @@ class EngineCopies:
         trust_remote_code: bool = False,
         launcher: Launcher | None = None,
         sync: Syncing | None = None,
+        pool: PoolConfig | None = None,
+        tell: Tell = to_errors,
     ) -> None:
-        ranks = config.tensor_parallel
+        ranks, pool, sync = config.tensor_parallel, pool or PoolConfig(), sync or Syncing(SyncConfig(), Path())
         if ranks > 1:
             check_split(model, ranks)
-        sync, self._shapes = sync or Syncing(SyncConfig(), Path()), dict(model.named_weights())
         threads = max(1, torch.get_num_threads() // len(devices))
-        shared = share(model)
-        self._copies: list[CopyProcess] = []
-        self._sender: Sender | None = None
+        shapes = dict(model.named_weights())
+        self._memory = KeptMemory(share(model))
         self._meeting = Path(tempfile.mkdtemp(prefix="whet-ranks-"))
+        setup = Setup(self._memory.shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code, sync.config.is_mapped)
+        starts = [
+            Starter(
+                f"engine copy {i}",
+                setup,
+                devices[i * ranks : (i + 1) * ranks],
+                launcher or LocalLauncher(),
+                self._meeting / str(i),
+                pool.start_timeout_s,
+            )
+            for i in range(len(devices) // ranks)
+        ]
         try:
-            setup = Setup(shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code, sync.config.is_mapped)
-            for i in range(len(devices) // ranks):
-                mine = devices[i * ranks : (i + 1) * ranks]
-                self._copies.append(CopyProcess(f"engine copy {i}", setup, mine, self._meeting / str(i), launcher or LocalLauncher()))
-            first, *_ = [found.ready() for found in self._copies]
+            copies = start_all(starts)
         except BaseException:
-            self.end()
+            self._let_go()
             raise
-        finally:
-            shared.path.unlink()
-        self._capabilities = replace(first, shares_weights=False)
+        slots = [Slot(copy.name, start, copy, breaker_of(pool)) for copy, start in zip(copies, starts, strict=True)]
         self._sender = sender_of(sync.config, model, sync.folder)
-        self._version, self._updated, self._paused = 0, False, False
-        self._torn: str | None = None
-        """Why the copies hold half of a version, if they do: nothing is sampled then."""
+        super().__init__(slots, SentWeights(self._sender, shapes), pool, deterministic=deterministic, tell=tell)
 
-    @property
-    def version(self) -> int:
-        return self._version
+    def end(self) -> None:
+        self._sender.close()
+        super().end()
+        self._let_go()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
+    def _let_go(self) -> None:
+        self._memory.let_go()
+        shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def open(self, conversation: str) -> None:
-        home = self._home_of(conversation)
-        home.conversations.add(conversation)
-        home.send(("tell", "open", (conversation,)))
 
-    def release(self, conversation: str) -> None:
-        home = self._home_of(conversation)
-        home.conversations.discard(conversation)
-        home.send(("tell", "release", (conversation,)))
+class Starter:
+    """Starts a copy, again and again. Its `__call__` may run in any thread.
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        if any(request.id in found.requests for found in self._copies):
-            raise ValueError(f"a request with the id {request.id!r} is already running")
-        home = self._home_of(request.conversation)
-        waiting = home.wait(request.id)
-        finished = False
+    Args:
+        name: of the copy.
+        setup: of its first rank.
+        devices: of its ranks.
+        launcher: of their processes.
+        meeting: where the ranks meet, a file for each start.
+        timeout_s: for the copy to be ready.
+    """
+
+    def __init__(self, name: str, setup: Setup, devices: Sequence[str], launcher: Launcher, meeting: Path, timeout_s: float) -> None:
+        self._name, self._setup, self._devices, self._launcher = name, setup, devices, launcher
+        self._meeting, self._timeout_s = meeting, timeout_s
+        self._starts = itertools.count(1)
+
+    def __call__(self, given_up: threading.Event) -> CopyProcess:
+        number = next(self._starts)
+        setup = replace(self._setup, name=self._name if number == 1 else f"{self._name}, start {number}")
+        copy = CopyProcess(self._name, setup, self._devices, Path(f"{self._meeting}-{number}"), self._launcher)
+        copy.ready(given_up, self._timeout_s)
+        if given_up.is_set():
+            copy.end()
+            raise EngineFailed(f"{self._name}: {CLOSED}")
+        return copy
+
+
+def start_all(starts: Sequence[Starter]) -> list[CopyProcess]:
+    """All at once; when one does not start the others are ended.
+
+    Raises:
+        EngineFailed: of the first that does not start.
+    """
+    given_up = threading.Event()
+    with ThreadPoolExecutor(len(starts), "start") as threads:
+        starting = [threads.submit(start, given_up) for start in starts]
         try:
-            home.send(("generate", request))
-            while not finished:
-                answer = await waiting.answers.get()
-                if isinstance(answer, Exception):
-                    finished = True
-                    raise answer
-                finished = answer.finish is not None
-                yield answer
-        finally:
-            del home.requests[request.id]
-            if not finished:  # the consumer went away early
-                with contextlib.suppress(EngineFailed):
-                    home.send(("drop", request.id))
+            return [each.result() for each in starting]
+        except BaseException:
+            given_up.set()
+            for each in starting:
+                if each.exception() is None:
+                    each.result().end()
+            raise
 
-    async def abort(self, request_id: str) -> None:
-        for found in self._copies:
-            if request_id in found.requests:
-                await found.call("abort", request_id)
 
-    async def pause(self) -> None:
-        self._paused = True
-        await self._everywhere("pause")
+class KeptMemory:
+    """A model's shared file, for copies that start later, too. On Linux it loses its name: nobody else finds it, it is gone with this
+    process whatever ends that, and copies attach to it by this process's descriptor. Elsewhere it keeps its name until the end.
 
-    async def resume(self) -> None:
-        if self._torn:
-            raise EngineFailed(self._torn)
-        self._paused = False
-        await self._everywhere("resume")
+    Args:
+        shared: whose file it is.
+    """
 
-    async def flush(self) -> None:
-        await self._everywhere("flush")
+    def __init__(self, shared: SharedModel) -> None:
+        self.shared, self._named = shared, shared.path
+        self._descriptor: int | None = None
+        if DESCRIPTORS.is_dir():
+            self._descriptor = os.open(shared.path, os.O_RDWR)
+            shared.path.unlink()
+            self.shared = replace(shared, path=DESCRIPTORS / str(self._descriptor))
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """Asked of every copy. Raises EngineFailed if they disagree."""
-        first, *others = await self._everywhere("score", tokens, temperature, top_logprobs)
-        for found, other in zip(self._copies[1:], others, strict=True):
-            if other != first:
-                worst = max(abs(a - b) for a, b in zip(first.logprobs, other.logprobs, strict=True))
-                raise EngineFailed(f"{found.name} scores the same tokens {worst:.3g} nats away from {self._copies[0].name}")
-        return first
+    def let_go(self) -> None:
+        self._named.unlink(missing_ok=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
-    async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """All copies stand still while they take new weights over. The receipt has the answer of each."""
-        if self._updated and version <= self._version:
-            raise ValueError(f"the engine holds version {self._version} already, and was told to take over version {version}")
+
+class SentWeights:
+    """New weights reach the copies by a transport, and each copy answers for what it then holds.
+
+    A copy that is lost meanwhile is left out, unless all take part in one exchange: then the version does not arrive.
+
+    Args:
+        sender: the trainer's end.
+        shapes: the copies' weights by name, looked at for their shapes.
+    """
+
+    def __init__(self, sender: Sender, shapes: Mapping[str, Tensor]) -> None:
+        self._sender, self._shapes = sender, shapes
+
+    async def spread(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, members: Mapping[str, CopyProcess], have: Have
+    ) -> Receipt | None:
         if not isinstance(weights, Stream):
             weights = whole_set(self._shapes, weights)
-        began = time.perf_counter()
-        await self._everywhere("pause")
+
+        async def load(name: str, ticket: Ticket) -> Receipt | None:
+            try:
+                return replace(await have(name, lambda copy: copy.call("begin", version, ticket)), engine=name)
+            except EngineLost:
+                if self._sender.simultaneous:
+                    raise
+                return None
+
+        loads = {name: partial(load, name) for name in members}
         try:
-            loads = {found.name: partial(found.call, "begin", version) for found in self._copies}
-            processes = [name for found in self._copies for name in found.processes]
-            assert self._sender is not None
-            carried = await carry(self._sender, weights, version, loads, processes)
-        except BaseException as error:
-            self._torn = f"the copies hold half of version {version}, and sample nothing: {error}"
-            raise
-        self._torn = None
-        await self._go_on()
-        self._version, self._updated = version, True
-        members = tuple(replace(answer, engine=found.name) for found, answer in zip(self._copies, carried.receipts, strict=True))
+            carried = await carry(self._sender, weights, version, loads, [name for copy in members.values() for name in copy.processes])
+        except ValueError as refused:
+            raise TransportError(f"version {version}: the engine refused the weights: {refused}") from refused
+        answers = carried.receipts
+        if not answers:
+            return None
         return replace(
-            members[0],
+            answers[0],
             engine="the engine",
-            members=members,
-            num_stale_tokens=sum(answer.num_stale_tokens for answer in members),
+            members=tuple(answers),
+            num_stale_tokens=sum(answer.num_stale_tokens for answer in answers),
             wire_bytes=carried.sent.size_bytes,
             encode_s=carried.sent.encode_s,
             wire_s=carried.sent.wire_s,
-            load_s=max(answer.load_s for answer in members),
-            pause_s=time.perf_counter() - began,
+            load_s=max(answer.load_s for answer in answers),
         )
 
-    async def _go_on(self) -> None:
-        if not self._paused:
-            await self._everywhere("resume")
-
-    async def busy_s(self) -> float:
-        return sum(await self._everywhere("busy_s"))
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.end)
-
-    def end(self) -> None:
-        """Close without an event loop. A second time it does nothing."""
-        copies, self._copies = self._copies, []
-        if self._sender is not None:
-            self._sender.close()
-        for found in copies:
-            found.end()
-        shutil.rmtree(self._meeting, ignore_errors=True)
-
-    def _home_of(self, conversation: str) -> CopyProcess:
-        for found in self._copies:
-            if conversation in found.conversations:
-                return found
-        if not self._copies:
-            raise EngineFailed(CLOSED)
-        return min(self._copies, key=lambda found: found.load)
-
-    async def _everywhere(self, method: str, *arguments: object) -> list[Any]:
-        return list(await asyncio.gather(*(found.call(method, *arguments) for found in self._copies)))
+    async def catch_up(self, member: CopyProcess, version: int) -> Receipt:
+        try:
+            ticket = await asyncio.to_thread(self._sender.whole, version)
+        except TransportError as none:
+            raise NotYet(str(none)) from none
+        return await member.call("begin", version, ticket)

@@ -140,6 +140,8 @@ class EngineCore:
         if request.sampling.grammar is not None:
             assert self._grammars is not None, "a request with a grammar was let in without a tokenizer"
             sequence.matching = self._grammars.begin(request.sampling.grammar, request.sampling.stop_token_ids)
+            for token in request.tokens[len(request.tokens) - request.num_begun :]:
+                sequence.matching.take(token)
         self.scheduler.add(sequence)
         self._arrivals += 1
         return sequence

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.config import Config
-from whet.engine.base import Capabilities, EngineFailed, EngineRefused
+from whet.engine.base import Capabilities, EngineFailed, EngineRefused, Vitals
 from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.ranks import Ranks
@@ -211,6 +211,10 @@ class EmbeddedEngine:
 
     async def busy_s(self) -> float:
         return self._runner.busy_s
+
+    async def vitals(self) -> Vitals:
+        """How it is: answered between two steps and during one."""
+        return Vitals(self._runner.busy_s, self._runner.step_s)
 
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""

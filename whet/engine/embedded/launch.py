@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -19,8 +20,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -31,10 +32,12 @@ from whet.engine.base import EngineFailed
 if TYPE_CHECKING:
     from whet.engine.embedded.worker import Setup
 
-LAST_LINES = 400
-"""Kept of what a worker said: the stacks of all its threads find room."""
+LAST_LINES = 100
+"""Kept of what a worker said."""
 HANDSHAKE_TIMEOUT_S = 10.0
 """For whoever dials in to prove who it is."""
+STACKS_TIMEOUT_S = 2.0
+"""For a process to say where its threads are."""
 SAY_STACKS = signal.SIGUSR1
 """The signal on which a worker writes the stacks of its threads to its standard error."""
 
@@ -62,8 +65,8 @@ class Process(Protocol):
         """End it now, stopped or not. One that has ended stays as it is."""
         ...
 
-    def say_stacks(self) -> None:
-        """Have it say where its threads are, if it can still."""
+    def stacks(self) -> str:
+        """Where its threads are, as far as it can still say so; empty where it has ended, or its words go elsewhere."""
         ...
 
     def last_lines(self) -> list[str]:
@@ -96,6 +99,27 @@ class Launcher(Protocol):
         ...
 
 
+class Asked(Protocol):
+    """A process whose lines are read here."""
+
+    asked: list[str] | None
+    """Where its lines go while it is asked for its stacks."""
+
+
+@contextmanager
+def asked_for_stacks(process: Asked) -> Iterator[list[str]]:
+    """Ask it inside; afterwards the list has what it said, waited for until it says no more."""
+    lines = process.asked = list[str]()
+    try:
+        yield lines
+        deadline, seen = time.monotonic() + STACKS_TIMEOUT_S, -1
+        while time.monotonic() < deadline and (not lines or len(lines) > seen):
+            seen = len(lines)
+            time.sleep(0.2)
+    finally:
+        process.asked = None
+
+
 class LocalProcess:
     """A child of this process. What it says goes to standard error, each line after its name, and the last lines are kept.
 
@@ -107,6 +131,7 @@ class LocalProcess:
     def __init__(self, name: str, child: subprocess.Popen[bytes]) -> None:
         self.child = child
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.asked: list[str] | None = None
         self._pump = threading.Thread(target=self._read, args=(name,), name=f"whet {name} output", daemon=True)
         self._pump.start()
 
@@ -119,8 +144,12 @@ class LocalProcess:
     def kill(self) -> None:
         self.child.kill()
 
-    def say_stacks(self) -> None:
-        self.child.send_signal(SAY_STACKS)
+    def stacks(self) -> str:
+        if self.child.poll() is not None:
+            return ""
+        with asked_for_stacks(self) as lines:
+            self.child.send_signal(SAY_STACKS)
+        return "\n".join(lines) or _spied(self.child.pid)
 
     def last_lines(self) -> list[str]:
         if self.child.poll() is not None:
@@ -133,6 +162,9 @@ class LocalProcess:
         with output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
+                if (asked := self.asked) is not None:
+                    asked.append(line)
+                    continue
                 self._lines.append(line)
                 with suppress(OSError, ValueError):  # this process may be about to end, and its output closed
                     print(f"[{name}] {line}", file=sys.stderr, flush=True)
@@ -231,10 +263,24 @@ def _told(link: Link, setup: Setup) -> Link:
     return link
 
 
+def _spied(pid: int) -> str:
+    """The stacks of a process that does not say them, where py-spy is installed and may look."""
+    spy = shutil.which("py-spy")
+    if spy is None:
+        return ""
+    try:
+        found = subprocess.run(
+            [spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True, timeout=STACKS_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return found.stdout
+
+
 def said(process: Process, num_lines: int = 12) -> str:
     """A process's last words, for the end of an error."""
     lines = process.last_lines()[-num_lines:]
-    return "; it said last:\n    " + "\n    ".join(lines) if lines else ""
+    return "\nit said last:\n    " + "\n    ".join(lines) if lines else ""
 
 
 def _proven(link: socket.socket, key: bytes, *, first: bool) -> Connection:

@@ -75,7 +75,7 @@ def most_likely(logprobs: Tensor, num: int) -> list[Top]:
 def _asks(sequence: Sequence) -> bool:
     sampling = sequence.request.sampling
     changes = bool(sampling.logit_bias) or sampling.has_penalties or sequence.matching is not None
-    return changes or sequence.num_sampled < sampling.min_tokens
+    return changes or sequence.num_replied < sampling.min_tokens
 
 
 def _adjust(row: Tensor, sequence: Sequence) -> None:
@@ -88,11 +88,11 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         seen = torch.tensor(sorted(set(sequence.tokens)), device=row.device)
         old = row[seen]
         row[seen] = torch.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
-    if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_sampled:
-        sampled = torch.tensor(sequence.tokens[sequence.num_prompt :], device=row.device)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and sequence.num_replied:
+        sampled = torch.tensor(sequence.tokens[-sequence.num_replied :], device=row.device)
         ids, counts = sampled.unique(return_counts=True)
         row[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts.to(row.dtype)
-    if sequence.num_sampled < sampling.min_tokens and sampling.stop_token_ids:
+    if sequence.num_replied < sampling.min_tokens and sampling.stop_token_ids:
         row[list(sampling.stop_token_ids)] = -torch.inf
     if sequence.matching is not None:
         row.masked_fill_(~sequence.matching.allowed.to(row.device), -torch.inf)

@@ -1,4 +1,4 @@
-"""A copy of the engine as the trainer's process sees it: one process, or several ranks of which the first answers."""
+"""A copy of the engine as the trainer's process sees it, a member of a pool: one process, or several ranks of which the first answers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whet.engine.base import Capabilities, EngineFailed
+from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
 from whet.engine.embedded.launch import Launcher, Link, said
 from whet.engine.embedded.ranks import LOST, Links
 from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.worker import Setup
+from whet.types import Chunk, Request, Scored
 
-START_TIMEOUT_S = 300.0
-"""For a copy to import torch, attach to the weights and, where it computes on a device of its own, to move them there."""
+LOOK_S = 0.2
+"""Between two looks at whether a copy that starts is waited for still."""
 CLOSE_TIMEOUT_S = 10.0
 
 
@@ -48,10 +50,11 @@ class CopyProcess:
 
     def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher) -> None:
         self.name = name
-        self.processes = [name if len(devices) == 1 else f"{name}, rank {rank}" for rank in range(len(devices))]
-        """What each of its processes is called."""
-        self.requests: dict[str, Waiting] = {}
-        self.conversations: set[str] = set()
+        ranks = range(len(devices))
+        self.processes = [setup.name if len(devices) == 1 else f"{setup.name}, rank {rank}" for rank in ranks]
+        """What each of its processes is called by who sends weights: another one that is started in its place is called otherwise."""
+        self._capabilities: Capabilities | None = None
+        self._requests: dict[str, Waiting] = {}
         self._calls: dict[int, Waiting] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -61,39 +64,97 @@ class CopyProcess:
         self._links: list[Link] = []
         for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
             links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
-            called = self.processes[rank]
-            self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=called), mine))
+            called = name if len(devices) == 1 else f"{name}, rank {rank}"
+            self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=self.processes[rank]), mine))
         for end in itertools.chain.from_iterable(pipes):
             end.close()
         for link in self._links[1:]:
             threading.Thread(target=self._watch, args=(link,), name=f"whet {name}", daemon=True).start()
 
-    def ready(self) -> Capabilities:
-        """Wait until it can serve. Raises EngineFailed if it cannot."""
-        if not self._links[0].connection.poll(START_TIMEOUT_S):
-            self._kill()
+    def ready(self, given_up: threading.Event, timeout_s: float) -> None:
+        """Wait until it can serve. Raises EngineFailed if it cannot, or waiting for it is given up."""
+        connection, deadline = self._links[0].connection, time.monotonic() + timeout_s
         try:
-            _, capabilities = self._links[0].connection.recv()
+            while not connection.poll(LOOK_S):
+                if given_up.is_set():
+                    raise EngineFailed(f"{self.name}: {CLOSED}")
+                if time.monotonic() > deadline:
+                    why = f"did not start within {timeout_s:g} s (engine.pool.start_timeout_s)"
+                    raise EngineFailed(f"{self.name} {why}{said(self._links[0].process)}")
+            _, self._capabilities = connection.recv()
         except (EOFError, OSError):
             raise EngineFailed(self._culprit("did not start")) from None
+        except EngineFailed:
+            self.kill()
+            raise
         threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
-        return capabilities
 
     @property
-    def load(self) -> int:
-        return len(self.conversations) + len(self.requests)
+    def capabilities(self) -> Capabilities:
+        assert self._capabilities is not None, "a copy was asked before it was ready"
+        return self._capabilities
+
+    def open(self, conversation: str) -> None:
+        self.send(("tell", "open", (conversation,)))
+
+    def release(self, conversation: str) -> None:
+        self.send(("tell", "release", (conversation,)))
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        waiting = self._requests[request.id] = Waiting(asyncio.get_running_loop())
+        finished = False
+        try:
+            self.send(("generate", request))
+            while not finished:
+                answer = await waiting.answers.get()
+                if isinstance(answer, Exception):
+                    finished = True
+                    raise answer
+                finished = answer.finish is not None
+                yield answer
+        finally:
+            del self._requests[request.id]
+            if not finished:  # the consumer went away early
+                with contextlib.suppress(EngineFailed):
+                    self.send(("drop", request.id))
+
+    async def abort(self, request_id: str) -> None:
+        await self.call("abort", request_id)
+
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        return await self.call("score", tokens, temperature, top_logprobs)
+
+    async def pause(self) -> None:
+        await self.call("pause")
+
+    async def resume(self) -> None:
+        await self.call("resume")
+
+    async def flush(self) -> None:
+        await self.call("flush")
+
+    async def vitals(self) -> Vitals:
+        return await self.call("vitals")
+
+    def stacks(self) -> str:
+        return "\n".join(found for link in self._links if (found := link.process.stacks()))
+
+    def kill(self) -> None:
+        for link in self._links:
+            link.process.kill()
+        for link in self._links:
+            if link.process.ended(CLOSE_TIMEOUT_S) is None:
+                raise RuntimeError(f"{self.name} cannot be ended: the machine holds on to its process")
+        for link in self._links:
+            if link is not self._links[0] or self._capabilities is None:  # of the first, who reads it closes it
+                link.connection.close()
 
     def send(self, message: object) -> None:
         try:
             with self._lock:
                 self._links[0].connection.send(message)
         except OSError:
-            raise EngineFailed(self._failure or f"{self.name} is gone") from None
-
-    def wait(self, request_id: str) -> Waiting:
-        """Take note of a request whose chunks are waited for."""
-        waiting = self.requests[request_id] = Waiting(asyncio.get_running_loop())
-        return waiting
+            raise EngineLost(self._failure or self._culprit("died")) from None
 
     async def call(self, method: str, *arguments: object) -> Any:
         """Call a method over there."""
@@ -130,6 +191,8 @@ class CopyProcess:
             self._failure = self._failure or self._culprit("died")
             self._kill()
             self._tell_everybody()
+            with self._lock:
+                self._links[0].connection.close()
 
     def _watch(self, link: Link) -> None:
         """See another rank than the first end; the first cannot go on without it."""
@@ -141,13 +204,13 @@ class CopyProcess:
 
     def _hand_over(self, message: tuple[str, Any, Any]) -> None:
         kind, key, value = message
-        waiting = (self._calls if kind in ("returned", "raised") else self.requests).get(key)
+        waiting = (self._calls if kind in ("returned", "raised") else self._requests).get(key)
         if waiting is not None:
             waiting.put(value)
 
     def _tell_everybody(self) -> None:
-        for waiting in [*self._calls.values(), *self.requests.values()]:
-            waiting.put(EngineFailed(self._failure))
+        for waiting in [*self._calls.values(), *self._requests.values()]:
+            waiting.put(EngineLost(self._failure))
 
     def _kill(self, *, first_only: bool = False) -> None:
         for link in self._links[: 1 if first_only else None]:

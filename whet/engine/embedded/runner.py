@@ -60,9 +60,15 @@ class Runner:
         self._jobs: deque[_Job] = deque()
         self._task: asyncio.Task[None] | None = None
         self._flight: Future[Any] | None = None
+        self._took_off = 0.0
         self._closed = False
         self.busy_s = 0.0
         """Seconds spent in steps."""
+
+    @property
+    def step_s(self) -> float:
+        """How long what is on the thread just now has taken so far; 0: nothing is."""
+        return 0.0 if self._flight is None else time.perf_counter() - self._took_off
 
     def check_open(self) -> None:
         """Raises:
@@ -165,6 +171,7 @@ class Runner:
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run on the thread. When cancelled it still waits for work that has begun: nothing else may run meanwhile."""
+        self._took_off = time.perf_counter()
         flight = self._flight = self._thread.submit(work)
         try:
             return await asyncio.wrap_future(flight)

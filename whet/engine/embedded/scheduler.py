@@ -49,6 +49,11 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def num_replied(self) -> int:
+        """Tokens of the reply, those that were sampled before this request included."""
+        return self.num_sampled + self.request.num_begun
+
+    @property
     def wants_raw(self) -> bool:
         return self.request.sampling.raw_logprobs or self.request.sampling.top_logprobs > 0
 

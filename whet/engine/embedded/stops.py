@@ -17,7 +17,7 @@ SLACK = 4
 def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
     """Why the sequence ends with its last token; None: it goes on."""
     sampling = sequence.request.sampling
-    if sequence.num_sampled >= sampling.min_tokens:
+    if sequence.num_replied >= sampling.min_tokens:
         if sequence.tokens[-1] in sampling.stop_token_ids:
             return Finish.STOP
         if sampling.stop:
@@ -32,7 +32,7 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
 def _completes(sequence: Sequence, text: str, decode: Decode) -> bool:
     """Whether the last sampled token ends an occurrence of `text`: the end of the reply is decoded, as far as one can reach back."""
     wanted = reach = len(text) + SLACK
-    num = sequence.num_sampled + sequence.request.num_begun
+    num = sequence.num_replied
     window = sequence.tokens[-min(reach, num) :]
     while len(window) < num and len(decode(window)) < wanted:
         reach *= 2

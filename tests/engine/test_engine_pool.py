@@ -1,0 +1,607 @@
+"""A pool over engines that are played: who gets what, what happens to those that fail, hang, die, come and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
+from whet.engine.pool.breaker import Breaker
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import NotYet, Slot, State
+from whet.engine.pool.pool import EnginePool, breaker_of
+from whet.engine.pool.reply import HANDOVER_TOKENS, PooledReply
+from whet.types import Chunk, Finish, Receipt, Request, SamplingParams, Scored
+
+QUICK = PoolConfig(
+    restarts=2,
+    restart_backoff_s=0.01,
+    health_every_s=0.02,
+    health_timeout_s=0.3,
+    step_timeout_s=0.5,
+    update_timeout_s=0.3,
+    breaker_open_s=0.1,
+)
+DEADLINE_S = 20
+
+
+def drawn(seed, place):
+    return (seed * 1000 + place * 7) % 97
+
+
+@dataclass(eq=False)
+class Played:
+    """Draws by (seed, place), in chunks; it can be made to fail, to hang and to die."""
+
+    name: str
+    weights: str = "first"
+    version: int = 0
+    pace_s: float = 0.001
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(1000, False, False))
+    begun: list = field(default_factory=list)
+    conversations: set = field(default_factory=set)
+    fails: bool = False
+    hangs: bool = False
+    step_s: float = 0.0
+    paused: bool = False
+    running: int = 0
+    dead: bool = False
+    updates: list = field(default_factory=list)
+    on_take: object = None
+
+    async def _here(self):
+        while self.hangs and not self.dead:
+            await asyncio.sleep(0.005)
+        if self.dead:
+            raise EngineLost(f"{self.name} died")
+
+    def open(self, conversation):
+        self.conversations.add(conversation)
+
+    def release(self, conversation):
+        self.conversations.discard(conversation)
+
+    async def generate(self, request):
+        self.begun.append(request)
+        self.running += 1
+        try:
+            async for chunk in self._sample(request):
+                yield chunk
+        finally:
+            self.running -= 1
+
+    async def _sample(self, request):
+        end = len(request.tokens) + request.sampling.max_tokens
+        pending = []
+        for place in range(len(request.tokens), end):
+            await asyncio.sleep(self.pace_s)
+            await self._here()
+            while self.paused:
+                await asyncio.sleep(0.001)
+                await self._here()
+            if self.fails:
+                raise EngineFailed(f"{self.name}: a step failed")
+            pending.append((drawn(request.sampling.seed, place), self.version))
+            last = place == end - 1
+            if last or len(pending) >= request.chunk_tokens > 0 or pending[0][1] != self.version:
+                tokens = tuple(token for token, _ in pending)
+                yield Chunk(tokens, tuple(-float(t) for t in tokens), self.version, Finish.LENGTH if last else None)
+                pending = []
+
+    async def abort(self, request_id):
+        await self._here()
+
+    async def score(self, tokens, temperature=1.0, top_logprobs=0):
+        await self._here()
+        return Scored((float(len(self.weights)),))
+
+    async def pause(self):
+        await self._here()
+        self.paused = True
+
+    async def resume(self):
+        await self._here()
+        self.paused = False
+
+    async def flush(self):
+        await self._here()
+
+    async def vitals(self):
+        await self._here()
+        return Vitals(1.0, self.step_s)
+
+    async def take(self, weights, version):
+        if self.on_take is not None:
+            self.on_take(self)
+        await self._here()
+        assert self.paused or not self.running, "weights change while it samples"
+        self.weights, self.version = weights, version
+        self.updates.append(version)
+        return Receipt(version, {"w": weights}, {"w": weights})
+
+    def stacks(self):
+        return "" if self.dead else f"{self.name} waits"
+
+    def kill(self):
+        self.dead = True
+
+    def end(self):
+        self.dead = True
+
+
+class Shelf:
+    """Where new weights lie."""
+
+    def __init__(self):
+        self.lies, self.sends_once = "first", False
+
+    async def spread(self, weights, version, members, have):
+        ((_, self.lies),) = weights
+        found = []
+        for name in members:
+            with suppress(EngineLost):
+                found.append(await have(name, lambda member: member.take(self.lies, version)))
+        odd = [receipt for receipt in found if receipt.resident != found[0].resident]
+        return (odd or found or [None])[0]
+
+    async def catch_up(self, member, version):
+        if self.sends_once:
+            raise NotYet("it was sent once")
+        return await member.take(self.lies, version)
+
+
+class World:
+    """A pool of played engines, and who was made."""
+
+    def __init__(self, num=2, config=QUICK, deterministic=False, start=None):
+        self.made, self.told = [], []
+        self._start = start
+        self.pool = EnginePool(
+            [Slot(f"e{i}", self.starter(f"e{i}"), self.make(f"e{i}"), breaker_of(config)) for i in range(num)],
+            Shelf(),
+            config,
+            deterministic=deterministic,
+            tell=self.told.append,
+        )
+
+    def make(self, name):
+        self.made.append(Played(name))
+        return self.made[-1]
+
+    def starter(self, name):
+        def start(given_up: threading.Event):
+            assert not given_up.is_set()
+            made = self.make(name)
+            if self._start is not None:
+                self._start(made)
+            return made
+
+        return start
+
+    def run(self, play):
+        async def bounded():
+            try:
+                return await asyncio.wait_for(play(self.pool), DEADLINE_S)
+            finally:
+                await self.pool.close()
+
+        return asyncio.run(bounded())
+
+
+def asked(name, num=100, seed=1, conversation="", chunk=0):
+    return Request(name, (1, 2, 3), SamplingParams(num, seed=seed), conversation=conversation, chunk_tokens=chunk)
+
+
+async def read(pool, request):
+    chunks = [chunk async for chunk in pool.generate(request)]
+    assert [chunk.finish is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    return chunks
+
+
+def tokens_of(chunks):
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
+def expected(num=100, seed=1):
+    return [drawn(seed, 3 + i) for i in range(num)]
+
+
+def sampled(pool, name):
+    return pool._replies[name].num_sampled if name in pool._replies else 0
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_new_requests_go_where_the_fewest_are_and_conversations_stay():
+    world = World(3)
+
+    async def play(pool):
+        for name in "abcd":
+            pool.open(name)
+        assert [sorted(slot.conversations) for slot in pool.slots] == [["a", "d"], ["b"], ["c"]]
+        for _ in range(2):
+            await asyncio.gather(*(read(pool, asked(f"{c}", 5, conversation=c)) for c in "abcd"))
+        pool.release("a")
+        pool.open("e")
+        pool.open("f")
+        assert [sorted(slot.conversations) for slot in pool.slots] == [["d", "e"], ["b", "f"], ["c"]]
+        await read(pool, asked("loose", 5))
+
+    world.run(play)
+    served = [sorted(request.conversation for request in engine.begun) for engine in world.made]
+    assert served == [["a", "a", "d", "d"], ["b", "b"], ["", "c", "c"]]
+    assert world.made[1].conversations == {"b", "f"}
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_what_a_dead_member_had_begun_goes_on_elsewhere_and_nothing_is_lost_or_twice(chunk):
+    world = World(2)
+
+    async def play(pool):
+        pool.open("c")
+        reading = asyncio.ensure_future(read(pool, asked("r", conversation="c", chunk=chunk)))
+        await until(lambda: sampled(pool, "r") >= 40)
+        world.made[0].dead = True
+        chunks = await reading
+        await until(lambda: pool.slots[0].state is State.SERVING)
+        found = pool.metrics()
+        assert (found["engine/restarts"].value, found["engine/members_up"].value, found["engine/retried_requests"].value) == (1, 2, 1)
+        assert pool.slots[1].conversations == {"c"} and "c" in world.made[1].conversations
+        return chunks
+
+    chunks = world.run(play)
+    assert tokens_of(chunks) == expected() and [x for c in chunks for x in c.logprobs] == [-float(t) for t in expected()]
+    again = world.made[1].begun[0]
+    assert again.id == "r" and again.num_begun >= 40 - HANDOVER_TOKENS and again.tokens[3:] == tuple(expected()[: again.num_begun])
+    assert again.sampling.max_tokens == 100 - again.num_begun and again.num_begun % (chunk or HANDOVER_TOKENS) == 0
+    assert (len(chunks) == 1) == (chunk == 0)
+    (incident,) = world.told
+    assert incident.cause == "e0 died" and incident.then == "it is started again (1 of 2); its requests go on elsewhere"
+    assert incident.in_flight[0].startswith("r: 3 tokens of context, ") and incident.stacks == {"e1": "e1 waits"}
+
+
+def test_a_member_that_hangs_is_found_killed_and_replaced_whatever_the_clock_is_set_to(monkeypatch):
+    settings_of_the_clock = itertools.cycle([0.0, 4e9, -4e9, 1.7e9])
+    monkeypatch.setattr(time, "time", lambda: next(settings_of_the_clock))
+    world = World(2)
+
+    async def play(pool):
+        pool.open("c")
+        reading = asyncio.ensure_future(read(pool, asked("r", conversation="c")))
+        await asyncio.sleep(0.02)
+        world.made[0].hangs = True
+        chunks = await reading
+        await until(lambda: len(world.made) == 3 and pool.slots[0].state is State.SERVING)
+        return chunks
+
+    assert tokens_of(world.run(play)) == expected()
+    assert "e0: a look at its health" in world.told[0].cause and world.made[0].dead
+    assert world.told[0].stacks == {"e0": "e0 waits", "e1": "e1 waits"}
+
+
+def test_a_step_that_never_ends_counts_as_a_hang_though_the_member_answers():
+    world = World(2)
+
+    async def play(pool):
+        world.made[1].step_s = 0.6
+        await read(pool, asked("r", 10))
+        await until(lambda: len(world.made) == 3)
+
+    world.run(play)
+    assert world.told[0].cause == "e1 has been in one step for 1 s (engine.pool.step_timeout_s)"
+
+
+def test_a_member_that_dies_at_every_start_is_given_up_with_its_last_words():
+    def start(made):
+        raise EngineFailed(f"{made.name} did not start: no such device")
+
+    world = World(2, start=start)
+
+    async def play(pool):
+        world.made[0].dead = True
+        await read(pool, asked("one"))
+        await until(lambda: pool.slots[0].state is State.GIVEN_UP)
+        assert tokens_of(await read(pool, asked("two"))) == expected(), "the other goes on"
+        world.made[1].dead = True
+        with pytest.raises(EngineFailed, match=r"no engine is left, .* \(engine\.pool\.restarts = 2\): .*no such device"):
+            await read(pool, asked("three"))
+
+    world.run(play)
+    assert [told.then for told in world.told if told.name == "e0"][-1] == "it is not started again, 1 of 2 go on"
+    assert world.told[-1].then == "it is not started again, and no other is left"
+
+
+def test_in_deterministic_mode_a_lost_member_ends_everything_with_the_cause():
+    world = World(2, deterministic=True)
+
+    async def play(pool):
+        world.made[0].dead = True
+        with pytest.raises(EngineFailed, match=r"e0 died\. With deterministic=true another would go on with other bits"):
+            await read(pool, asked("r"))
+        with pytest.raises(EngineFailed, match="e0 died"):
+            await read(pool, asked("s"))
+        with pytest.raises(ValueError, match="stay as they are"):
+            await pool.drain("e1", 1.0)
+
+    world.run(play)
+    assert len(world.made) == 2 and world.told[0].then == "the run ends"
+
+
+def test_who_fails_again_and_again_is_left_alone_and_then_tried_with_one_request():
+    world = World(2)
+
+    async def play(pool):
+        world.made[0].fails = True
+        for i in range(6):
+            assert tokens_of(await read(pool, asked(f"r{i}", 5))) == expected(5), "another takes what failed"
+        assert pool.slots[0].breaker.state == "open" and len(world.made[0].begun) == 3
+        await asyncio.sleep(0.12)
+        assert pool.slots[0].breaker.state == "half_open"
+        world.made[0].fails = False
+        await asyncio.gather(*(read(pool, asked(f"s{i}", 20)) for i in range(3)))
+        assert len(world.made[0].begun) == 4 and pool.slots[0].breaker.state == "closed"
+
+    world.run(play)
+    assert world.told == []
+
+
+def test_what_every_member_fails_with_fails():
+    world = World(2)
+
+    async def play(pool):
+        for engine in world.made:
+            engine.fails = True
+        with pytest.raises(EngineFailed, match="a step failed"):
+            await read(pool, asked("r"))
+
+    world.run(play)
+    assert [len(engine.begun) for engine in world.made] == [1, 1]
+
+
+def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_weights_before_it_serves():
+    world = World(2)
+
+    async def play(pool):
+        reading = [asyncio.ensure_future(read(pool, asked(f"r{i}", seed=i))) for i in range(2)]
+        await asyncio.sleep(0.03)
+        world.made[0].on_take = Played.kill
+        receipt = await pool.update([("w", "second")], 1)
+        assert receipt.version == 1 and receipt.resident == {"w": "second"} and pool.version == 1
+        assert (await pool.score((1, 2))).logprobs == (6.0,)
+        await until(lambda: pool.slots[0].state is State.SERVING)
+        for i, chunks in enumerate(await asyncio.gather(*reading)):
+            assert tokens_of(chunks) == expected(seed=i) and 1 in {chunk.version for chunk in chunks} <= {0, 1}
+        await read(pool, asked("after"))
+
+    world.run(play)
+    assert [engine.updates for engine in world.made] == [[], [1], [1]]
+    assert world.made[2].weights == "second" and all(request.tokens for request in world.made[2].begun)
+
+
+def test_a_version_that_arrives_in_part_is_told_with_all_stacks_and_nothing_is_sampled():
+    world = World(2)
+
+    async def cut(*_):
+        raise OSError("the wire was cut")
+
+    async def play(pool):
+        whole, pool._weights.spread = pool._weights.spread, cut
+        with pytest.raises(OSError, match="cut"):
+            await pool.update([("w", "second")], 1)
+        for call in (read(pool, asked("r")), pool.score((1, 2)), pool.resume()):
+            with pytest.raises(EngineFailed, match="half of version 1, and sample nothing: OSError: the wire was cut"):
+                await call
+        pool._weights.spread = whole
+        await pool.update([("w", "second")], 1)
+        assert tokens_of(await read(pool, asked("r"))) == expected()
+
+    world.run(play)
+    (told,) = world.told
+    assert "half of version 1" in told.cause and told.stacks == {"e0": "e0 waits", "e1": "e1 waits"}
+
+
+def test_a_member_that_cannot_catch_up_waits_for_the_next_version():
+    world = World(2)
+    world.pool._weights.sends_once = True
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        world.made[0].dead = True
+        await read(pool, asked("r"))
+        await until(lambda: pool.slots[0].state is State.BEHIND)
+        await asyncio.gather(*(read(pool, asked(f"r{i}", 5)) for i in range(4)))
+        assert (await pool.score((1, 2))).logprobs == (6.0,) and not world.made[2].begun
+        await pool.update([("w", "third")], 2)
+        await asyncio.gather(*(read(pool, asked(f"s{i}", 5)) for i in range(4)))
+        assert len(world.made[2].begun) == 2 and world.made[2].updates == [2]
+        for engine in world.made[1:]:
+            engine.dead = True
+        with pytest.raises(EngineFailed, match=r"no engine is left.*it was sent once"):
+            await read(pool, asked("t"))
+
+    world.run(play)
+
+
+def test_all_killed_during_an_update_come_back_with_it():
+    world = World(1)
+
+    async def play(pool):
+        world.made[0].on_take = Played.kill
+        receipt = await pool.update([("w", "second")], 1)
+        assert receipt.resident == {"w": "second"} and pool.version == 1
+        await read(pool, asked("after", 5))
+
+    world.run(play)
+    assert [engine.updates for engine in world.made] == [[], [1]]
+
+
+@pytest.mark.parametrize("fault", ["weights", "probe", "hang"])
+def test_a_member_that_comes_back_with_other_weights_never_serves(fault):
+    def start(made):
+        if fault == "weights":
+            made.take = lambda weights, version: Played.take(made, "other", version)
+        if fault == "probe":
+            made.score = lambda *_: asyncio.sleep(0, Scored((0.5,)))
+        made.hangs = fault == "hang"
+
+    world = World(2, start=start)
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        await pool.score((1, 2))
+        world.made[0].dead = True
+        await read(pool, asked("r"))
+        await until(lambda: pool.slots[0].state is State.GIVEN_UP)
+
+    world.run(play)
+    words = {"weights": "e0 holds other weights than were published as version 1: w", "probe": "scores the probe", "hang": "no answer"}
+    assert words[fault] in world.told[-1].cause
+    assert len(world.made) == 4 and not world.made[2].begun and world.made[2].dead
+
+
+def test_paused_members_stay_paused_when_they_are_replaced():
+    world = World(1)
+
+    async def play(pool):
+        await pool.pause()
+        world.made[0].dead = True
+        reading = asyncio.ensure_future(read(pool, asked("r", 5)))
+        await until(lambda: len(world.made) == 2 and pool.slots[0].state is State.SERVING)
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        await pool.resume()
+        assert tokens_of(await reading) == expected(5)
+
+    world.run(play)
+
+
+def test_members_join_and_leave_while_requests_run():
+    world = World(1)
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        pool.open("a")
+        reading = asyncio.ensure_future(read(pool, asked("r", conversation="a")))
+        await asyncio.sleep(0.02)
+        await pool.join("e9", world.starter("e9"))
+        await pool.drain("e0", DEADLINE_S)
+        assert reading.done() and tokens_of(reading.result()) == expected(), "it ended what it had"
+        assert tokens_of(await read(pool, asked("next", conversation="a"))) == expected()
+        with pytest.raises(ValueError, match="'e9' cannot leave the pool: no other is there"):
+            await pool.drain("e9", 1.0)
+        with pytest.raises(ValueError, match="has a member 'e9' already"):
+            await pool.join("e9", world.starter("e9"))
+        await pool.join("e10", world.starter("e10"))
+        reading = asyncio.ensure_future(read(pool, asked("long", conversation="a")))
+        await asyncio.sleep(0.05)
+        await pool.drain("e9", 0.0)
+        assert tokens_of(await reading) == expected(), "what it had not ended went on elsewhere"
+
+    world.run(play)
+    first, second, third = world.made
+    assert first.dead and [request.id for request in second.begun] == ["next", "long"] and second.updates == third.updates == [1]
+    assert third.begun[0].id == "long" and world.told == []
+
+
+def test_a_request_is_aborted_while_it_waits_for_a_member():
+    world = World(1, replace_backoff(QUICK, 5.0))
+
+    async def play(pool):
+        reading = asyncio.ensure_future(read(pool, asked("r")))
+        await until(lambda: sampled(pool, "r") >= HANDOVER_TOKENS)
+        world.made[0].dead = True
+        await until(lambda: pool.slots[0].state is State.DOWN)
+        await pool.abort("r")
+        return await reading
+
+    (chunk,) = world.run(play)
+    assert chunk.finish is Finish.ABORT and list(chunk.tokens) == expected()[: len(chunk.tokens)] and len(chunk.tokens) >= HANDOVER_TOKENS
+
+
+def replace_backoff(config, seconds):
+    return config.model_copy(update={"restart_backoff_s": seconds})
+
+
+def test_waiting_requests_end_when_the_pool_closes():
+    world = World(1, replace_backoff(QUICK, 5.0))
+
+    async def play(pool):
+        world.made[0].dead = True
+        reading = asyncio.ensure_future(read(pool, asked("r")))
+        await until(lambda: pool.slots[0].state is State.DOWN)
+        await pool.close()
+        with pytest.raises(EngineFailed, match="the engine was closed"):
+            await reading
+
+    world.run(play)
+
+
+def test_busy_seconds_never_go_back():
+    world = World(2)
+
+    async def play(pool):
+        before = await pool.busy_s()
+        world.made[0].dead = True
+        await read(pool, asked("r", 5))
+        await until(lambda: len(world.made) == 3 and pool.slots[0].state is State.SERVING)
+        assert before == 2.0 and await pool.busy_s() == 3.0
+
+    world.run(play)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.sampled_from([0, 3]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_reply_in_any_pieces_is_the_same(sizes, chunk, data):
+    """Members hand over pieces; what goes out is every token once, with its version, in order."""
+    total = sum(sizes)
+    reply = PooledReply(asked("r", total, chunk=chunk))
+    versions = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes))))
+    out, place = [], 0
+    for i, size in enumerate(sizes):
+        rest = reply.rest
+        assert rest.num_begun == place and rest.sampling.max_tokens == total - place and rest.tokens[3:] == tuple(range(place))
+        tokens = tuple(range(place, place + size))
+        place += size
+        last = i == len(sizes) - 1
+        out += reply.take(Chunk(tokens, tuple(map(float, tokens)), versions[i], Finish.STOP if last else None, num_cached=i + 1))
+    assert tokens_of(out) == list(range(total)) == [int(x) for c in out for x in c.logprobs]
+    assert [c.version for c in out for _ in c.tokens] == [v for v, size in zip(versions, sizes, strict=True) for _ in range(size)]
+    assert [c.finish for c in out] == [None] * (len(out) - 1) + [Finish.STOP] and out[0].num_cached == 1
+    if not chunk:
+        assert len(out) == len(set(versions))
+
+
+def test_a_breaker_by_the_book():
+    now = [0.0]
+    breaker = Breaker(2, 10.0, lambda: now[0])
+    breaker.failed()
+    breaker.succeeded()
+    breaker.failed()
+    assert breaker.state == "closed" and breaker.lets_pass, "only failures in a row count"
+    breaker.failed()
+    assert breaker.state == "open" and not breaker.lets_pass
+    now[0] = 10.0
+    assert breaker.state == "half_open" and breaker.lets_pass
+    breaker.passed()
+    assert not breaker.lets_pass, "one at a time"
+    breaker.ended()
+    assert breaker.lets_pass
+    breaker.passed()
+    breaker.failed()
+    now[0] = 29.9
+    assert breaker.state == "open", "twice as long"
+    now[0] = 30.0
+    breaker.passed()
+    breaker.succeeded()
+    assert breaker.state == "closed"

@@ -1,0 +1,328 @@
+"""Looks after a pool's members: each is looked at again and again, one that is lost is started anew, and proven before it serves.
+
+Whatever is asked of a member has a deadline by the monotonic clock; one that lets it pass is killed, so that it cannot come back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from whet.engine.base import EngineFailed, EngineLost
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import STEADY_S, Incident, M, NotYet, Slot, State, Tell, Weights
+from whet.model.digest import differences
+from whet.types import Receipt, Scored
+
+T = TypeVar("T")
+NUDGE_S = 0.5
+"""Who waits for a member looks at least so often: an open breaker half-opens without anybody saying so."""
+
+
+@dataclass(slots=True)
+class Published:
+    """What members must hold to serve."""
+
+    version: int = 0
+    updated: bool = False
+    """Whether weights were ever put; until then members hold those that they were made with."""
+    receipt: Receipt | None = None
+    """Of the members that took that version over."""
+    score: tuple[tuple[tuple[int, ...], float, int], Scored] | None = None
+    """What was last scored under it, and what they said: the publisher's probe."""
+    paused: bool = False
+
+
+class Keeper(Generic[M]):
+    """See the module.
+
+    Args:
+        slots: the pool's places, each with its member.
+        weights: how a member gets those that were published.
+        config: deadlines and restarts.
+        deterministic: a member that is lost ends everything.
+        tell: is told of each member that is lost.
+        in_flight: of a place, its requests in words.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot[M]],
+        weights: Weights[M],
+        config: PoolConfig,
+        *,
+        deterministic: bool,
+        tell: Tell,
+        in_flight: Callable[[Slot[M]], tuple[str, ...]],
+    ) -> None:
+        self.slots = list(slots)
+        self.published = Published()
+        self.num_restarts = 0
+        self.over: str | None = None
+        """Why nothing is served any more."""
+        self._weights, self._config, self._deterministic = weights, config, deterministic
+        self._tell, self._in_flight = tell, in_flight
+        self._given_up = threading.Event()
+        self._broken = False
+        """Whether a member that was lost ended everything."""
+        self._busy_before_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changing = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def up(self) -> list[Slot[M]]:
+        return [slot for slot in self.slots if slot.up]
+
+    @property
+    def there(self) -> list[Slot[M]]:
+        """Those that are up, and those that wait for the next version."""
+        return [slot for slot in self.slots if slot.up or slot.state is State.BEHIND]
+
+    @property
+    def busy_s(self) -> float:
+        """Of all members that there were, as they last said."""
+        return self._busy_before_s + sum(slot.busy_s for slot in self.slots)
+
+    def enter(self) -> asyncio.Lock:
+        """See that members are looked after on the present event loop.
+
+        Returns:
+            Held while all members change: while they take over weights, and while one joins.
+
+        Raises:
+            EngineFailed: if nothing is served any more.
+        """
+        self.check_open()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._changing, self._looking = loop, asyncio.Lock(), None
+            self._waiters.clear()
+        if self._looking is None or self._looking.done():
+            self._looking = loop.create_task(self._look(), name="pool")
+        for slot in self.slots:
+            if slot.state is State.DOWN and (slot.coming is None or slot.coming.done()):
+                slot.coming = loop.create_task(self._bring_back(slot), name=f"restart {slot.name}")
+        return self._changing
+
+    def check_open(self) -> None:
+        """Raises:
+        EngineLost: if a member that was lost ended everything.
+        EngineFailed: if it was closed.
+        """
+        if self.over is not None:
+            raise EngineLost(self.over) if self._broken else EngineFailed(self.over)
+
+    async def change(self, timeout_s: float = NUDGE_S) -> None:
+        """Wait until a member comes, goes or is free, for so long at most.
+
+        Raises:
+            EngineFailed: if nothing is served any more.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_s)
+        finally:
+            self._waiters.discard(waiter)
+        self.enter()
+
+    def changed(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def caught_up(self) -> None:
+        """Those that waited for a version have it."""
+        for slot in self.slots:
+            if slot.state is State.BEHIND:
+                slot.state = State.SERVING
+        self.changed()
+
+    def nobody_left(self) -> EngineFailed:
+        """What to raise when no member serves and none comes back."""
+        causes = "; ".join(f"{slot.name}: {slot.cause}" for slot in self.slots if slot.cause) or "all have left"
+        return EngineFailed(f"no engine is left, and none is started any more (engine.pool.restarts = {self._config.restarts}): {causes}")
+
+    @property
+    def hopeless(self) -> bool:
+        return all(slot.state in (State.GIVEN_UP, State.BEHIND) for slot in self.slots)
+
+    async def ask(self, slot: Slot[M], what: str, call: Callable[[M], Awaitable[T]], timeout_s: float) -> list[T]:
+        """What a member answers, in a list; an empty one: it is lost. What it raises otherwise is raised here."""
+        member = slot.member
+        if member is None:
+            return []
+        try:
+            answer = await in_time(call(member), f"{slot.name}: {what}", timeout_s)
+        except EngineLost as lost:
+            await self.lose(slot, member, str(lost))
+            return []
+        return [answer] if slot.member is member else []
+
+    async def everywhere(
+        self, what: str, call: Callable[[M], Awaitable[T]], timeout_s: float, *, behind: bool = False
+    ) -> list[tuple[Slot[M], T]]:
+        """What every member that is up answers, and on request those that wait for a version; those that are lost are left out."""
+        asked = self.there if behind else self.up
+        answers = await asyncio.gather(*(self.ask(slot, what, call, timeout_s) for slot in asked), return_exceptions=True)
+        told: list[tuple[Slot[M], T]] = []
+        for slot, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            told += [(slot, found) for found in answer]
+        return told
+
+    async def lose(self, slot: Slot[M], member: M, cause: str) -> None:
+        """A member is gone, or does not answer: it is killed, and another comes if one may. One that is lost already is left alone."""
+        if slot.member is not member or self.over is not None:
+            return
+        in_flight, leaves = self._in_flight(slot), slot.state is State.DRAINING
+        if time.monotonic() - slot.since > STEADY_S:
+            slot.num_restarts = 0
+        slot.member, slot.cause, slot.state = None, cause, State.DOWN
+        self._busy_before_s, slot.busy_s = self._busy_before_s + slot.busy_s, 0.0
+        if self._deterministic:
+            self._broken = True
+            self.over = f"{cause}. With deterministic=true another would go on with other bits, so the run ends: the same command goes on"
+        elif leaves or slot.num_restarts >= self._config.restarts:
+            slot.state = State.GIVEN_UP
+        then = self._what_next(slot)
+        stacks = await asyncio.to_thread(self._stacks, {slot.name: member})
+        await asyncio.to_thread(member.kill)
+        self._tell(Incident(slot.name, cause, then, in_flight, stacks))
+        self.changed()
+        if self.over is None:
+            self.enter()
+
+    async def report(self, cause: str) -> None:
+        """Tell of what happened to all members together."""
+        stacks = await asyncio.to_thread(self._stacks)
+        in_flight = tuple(line for slot in self.slots for line in self._in_flight(slot))
+        self._tell(Incident("engines", cause, "nothing is sampled until a version arrives whole", in_flight, stacks))
+
+    async def close(self) -> None:
+        """Nothing is looked after any more."""
+        self._given_up.set()
+        mine = [task for task in (self._looking, *(slot.coming for slot in self.slots)) if task is not None and not task.done()]
+        loop = asyncio.get_running_loop()
+        for task in (task for task in mine if task.get_loop() is loop):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        self.changed()
+
+    def end(self, reason: str) -> None:
+        """End all members, without an event loop; from any thread."""
+        self.over = self.over or reason
+        self._given_up.set()
+        for slot in self.slots:
+            if slot.member is not None:
+                slot.member.end()
+
+    async def _look(self) -> None:
+        """Look at every member again and again."""
+        while True:
+            await asyncio.sleep(self._config.health_every_s)
+            await asyncio.gather(*(self._look_at(slot) for slot in self.there))
+
+    async def _look_at(self, slot: Slot[M]) -> None:
+        member = slot.member
+        timeout_s = self._config.health_timeout_s
+        for vitals in await self.ask(slot, "a look at its health (engine.pool.health_timeout_s)", lambda m: m.vitals(), timeout_s):
+            slot.busy_s = vitals.busy_s
+            if member is not None and vitals.step_s > self._config.step_timeout_s:
+                cause = f"{slot.name} has been in one step for {vitals.step_s:.0f} s (engine.pool.step_timeout_s)"
+                await self.lose(slot, member, cause)
+
+    async def _bring_back(self, slot: Slot[M]) -> None:
+        """Start members until one serves, as often as may be."""
+        while slot.state is State.DOWN:
+            if slot.cause:  # else it is new
+                await asyncio.sleep(self._config.restart_backoff_s * 2**slot.num_restarts)
+                slot.num_restarts += 1
+                self.num_restarts += 1
+            try:
+                await self._join(slot, await asyncio.to_thread(slot.start, self._given_up))
+            except Exception as failed:  # whatever a start or a proof can raise, the others serve on
+                slot.cause = str(failed) if isinstance(failed, EngineFailed) else f"{slot.name}: {type(failed).__name__}: {failed}"
+                if slot.num_restarts >= self._config.restarts:
+                    slot.state = State.GIVEN_UP
+                self._tell(Incident(slot.name, slot.cause, self._what_next(slot), (), {}))
+            self.changed()
+
+    async def _join(self, slot: Slot[M], member: M) -> None:
+        """Let a member serve that holds what is published, by its receipt and by the probe.
+
+        Raises:
+            EngineFailed: if it does not; it is then ended.
+        """
+        try:
+            async with self.enter():
+                try:
+                    await self._prove(slot.name, member)
+                    state = State.SERVING
+                except NotYet as why:
+                    slot.cause, state = str(why), State.BEHIND
+                slot.member, slot.state, slot.since = member, state, time.monotonic()
+        except Exception:
+            await asyncio.to_thread(member.kill)
+            raise
+        except BaseException:  # a cancellation: nothing is waited for any more
+            member.kill()
+            raise
+
+    async def _prove(self, name: str, member: M) -> None:
+        now = self.published
+        if now.paused:
+            await in_time(member.pause(), f"{name}: to pause", self._config.step_timeout_s)
+        if now.updated:
+            taking = self._weights.catch_up(member, now.version)
+            receipt = await in_time(taking, f"{name}: to take over weights", self._config.update_timeout_s)
+            if now.receipt is None:
+                now.receipt = receipt
+            elif wrong := differences(dict(now.receipt.resident or {}), receipt.resident or {}):
+                raise EngineFailed(f"{name} holds other weights than were published as version {now.version}: {', '.join(wrong[:5])}")
+        if now.score is not None:
+            arguments, expected = now.score
+            found = await in_time(member.score(*arguments), f"{name}: to score the probe", self._config.step_timeout_s)
+            if found != expected:
+                raise EngineFailed(f"{name} scores the probe of version {now.version} otherwise than the others did")
+
+    def _stacks(self, lost: Mapping[str, M] = MappingProxyType({})) -> dict[str, str]:
+        """Of all members that there are: one that hangs may wait for another."""
+        members = {**lost, **{slot.name: slot.member for slot in self.there if slot.member is not None}}
+        return {name: text for name, member in members.items() if (text := member.stacks())}
+
+    def _what_next(self, slot: Slot[M]) -> str:
+        if self.over is not None:
+            return "the run ends"
+        if slot.state is State.GIVEN_UP:
+            left = len(self.up)
+            return "it is not started again" + (f", {left} of {len(self.slots)} go on" if left else ", and no other is left")
+        return f"it is started again ({slot.num_restarts + 1} of {self._config.restarts}); its requests go on elsewhere"
+
+
+async def in_time(work: Awaitable[T], what: str, timeout_s: float) -> T:
+    """What `work` gives.
+
+    Raises:
+        EngineLost: if it takes longer. An answer that came in time counts, however late this process looks.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise EngineLost(f"no answer within {timeout_s:g} s to {what}")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -1,0 +1,55 @@
+"""Which member of a pool gets what: a conversation stays where it is, what is new goes where the fewest are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from whet.engine.base import EngineLost
+from whet.engine.pool.member import M, Slot, State
+from whet.engine.pool.reply import PooledReply
+
+
+def choose(slots: Sequence[Slot[M]], conversation: str, avoided: Collection[str] = ()) -> Slot[M] | None:
+    """The member that a conversation stays with, or else the one with the fewest; None: nobody can take it now."""
+    free = [s for s in slots if s.state is State.SERVING and s.member is not None and s.breaker.lets_pass and s.name not in avoided]
+    home = next((slot for slot in free if conversation in slot.conversations), None)
+    return home or min(free, key=lambda slot: slot.load, default=None)
+
+
+def others(slots: Sequence[Slot[M]], failed_at: Collection[str]) -> bool:
+    """Whether a member serves, or may again, that a request has not failed with."""
+    return any(slot.state in (State.SERVING, State.DOWN) and slot.name not in failed_at for slot in slots)
+
+
+def move(slots: Sequence[Slot[M]], conversation: str, slot: Slot[M]) -> None:
+    """A conversation whose member cannot take its request stays with another from here on."""
+    homes = [found for found in slots if conversation in found.conversations and found is not slot]
+    for home in homes:
+        leave(conversation, home)
+    if homes:
+        settle(conversation, slot)
+
+
+def settle(conversation: str, slot: Slot[M]) -> None:
+    slot.conversations.add(conversation)
+    if slot.member is not None:
+        with suppress(EngineLost):  # who is lost is seen by its requests, and looked for
+            slot.member.open(conversation)
+
+
+def leave(conversation: str, slot: Slot[M]) -> None:
+    slot.conversations.discard(conversation)
+    if slot.member is not None:
+        with suppress(EngineLost):
+            slot.member.release(conversation)
+
+
+def in_flight(slot: Slot[M], replies: Mapping[str, PooledReply]) -> tuple[str, ...]:
+    """The requests of a member, a line each, without a word of what they say."""
+    found = [(name, replies[name]) for name in sorted(slot.requests) if name in replies]
+    return tuple(
+        f"{name}: {len(reply.request.tokens)} tokens of context, {reply.num_sampled} of at most "
+        f"{reply.request.sampling.max_tokens} sampled and handed over"
+        for name, reply in found
+    )

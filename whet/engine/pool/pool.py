@@ -1,0 +1,327 @@
+"""Several engines as one: requests go where the fewest are, conversations stay where they began, and what an engine that is lost had begun
+goes on elsewhere from the tokens that were sampled. See docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Generic
+
+from torch import Tensor
+
+from whet.engine.base import Capabilities, EngineFailed, EngineLost
+from whet.engine.pool.breaker import Breaker
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.keeper import Keeper
+from whet.engine.pool.member import Incident, M, Slot, Start, State, Tell, Weights
+from whet.engine.pool.placement import choose, in_flight, leave, move, others, settle
+from whet.engine.pool.reply import PooledReply
+from whet.observe.metrics import Last, Metrics, Total
+from whet.types import Chunk, Receipt, Request, Scored
+
+CLOSED = "the engine was closed"
+
+
+def to_errors(incident: Incident) -> None:
+    """Say it on standard error."""
+    print(f"warning: {incident.cause}; {incident.then}", file=sys.stderr, flush=True)
+
+
+class EnginePool(Generic[M]):
+    """An `Engine` of several members, which come and go.
+
+    Args:
+        slots: the places, each with its member; all can do the same.
+        weights: how new weights reach members.
+        config: deadlines, restarts, breakers.
+        deterministic: whose a conversation is goes by the order in which they are opened, and a member that is lost ends everything.
+        tell: is told of each member that is lost.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot[M]], weights: Weights[M], config: PoolConfig, *, deterministic: bool, tell: Tell = to_errors
+    ) -> None:
+        self._config, self._deterministic, self._weights = config, deterministic, weights
+        self._replies: dict[str, PooledReply] = {}
+        flying = lambda slot: in_flight(slot, self._replies)  # noqa: E731
+        self._keeper = Keeper(slots, weights, config, deterministic=deterministic, tell=tell, in_flight=flying)
+        self._torn: str | None = None
+        """Why the members hold half of a version, if they may: nothing is sampled then."""
+        self._num_retried = self._told_retried = self._told_restarts = 0
+        (first, *_) = self.members
+        self._capabilities = replace(first.capabilities, shares_weights=False)
+
+    @property
+    def members(self) -> list[M]:
+        """Those that there are just now."""
+        return [slot.member for slot in self._keeper.slots if slot.member is not None]
+
+    @property
+    def slots(self) -> list[Slot[M]]:
+        return self._keeper.slots
+
+    @property
+    def version(self) -> int:
+        return self._keeper.published.version
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def metrics(self) -> Metrics:
+        """`engine/...`: how many members serve; restarts and retried requests since it was last asked."""
+        restarts, retried = self._keeper.num_restarts - self._told_restarts, self._num_retried - self._told_retried
+        self._told_restarts, self._told_retried = self._keeper.num_restarts, self._num_retried
+        return {
+            "engine/members_up": Last(float(len(self._keeper.up))),
+            "engine/restarts": Total(float(restarts)),
+            "engine/retried_requests": Total(float(retried)),
+        }
+
+    def open(self, conversation: str) -> None:
+        self._keeper.check_open()
+        slot = choose(self.slots, conversation)
+        if slot is not None:  # else whoever gets its first request
+            settle(conversation, slot)
+
+    def release(self, conversation: str) -> None:
+        for slot in self.slots:
+            if conversation in slot.conversations:
+                leave(conversation, slot)
+
+    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        self._keeper.enter()
+        if request.id in self._replies:
+            raise ValueError(f"a request with the id {request.id!r} is already running")
+        reply = self._replies[request.id] = PooledReply(request)
+        try:
+            while True:
+                slot = await self._place(reply)
+                chunks = reply.cut(self.version) if slot is None else ()
+                for chunk in chunks:
+                    yield chunk
+                if slot is None:
+                    return
+                async with aclosing(self._from(slot, reply)) as stream:
+                    async for chunk in stream:
+                        yield chunk
+                if reply.over:
+                    return
+                self._num_retried += 1
+        finally:
+            del self._replies[request.id]
+
+    async def abort(self, request_id: str) -> None:
+        reply = self._replies.get(request_id)
+        if reply is None:
+            return
+        reply.aborted = True
+        self._keeper.changed()
+        for slot in self.slots:
+            if request_id in slot.requests:
+                timeout_s = self._config.health_timeout_s
+                await self._keeper.ask(slot, "to abort a request", lambda member: member.abort(request_id), timeout_s)
+
+    async def pause(self) -> None:
+        async with self._keeper.enter():
+            self._keeper.published.paused = True
+            await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
+
+    async def resume(self) -> None:
+        async with self._keeper.enter():
+            self._check_whole()
+            self._keeper.published.paused = False
+            await self._keeper.everywhere("to resume", lambda member: member.resume(), self._config.step_timeout_s, behind=True)
+
+    async def flush(self) -> None:
+        async with self._keeper.enter():
+            await self._keeper.everywhere("to forget its cache", lambda member: member.flush(), self._config.step_timeout_s)
+
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        """Asked of every member. Raises EngineFailed if they disagree."""
+        asked = tokens, temperature, top_logprobs
+        while True:
+            async with self._keeper.enter():
+                self._check_whole()
+                timeout_s = self._config.step_timeout_s
+                answers = await self._keeper.everywhere("to score tokens", lambda member: member.score(*asked), timeout_s)
+                if answers:
+                    (first, expected), *others = answers
+                    for slot, found in others:
+                        if found != expected:
+                            worst = max(abs(a - b) for a, b in zip(expected.logprobs, found.logprobs, strict=True))
+                            raise EngineFailed(f"{slot.name} scores the same tokens {worst:.3g} nats away from {first.name}")
+                    self._keeper.published.score = asked, expected
+                    return expected
+            await self._anyone()
+
+    async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """All members stand still while they take new weights over. One that is lost meanwhile comes back with them, proven, or not at all.
+
+        Raises:
+            ValueError: as `Engine.update`.
+            EngineFailed: if the weights arrived in part only: nothing is sampled then.
+        """
+        now = self._keeper.published
+        async with self._keeper.enter():
+            if now.updated and version <= now.version:
+                raise ValueError(f"the engine holds version {now.version} already, and was told to take over version {version}")
+            began = time.perf_counter()
+            await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
+            slots = {slot.name: slot for slot in self._keeper.there}
+            members = {name: slot.member for name, slot in slots.items() if slot.member is not None}
+
+            async def have(name: str, take: Callable[[M], Awaitable[Receipt]]) -> Receipt:
+                for receipt in await self._keeper.ask(slots[name], "to take over weights", take, self._config.update_timeout_s):
+                    return receipt
+                raise EngineLost(slots[name].cause)
+
+            try:
+                now.receipt = await self._weights.spread(weights, version, members, have)
+                now.version, now.updated, now.score, self._torn = version, True, None, None
+                self._keeper.caught_up()
+            except ValueError:  # nothing was changed
+                raise
+            except BaseException as error:
+                self._torn = f"the engines may hold half of version {version}, and sample nothing: {type(error).__name__}: {error}"
+                if isinstance(error, Exception):
+                    await self._keeper.report(self._torn)
+                raise
+            finally:
+                if self._torn is None and not now.paused:
+                    timeout_s = self._config.step_timeout_s
+                    await self._keeper.everywhere("to resume", lambda member: member.resume(), timeout_s, behind=True)
+            if now.receipt is not None:
+                now.receipt = replace(now.receipt, pause_s=time.perf_counter() - began)
+        while now.receipt is None:  # all were lost: whoever comes back takes the weights over
+            await self._anyone()
+        return now.receipt
+
+    async def busy_s(self) -> float:
+        self._keeper.enter()
+        for slot, vitals in await self._keeper.everywhere("how busy it is", lambda m: m.vitals(), self._config.health_timeout_s):
+            slot.busy_s = vitals.busy_s
+        return self._keeper.busy_s
+
+    async def close(self) -> None:
+        await self._keeper.close()
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """Close without an event loop. A second time it does nothing."""
+        self._keeper.end(CLOSED)
+
+    # Members come and go.
+
+    async def join(self, name: str, start: Start[M]) -> None:
+        """Have another member start, and serve as soon as it is proven to hold the present weights.
+
+        Raises:
+            EngineFailed: if it does not start.
+            ValueError: in deterministic mode, or if a member has that name.
+        """
+        self._refuse_change()
+        if any(slot.name == name for slot in self.slots):
+            raise ValueError(f"the pool has a member {name!r} already")
+        slot = Slot(name, start, None, breaker_of(self._config), State.DOWN)
+        self.slots.append(slot)
+        self._keeper.enter()
+        while slot.state is State.DOWN:
+            await self._keeper.change()
+        if slot.state is State.GIVEN_UP:
+            self.slots.remove(slot)
+            raise EngineFailed(slot.cause)
+
+    async def drain(self, name: str, timeout_s: float) -> None:
+        """Have a member leave: it gets nothing new, ends what it has, and its conversations go on elsewhere. What it has not ended by the
+        deadline goes on elsewhere, too.
+
+        Raises:
+            ValueError: in deterministic mode, or if there is no other member.
+        """
+        self._refuse_change()
+        slot = next((slot for slot in self.slots if slot.name == name), None)
+        if slot is None or not any(other.state in (State.SERVING, State.DOWN) for other in self.slots if other is not slot):
+            raise ValueError(f"{name!r} cannot leave the pool: " + ("there is no such member" if slot is None else "no other is there"))
+        slot.state = State.DRAINING if slot.member is not None else State.GIVEN_UP
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while slot.requests and slot.up and asyncio.get_running_loop().time() < deadline:
+            await self._keeper.change()
+        async with self._keeper.enter():
+            member, slot.member, slot.state = slot.member, None, State.GIVEN_UP
+            self.slots.remove(slot)
+        if member is not None:
+            await asyncio.to_thread(member.end)
+
+    # Where requests go.
+
+    async def _place(self, reply: PooledReply) -> Slot[M] | None:
+        """Who takes a request, waited for if need be; None: it was aborted meanwhile.
+
+        Raises:
+            EngineFailed: if nobody will.
+        """
+        while not reply.aborted:
+            self._keeper.enter()
+            self._check_whole()
+            slot = choose(self.slots, reply.request.conversation, reply.failed_at)
+            if slot is not None:
+                return slot
+            if self._keeper.hopeless:
+                raise self._keeper.nobody_left()
+            if reply.failure is not None and not others(self.slots, reply.failed_at):
+                raise reply.failure
+            await self._keeper.change()
+        return None
+
+    async def _from(self, slot: Slot[M], reply: PooledReply) -> AsyncGenerator[Chunk, None]:
+        """What a member samples of a request; when it is lost, or fails and another may try, it just ends."""
+        member, request = slot.member, reply.request
+        assert member is not None, "a request was placed where nobody is"
+        move(self.slots, request.conversation, slot)
+        slot.requests.add(request.id)
+        slot.breaker.passed()
+        try:
+            async with aclosing(member.generate(reply.rest)) as chunks:
+                async for chunk in chunks:
+                    if chunk.finish is not None:
+                        slot.breaker.succeeded()
+                    for piece in reply.take(chunk):
+                        yield piece
+        except EngineLost as lost:
+            await self._keeper.lose(slot, member, str(lost))
+        except EngineFailed as failed:
+            if self._deterministic:  # a breaker goes by the clock
+                raise
+            slot.breaker.failed()
+            reply.failed_at.add(slot.name)
+            reply.failure = failed
+            if not others(self.slots, reply.failed_at):
+                raise
+        finally:
+            slot.requests.discard(request.id)
+            slot.breaker.ended()
+            self._keeper.changed()
+
+    async def _anyone(self) -> None:
+        """Wait until a member is up."""
+        if self._keeper.hopeless:
+            raise self._keeper.nobody_left()
+        await self._keeper.change()
+
+    def _check_whole(self) -> None:
+        if self._torn is not None:
+            raise EngineFailed(self._torn)
+
+    def _refuse_change(self) -> None:
+        if self._deterministic:
+            raise ValueError("with deterministic=true the engine's members stay as they are: with others the bits would be others")
+
+
+def breaker_of(config: PoolConfig) -> Breaker:
+    return Breaker(config.breaker_failures, config.breaker_open_s)

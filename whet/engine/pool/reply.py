@@ -1,0 +1,91 @@
+"""A request on its way through a pool: what was sampled of it so far, wherever, so that another engine can go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from whet.engine.base import EngineFailed
+from whet.types import Chunk, Finish, Request
+
+HANDOVER_TOKENS = 32
+"""A member hands over what it sampled at least every so many tokens; so many of a reply are sampled again when it dies."""
+
+
+@dataclass(slots=True, eq=False)
+class PooledReply:
+    """A request, and the chunks that members have handed over.
+
+    What goes to whoever asked is each token once, as they asked for it: at once where the request wants chunks, else together at the end.
+    """
+
+    request: Request
+    chunks: list[Chunk] = field(default_factory=list)
+    num_sampled: int = 0
+    given_out: int = 0
+    """Of `chunks`."""
+    aborted: bool = False
+    failed_at: set[str] = field(default_factory=set)
+    """Names of members that failed with it and live."""
+
+    failure: EngineFailed | None = None
+    """What the last of them said."""
+
+    @property
+    def over(self) -> bool:
+        """Whether whoever sampled last said how it ended."""
+        return bool(self.chunks) and self.chunks[-1].finish is not None
+
+    @property
+    def rest(self) -> Request:
+        """What a member is to sample: the same request, from the tokens that there are.
+
+        A token's noise goes by the request's seed and the token's place, so within one version it is the reply that it would have been.
+        """
+        begun = tuple(token for chunk in self.chunks for token in chunk.tokens)
+        asked, sampling = self.request, self.request.sampling
+        left = sampling.max_tokens - len(begun)
+        assert left > 0, "an engine that had sampled all tokens of a request did not say that it was over"
+        return replace(
+            asked,
+            tokens=(*asked.tokens, *begun),
+            sampling=replace(sampling, max_tokens=left),
+            chunk_tokens=min(asked.chunk_tokens or HANDOVER_TOKENS, HANDOVER_TOKENS),
+            num_begun=asked.num_begun + len(begun),
+        )
+
+    def take(self, chunk: Chunk) -> Iterator[Chunk]:
+        """Note a chunk; what whoever asked gets now."""
+        if self.chunks:  # what a later member found cached is of its own history
+            chunk = replace(chunk, num_cached=self.chunks[0].num_cached)
+        self.chunks.append(chunk)
+        self.num_sampled += len(chunk.tokens)
+        if not self.request.chunk_tokens and chunk.finish is None:
+            return
+        news = self.chunks[self.given_out :]
+        self.given_out = len(self.chunks)
+        yield from _joined(news)
+
+    def cut(self, version: int) -> Iterator[Chunk]:
+        """End it as aborted with what there is."""
+        return self.take(Chunk((), (), version, Finish.ABORT))
+
+
+def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
+    """Chunks that follow each other, those of one version as one; an empty one at the end goes with what is before it."""
+    if len(chunks) > 1 and not chunks[-1].tokens:
+        *chunks, last = chunks
+        chunks[-1] = replace(chunks[-1], finish=last.finish)
+    for version, run in groupby(chunks, key=lambda chunk: chunk.version):
+        parts = list(run)
+        yield Chunk(
+            tuple(token for part in parts for token in part.tokens),
+            tuple(logprob for part in parts for logprob in part.logprobs),
+            version,
+            parts[-1].finish,
+            tuple(logprob for part in parts for logprob in part.raw_logprobs),
+            tuple(top for part in parts for top in part.top_logprobs),
+            tuple(ids for part in parts for ids in part.nucleus),
+            parts[0].num_cached,
+        )
