@@ -36,8 +36,7 @@ def test_however_weights_travel_a_run_has_the_same_bits(tmp_path, transport):
     train(run_config(tmp_path, "shared", engine=COPIES, num_rollouts=2))
     train(run_config(tmp_path, "other", engine=COPIES, num_rollouts=2, sync={"transport": transport}))
     assert weights_of(tmp_path / "other") == weights_of(tmp_path / "shared") != weights_of_start(tmp_path)
-    for line in metrics_of(tmp_path / "other"):
-        assert line["sync/bytes"] > 0 and line["sync/probe_nats"] < 1e-3
+    assert all(line["sync/probe_nats"] < 1e-3 for line in metrics_of(tmp_path / "other"))
 
 
 def test_copies_find_stop_texts(tmp_path):
