@@ -254,6 +254,28 @@ def test_an_export_of_a_mesh_is_the_models_own_folder(kind, degrees, dtype, tmp_
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
 
+def exported_with_biases(degrees, lora, folder):
+    model = model_of("biased")
+    for buffer in biases(model.hf).values():
+        buffer.copy_(torch.arange(4) / 8)
+    backend = backend_of(model, degrees, None, lora=LoraConfig(rank=2) if lora else None)
+    (backend.export_merged if lora else backend.export)(folder)
+
+
+def biases(hf):
+    return {name: buffer for name, buffer in hf.named_buffers() if name.endswith("e_score_correction_bias")}
+
+
+@pytest.mark.parametrize(("degrees", "lora"), [(SHARD, False), (None, True)])
+def test_an_export_holds_the_buffers_that_a_folder_has(degrees, lora, tmp_path):
+    if degrees is None:
+        exported_with_biases(None, lora, tmp_path)
+    else:
+        on_ranks(degrees.num_ranks, exported_with_biases, degrees, lora, tmp_path)
+    read = biases(AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto"))
+    assert read and all(torch.equal(buffer, torch.arange(4) / 8) for buffer in read.values())
+
+
 def copied(degrees, kind):
     first, second = (backend_of(model_of(kind), degrees, None) for _ in range(2))
     with torch.no_grad():

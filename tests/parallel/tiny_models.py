@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 import torch
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, Qwen3Config, Qwen3MoeConfig
 
 from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
 from whet.core.batch import TrainBatch, batch_of
@@ -38,6 +38,9 @@ CONFIGS = {
     "tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "moe": lambda: Qwen3MoeConfig(
         **SIZES, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
+    ),
+    "biased": lambda: Glm4MoeConfig(
+        **SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1, first_k_dense_replace=1
     ),
 }
 

@@ -88,6 +88,11 @@ class DecoderModel(ABC):
         yield from self.hf.named_parameters(remove_duplicate=False)
         yield from self.hf.named_buffers()
 
+    def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that belong into a folder of the model, such as the routing bias of DeepSeek-V3."""
+        saved = self.hf.state_dict().keys()
+        yield from ((name, buffer) for name, buffer in self.hf.named_buffers() if name in saved)
+
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """`named_weights` of the same model without an adapter: one that it has is added to the weights, in new tensors."""
         return self.named_weights() if self.adapter is None else self.adapter.merged(self.named_weights())

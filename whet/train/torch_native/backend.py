@@ -201,7 +201,7 @@ class TorchBackend:
     def export(self, folder: Path, base: str = "") -> None:
         """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
         if self.adapter is None:
-            self._ranks.export(self.model, folder, self.named_weights(), self.dtype)
+            self._ranks.export(self.model, folder, self._saved(), self.dtype)
             return
         tensors = {name: t.detach().contiguous() for name, t in self.named_weights("adapter")}
         if self._ranks.first:
@@ -211,10 +211,15 @@ class TorchBackend:
 
     def export_merged(self, folder: Path) -> None:
         """Write the whole model with the adapter added to its weights."""
-        weights = {name: tensor.detach().contiguous() for name, tensor in self.named_weights()}
+        weights = {name: tensor.detach().contiguous() for name, tensor in self._saved()}
         if self._ranks.first:
             with system_errors(folder):
                 self.model.hf.save_pretrained(folder, state_dict=weights)
+
+    def _saved(self) -> Iterator[tuple[str, Tensor]]:
+        """What a folder of the model holds."""
+        yield from self.named_weights()
+        yield from self._ranks.given(self.model.saved_buffers(), self.dtype)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
