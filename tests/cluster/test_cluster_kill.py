@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_run import QUESTIONS, begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+from cluster_run import QUESTIONS, begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 
 from whet.observe import read_records
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_run import ROOT, SHAPE, begin, ended
+from cluster_run import ROOT, SHAPE, begin, ended
 
 from whet import commands
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config

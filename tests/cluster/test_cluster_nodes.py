@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from small_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of
+from cluster_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of
 
 from whet import commands
 

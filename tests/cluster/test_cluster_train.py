@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from small_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+from cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 
 from whet import commands
 from whet.settings import RunConfig

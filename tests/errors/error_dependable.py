@@ -73,11 +73,11 @@ def disk_full(bench: Bench) -> Told:
     """As the safetensors library fails on a full disk: after some of the file is there."""
     save = tensor_files.save_file
 
-    def fills(tensors: dict, path: Path) -> None:
+    def fills(tensors: dict, path: Path, metadata: dict | None) -> None:
         if path.name == "optimizer.safetensors":
             path.write_bytes(b"half of it")
             raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error {errno.ENOSPC})")
-        save(tensors, path)
+        save(tensors, path, metadata)
 
     log = (bench.earlier() / "metrics.jsonl").read_bytes()
     with pytest.MonkeyPatch.context() as patch:

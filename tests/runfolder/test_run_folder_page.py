@@ -35,7 +35,7 @@ def test_every_name_on_the_page_is_one_that_the_code_has():
             if "<" not in part:
                 assert part in known, f"{name}: no string {part!r} in the code"
                 continue
-            begin, _, end = re.split("(<[^>]+>)", part)
+            begin, *_, end = re.split("<[^>]+>", part)
             assert not begin or any(text.startswith(begin.rstrip("_.")) for text in known), name
             assert not end or any(text.endswith(end) for text in known), name
 
