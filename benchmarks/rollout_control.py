@@ -152,7 +152,8 @@ def slow(found: dict[str, Any], size: str) -> None:
         row = {"throughput_kept": median(kept), "ratios": kept, "seconds_per_rollout": seconds, "load_average": load}
         of_size["variants"][variant] = row
         print(size, variant, json.dumps(row), flush=True)
-    found.setdefault("slow", {})[size] = of_size
+        found.setdefault("slow", {})[size] = of_size
+        write(found)
 
 
 def read() -> dict[str, Any]:

@@ -138,7 +138,7 @@ class RunConfig(BaseRunConfig):
 
     @model_validator(mode="after")
     def _weights_travel(self) -> RunConfig:
-        if self.engine.embedded.num_processes == 1:
+        if self.num_engines_apart == 0:
             why = "(sync) with the engine in the trainer's process"
             refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
         return self

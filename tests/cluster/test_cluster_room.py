@@ -73,6 +73,7 @@ def test_layouts_that_do_not_go_with_who_computes_when_are_refused(cluster, cont
 
 def test_layouts_that_do():
     assert run(cluster={"backend": "ray", "layout": "async"}, control={"max_staleness": 2}).num_engines_apart == 1
+    assert run(cluster={"backend": "ray", "layout": "disaggregate"}, sync={"transport": "disk"}).sync.transport == "disk"
     assert run(cluster={"backend": "ray", "layout": "disaggregate"}).num_engines_apart == 1
     assert run(cluster={"backend": "ray"}).num_engines_apart == 0
     assert run(cluster={"backend": "ray"}, engine={"embedded": {"copies": 2}}).num_engines_apart == 2

@@ -26,6 +26,7 @@ from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import ModelConfig, prepare, random_causal
 from whet.model.digest import digests_of
+from whet.transport.base import Stream
 from whet.types import Chunk, Finish, Request, SamplingParams
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -698,3 +699,27 @@ def test_a_flush_forgets_what_is_cached_and_changes_nothing_that_is_said():
         return tuple(token for chunk in chunks for token in chunk.tokens)
 
     assert serve(engine, play) == undisturbed.tokens
+
+
+def test_a_request_that_comes_while_weights_arrive_waits_for_them():
+    engine = engine_of(random_causal(tiny().config, ModelConfig(path="", dtype="float64", device="cpu"), seed=0), shares=False)
+    other = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device="cpu"), seed=1)
+    arriving, come = threading.Event(), threading.Event()
+
+    def slowly():
+        for name, tensor in other.named_weights():
+            yield name, tensor
+            arriving.set()
+            assert come.wait(DEADLINE_S)
+
+    async def play():
+        update = asyncio.create_task(engine.update(Stream(slowly()), 1))
+        await asyncio.to_thread(arriving.wait, DEADLINE_S)
+        asked = asyncio.create_task(reply_to(engine, Request("r", (1, 2, 3), SamplingParams(5, 0.0))))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        come.set()
+        await update
+        return await asked
+
+    assert serve(engine, play).versions == (1,) * 5

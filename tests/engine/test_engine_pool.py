@@ -56,6 +56,8 @@ class Played:
     dead: bool = False
     updates: list = field(default_factory=list)
     on_take: object = None
+    stacks_s: float = 0.0
+    """How long it takes to read its stacks."""
 
     async def _here(self):
         while self.hangs and not self.dead:
@@ -128,6 +130,7 @@ class Played:
         return Receipt(version, {"w": weights}, {"w": weights})
 
     def stacks(self):
+        time.sleep(self.stacks_s)
         return "" if self.dead else f"{self.name} waits"
 
     def kill(self):
@@ -288,6 +291,65 @@ def test_a_member_that_hangs_is_found_killed_and_replaced_whatever_the_clock_is_
     assert tokens_of(world.run(play)) == expected()
     assert "e0: a look at its health" in world.told[0].cause and world.made[0].dead
     assert world.told[0].stacks == {"e0": "e0 waits", "e1": "e1 waits"}
+
+
+def test_a_member_that_comes_back_while_it_is_ended_samples_nothing_more():
+    world = World(2)
+    world.made[0].stacks_s = 0.3
+
+    async def play(pool):
+        pool.open("c")
+        reading = asyncio.ensure_future(read(pool, asked("r", 400, conversation="c", chunk=8)))
+        await until(lambda: sampled(pool, "r") >= 32)
+        world.made[0].hangs = True
+        await until(lambda: pool.slots[0].member is None)
+        world.made[0].hangs = False
+        assert not world.made[0].dead
+        await pool.update([("w", "second")], 1)
+        assert world.made[0].dead, "it is gone before weights change"
+        before = sampled(pool, "r")
+        chunks = await reading
+        assert tokens_of(chunks) == expected(400)
+        assert sum(len(chunk.tokens) for chunk in chunks if chunk.version == 0) <= before
+
+    world.run(play)
+
+
+def test_another_is_started_only_when_the_lost_one_is_gone_whoever_stops_waiting():
+    beside = []
+
+    def start(made):
+        beside.append([other for other in world.made if other.name == made.name and not other.dead])
+
+    world = World(2, start=start)
+    world.made[0].stacks_s = 0.2
+
+    async def play(pool):
+        pool.open("c")
+        reading = asyncio.ensure_future(read(pool, asked("r", 400, conversation="c")))
+        await until(lambda: sampled(pool, "r") >= 8)
+        world.made[0].hangs = True
+        await until(lambda: pool.slots[0].member is None)
+        reading.cancel()
+        await until(lambda: pool.slots[0].state is State.SERVING)
+        assert world.made[0].dead and len(world.made) == 3
+
+    world.run(play)
+    assert beside == [[world.made[2]]]
+
+
+def test_a_pool_that_closes_while_a_member_is_ended_leaves_nobody_behind():
+    world = World(2)
+    world.made[0].stacks_s = 0.2
+
+    async def play(pool):
+        await read(pool, asked("r", 5))
+        world.made[0].hangs = True
+        await until(lambda: pool.slots[0].member is None)
+        assert not world.made[0].dead
+
+    world.run(play)
+    assert world.made[0].dead and [told.then for told in world.told] == ["it is started again (1 of 2); its requests go on elsewhere"]
 
 
 def test_a_step_that_never_ends_counts_as_a_hang_though_the_member_answers():

@@ -80,6 +80,7 @@ def test_training_changes_the_adapter_alone_and_off_it_is_the_base_again(dtype):
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_merged_weights_in_a_plain_model_give_the_adapted_models_logits(tied, rslora):
+    torch.manual_seed(0)
     hf = Qwen3ForCausalLM._from_config(qwen3(tied=tied), attn_implementation=ATTENTION)
     model = prepare(hf, ModelConfig(path="x", device="cpu"), trainable=True)
     backend = trained(model, rslora=rslora)

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-META = ".metadata"
+from whet.model.dcp_files import META, DcpFiles
 
 
 def write_dcp(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> int:
@@ -57,7 +56,7 @@ def _write_file(folder: Path, tensors: dict[str, Tensor], number: int) -> Metada
     draft = folder / ".writing"
     with _alone():
         save(dict(tensors), checkpoint_id=draft, no_dist=True)
-    metadata = FileSystemReader(draft).read_metadata()
+    metadata = DcpFiles(draft).read_metadata()
     for info in metadata.storage_data.values():
         name = f"__0_{number}.distcp"
         if (draft / info.relative_path).exists():
@@ -98,7 +97,7 @@ class DcpReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            self._found = FileSystemReader(folder).read_metadata().state_dict_metadata
+            self._found = DcpFiles(folder).read_metadata().state_dict_metadata
         except Exception as error:  # a pickle that is damaged raises what it likes
             raise ValueError(f"{folder / META} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -117,7 +116,7 @@ class DcpReader:
         out = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
         try:
             with _alone():
-                load(out, checkpoint_id=self._folder, no_dist=True)
+                load(out, storage_reader=DcpFiles(self._folder), no_dist=True)
         except Exception as error:  # torch wraps whatever went wrong
             raise ValueError(f"{self._folder}: {name} cannot be read: {str(error).strip().splitlines()[-1]}") from error
         return out[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections import deque
@@ -97,6 +98,12 @@ class RayWorker:
         self._over = threading.Event()
         self._end: launch.Ended | None = None
         try:
+            host = ray.get(agent.host.remote(), timeout=timeout_s)
+            if host != (here := socket.gethostname()):
+                raise OSError(
+                    f"it was placed on {host}, and the engine's processes begin with weights from the memory of {here}, where rank 0 is: "
+                    "give that node room for all of them, or lower engine.embedded.copies"
+                )
             self._process = RayProcess(ray, agent, command, self._hear, timeout_s)
         except (ray.exceptions.RayError, OSError) as error:
             ray.kill(agent)

@@ -7,6 +7,7 @@ with torch's default group: trainer and engines may have others, and engines may
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +56,11 @@ class BroadcastSender:
         self._given_up.clear()
         if self._store is None:
             timeout = timedelta(seconds=self.timeout_s)
-            self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            listener = socket.create_server((self._host, 0))  # torch's own would listen to every interface
+            port = listener.getsockname()[1]
+            self._store = TCPStore(
+                self._host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+            )
         if self._group is None or tuple(receivers) != self._members:
             self._leave()
             self._number += 1

@@ -341,8 +341,11 @@ class EmbeddedEngine:
 
     def _copy(self, own: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]], version: int) -> Arrived:
         """Copy what arrives into the engine's own weights; a stream that breaks off in the middle leaves it unable to sample."""
-        if isinstance(weights, Stream):
-            self._torn = f"the engine holds half of version {version}, which did not arrive whole, and samples nothing"
-        arrived = copy_weights(own, weights)
+        try:
+            arrived = copy_weights(own, weights)
+        except BaseException:
+            if isinstance(weights, Stream):
+                self._torn = f"the engine holds half of version {version}, which did not arrive whole, and samples nothing"
+            raise
         self._torn = None
         return arrived

@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
@@ -23,6 +25,8 @@ from whet.types import Chunk, Request, Scored
 LOOK_S = 0.2
 """Between two looks at whether a copy that starts is waited for still."""
 CLOSE_TIMEOUT_S = 10.0
+NOTHING_MORE = b""
+"""Ends the thread that sends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +61,10 @@ class CopyProcess:
         self._requests: dict[str, Waiting] = {}
         self._calls: dict[int, Waiting] = {}
         self._numbers = itertools.count()
+        self._outbox = SimpleQueue[bytes]()
+        """What is to be sent: nobody but a thread waits where a copy reads nothing."""
         self._lock = threading.Lock()
+        """Of the connection while it is written to or closed."""
         self._failure: str | None = None
         pipes = [socket.socketpair() for _ in devices[1:]]
         ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
@@ -73,6 +80,15 @@ class CopyProcess:
 
     def ready(self, given_up: threading.Event, timeout_s: float) -> None:
         """Wait until it can serve. Raises EngineFailed if it cannot, or waiting for it is given up."""
+        try:
+            self._wait_for_start(given_up, timeout_s)
+        except EngineFailed:
+            self.kill()
+            raise
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name=f"whet {self.name}", daemon=True).start()
+
+    def _wait_for_start(self, given_up: threading.Event, timeout_s: float) -> None:
         connection, deadline = self._links[0].connection, time.monotonic() + timeout_s
         try:
             while not connection.poll(LOOK_S):
@@ -84,10 +100,6 @@ class CopyProcess:
             _, self._capabilities = connection.recv()
         except (EOFError, OSError):
             raise EngineFailed(self._culprit("did not start")) from None
-        except EngineFailed:
-            self.kill()
-            raise
-        threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -140,8 +152,9 @@ class CopyProcess:
         return "\n".join(found for link in self._links if (found := link.process.stacks()))
 
     def kill(self) -> None:
-        for link in self._links:
-            link.process.kill()
+        self._failure = self._failure or f"{self.name} was killed"
+        self._kill()
+        self._tell_everybody()  # a machine that is gone closes no connection
         for link in self._links:
             if link.process.ended(CLOSE_TIMEOUT_S) is None:
                 raise RuntimeError(f"{self.name} cannot be ended: the machine holds on to its process")
@@ -150,11 +163,19 @@ class CopyProcess:
                 link.connection.close()
 
     def send(self, message: object) -> None:
-        try:
-            with self._lock:
-                self._links[0].connection.send(message)
-        except OSError:
-            raise EngineLost(self._failure or self._culprit("died")) from None
+        """Have it sent; what it was told before comes first. Raises EngineLost if it is gone."""
+        if self._failure is not None:
+            raise EngineLost(self._failure)
+        self._post(message)
+
+    def _post(self, message: object) -> None:
+        self._outbox.put(bytes(ForkingPickler.dumps(message)))  # here: what cannot be pickled is the sender's fault
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # who reads says why
+            while message := self._outbox.get():
+                with self._lock:
+                    self._links[0].connection.send_bytes(message)
 
     async def call(self, method: str, *arguments: object) -> Any:
         """Call a method over there."""
@@ -172,9 +193,9 @@ class CopyProcess:
     def end(self) -> None:
         """Have it end by itself, or else kill it. Whoever still waits is told."""
         self._failure = self._failure or f"{self.name}: {CLOSED}"
-        if self._links:
-            with contextlib.suppress(EngineFailed):
-                self.send(("close",))
+        if self._capabilities is None:
+            self._kill()
+        self._post(("close",))
         for link in self._links:
             if link.process.ended(CLOSE_TIMEOUT_S) is None:
                 link.process.kill()
@@ -191,6 +212,7 @@ class CopyProcess:
             self._failure = self._failure or self._culprit("died")
             self._kill()
             self._tell_everybody()
+            self._outbox.put(NOTHING_MORE)
             with self._lock:
                 self._links[0].connection.close()
 

@@ -76,6 +76,8 @@ class Keeper(Generic[M]):
         self._changing = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
+        self._going: dict[str, asyncio.Task[None]] = {}
+        """Members that are lost and not killed yet, by their places' names."""
 
     @property
     def up(self) -> list[Slot[M]]:
@@ -108,7 +110,7 @@ class Keeper(Generic[M]):
         if self._looking is None or self._looking.done():
             self._looking = loop.create_task(self._look(), name="pool")
         for slot in self.slots:
-            if slot.state is State.DOWN and (slot.coming is None or slot.coming.done()):
+            if slot.state is State.DOWN and slot.name not in self._going and (slot.coming is None or slot.coming.done()):
                 slot.coming = loop.create_task(self._bring_back(slot), name=f"restart {slot.name}")
         return self._changing
 
@@ -194,13 +196,33 @@ class Keeper(Generic[M]):
             self.over = f"{cause}. With deterministic=true another would go on with other bits, so the run ends: the same command goes on"
         elif leaves or slot.num_restarts >= self._config.restarts:
             slot.state = State.GIVEN_UP
-        then = self._what_next(slot)
-        stacks = await asyncio.to_thread(self._stacks, {slot.name: member})
-        await asyncio.to_thread(member.kill)
-        self._tell(Incident(slot.name, cause, then, in_flight, stacks))
+        going = asyncio.get_running_loop().create_task(self._end_lost(slot, member, in_flight), name=f"end {slot.name}")
+        self._going[slot.name] = going
+        await asyncio.shield(going)  # whoever waits may be cancelled, and the member is killed all the same
+
+    async def _end_lost(self, slot: Slot[M], member: M, in_flight: tuple[str, ...]) -> None:
+        """Read where a lost member was, kill it, and tell of it. Only then another is started."""
+        then, stacks = self._what_next(slot), dict[str, str]()
+        try:
+            try:
+                stacks = await asyncio.to_thread(self._stacks, {slot.name: member})
+            except Exception as error:  # no reason to leave it alive
+                stacks = {slot.name: f"its stacks could not be read: {type(error).__name__}: {error}"}
+            await asyncio.to_thread(member.kill)
+        except asyncio.CancelledError:  # with its event loop
+            member.kill()
+            raise
+        finally:
+            del self._going[slot.name]
+            self._tell(Incident(slot.name, slot.cause, then, in_flight, stacks))
         self.changed()
         if self.over is None:
             self.enter()
+
+    async def gone(self) -> None:
+        """Wait until every member that was lost is killed."""
+        for going in list(self._going.values()):
+            await asyncio.wait({going})
 
     async def report(self, cause: str) -> None:
         """Tell of what happened to all members together."""
@@ -211,6 +233,7 @@ class Keeper(Generic[M]):
     async def close(self) -> None:
         """Nothing is looked after any more."""
         self._given_up.set()
+        await self.gone()
         mine = [task for task in (self._looking, *(slot.coming for slot in self.slots)) if task is not None and not task.done()]
         loop = asyncio.get_running_loop()
         for task in (task for task in mine if task.get_loop() is loop):

@@ -172,6 +172,7 @@ class EnginePool(Generic[M]):
             if now.updated and version <= now.version:
                 raise ValueError(f"the engine holds version {now.version} already, and was told to take over version {version}")
             began = time.perf_counter()
+            await self._keeper.gone()  # what is lost and lives on reads the memory that changes
             await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
             slots = {slot.name: slot for slot in self._keeper.there}
             members = {name: slot.member for name, slot in slots.items() if slot.member is not None}
@@ -289,6 +290,8 @@ class EnginePool(Generic[M]):
         try:
             async with aclosing(member.generate(reply.rest)) as chunks:
                 async for chunk in chunks:
+                    if slot.member is not member:  # it was lost meanwhile: nobody knows from which weights this is
+                        break
                     if chunk.finish is not None:
                         slot.breaker.succeeded()
                     for piece in reply.take(chunk):

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from whet.model.dcp_files import DcpFiles
 from whet.model.tensor_files import write_tensors
 
 
@@ -39,7 +39,8 @@ def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]
     if file.is_file():
         return load_file(file)
     path = file.with_suffix("")
-    found = FileSystemReader(path).read_metadata().state_dict_metadata
+    reader = DcpFiles(path)
+    found = reader.read_metadata().state_dict_metadata
     odd = sorted(found.keys() - like.keys())
     if odd:
         raise ValueError(f"{path} is of another model: it has {len(odd)} tensors that this one has not, among them {', '.join(odd[:3])}")
@@ -49,5 +50,5 @@ def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]
         if isinstance(entry, TensorStorageMetadata) and (entry.size, entry.properties.dtype) != (tensor.shape, tensor.dtype):
             described = f"{entry.properties.dtype} {tuple(entry.size)}"
             raise ValueError(f"{path} is of another model: {name} is {described}, not {tensor.dtype} {tuple(tensor.shape)}")
-    load(out, checkpoint_id=path, no_dist=not dist.is_initialized())
+    load(out, storage_reader=reader, no_dist=not dist.is_initialized())
     return out

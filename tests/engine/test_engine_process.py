@@ -1,0 +1,66 @@
+"""A copy as the trainer's process sees it: what is sent to one that reads nothing holds nobody up."""
+
+import asyncio
+import socket
+import threading
+from multiprocessing.connection import Connection
+
+import pytest
+
+from whet.engine.base import Capabilities, EngineLost
+from whet.engine.embedded.launch import Ended, Link
+from whet.engine.embedded.processes import CopyProcess
+from whet.engine.embedded.worker import Setup
+from whet.engine.pool.keeper import in_time
+from whet.types import Request, SamplingParams
+
+
+class Silent:
+    """A process that says that it is ready, and reads nothing."""
+
+    def __init__(self):
+        mine, self._theirs = socket.socketpair()
+        self.link = Link(Connection(mine.detach()), self)
+        self._connection = Connection(self._theirs.detach())
+        self._connection.send(("ready", Capabilities(4096, False, False)))
+
+    def start(self, name, setup, pipes=()):
+        return self.link
+
+    def kill(self):
+        if not self._connection.closed:
+            self._connection.close()
+
+    def ended(self, timeout_s):
+        return Ended(-9) if self._connection.closed else None
+
+    def stacks(self):
+        return ""
+
+    def last_lines(self):
+        return []
+
+
+SETUP = Setup(None, None, "cpu", False, 1, None, False)
+
+
+def test_requests_to_a_copy_that_reads_nothing_hold_nobody_up(tmp_path):
+    process = Silent()
+    copy = CopyProcess("engine copy 0", SETUP, ["cpu"], tmp_path / "store", process)
+    copy.ready(threading.Event(), 5.0)
+
+    async def main():
+        async def one(number):
+            async for _ in copy.generate(Request(f"r{number}", tuple(range(2000, 4000)), SamplingParams(10))):
+                raise AssertionError("nobody answers")
+
+        asked = [asyncio.create_task(one(number)) for number in range(200)]
+        with pytest.raises(EngineLost, match="a look at its health"):
+            await in_time(copy.vitals(), "a look at its health", 0.3)
+        await asyncio.to_thread(copy.kill)
+        found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+        assert {type(error) for error in found} == {EngineLost}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    with pytest.raises(EngineLost, match="engine copy 0 was killed"):
+        copy.open("late")

@@ -1,0 +1,70 @@
+"""Reading torch's distributed checkpoints (DCP) without running what their description might ask for."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+META = ".metadata"
+_DESCRIPTION = "torch.distributed.checkpoint.metadata"
+_DTYPES = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
+ALLOWED = {
+    *(
+        (_DESCRIPTION, name)
+        for name in (
+            "Metadata",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "MetadataIndex",
+            "StorageMeta",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    *(("torch", name) for name in _DTYPES),
+}
+"""What a description is made of: (module, name), as a pickle names it."""
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:  # whole pairs: a dotted name would reach whatever a module imports
+            raise ValueError(f"it names {module}.{name}, which no checkpoint needs: it is damaged, or made to run code")
+        return super().find_class(module, name)
+
+
+class DcpFiles(FileSystemReader):
+    """A `FileSystemReader` for folders that others may have made: nothing but plain records is unpickled, and no file outside is read.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._meta = folder / META
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Raises ValueError if it names what no checkpoint needs; a damaged pickle raises what it likes."""
+        with open(self._meta, "rb") as file:
+            found = _Plain(file).load()
+        if not isinstance(found, Metadata):
+            raise ValueError(f"{self._meta} describes no checkpoint")
+        for info in (found.storage_data or {}).values():
+            if PurePath(info.relative_path).name != info.relative_path:
+                raise ValueError(f"{self._meta} names the file {info.relative_path!r}, which is not beside it")
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
