@@ -31,7 +31,7 @@ EXAMPLES = [name for name, text in SECTIONS.items() if "```python" in text]
 def folder(tmp_path, monkeypatch):
     make_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # before the folders that other tests' files were looked for in
     forget_modules()  # another page's example may have left one of the same name
     yield tmp_path
     forget_modules()
