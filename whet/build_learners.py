@@ -111,7 +111,18 @@ def build_learners(
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
         critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
-    return Learners(policy, reference, algorithm, plan, config.seed, refresh=refresh, teacher=teacher, critic=critic, lead=lead)
+    return Learners(
+        policy,
+        reference,
+        algorithm,
+        plan,
+        config.seed,
+        refresh=refresh,
+        teacher=teacher,
+        critic=critic,
+        lead=lead,
+        gives_back=config.engine_sleeps and config.num_engines_apart > 0,
+    )
 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:

@@ -122,6 +122,7 @@ def train(
                 stop=opened.stop,
                 thread=parts.thread,
                 on_rollout=hooks.on_rollout,
+                sleep=parts.engine.sleep if config.engine_sleeps else None,
                 engine_metrics=parts.engine.metrics if isinstance(parts.engine, EnginePool) else dict[str, Metric],
             )
             observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))

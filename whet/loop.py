@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -122,6 +122,8 @@ class Run:
     """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
     on_rollout: Hook | None = None
     """`observe.on_rollout`."""
+    sleep: Callable[[], Awaitable[None]] | None = None
+    """Has the engine give its memory back until the next version; None: it keeps it."""
     engine_metrics: Callable[[], Metrics] = dict
     """What the engine says of itself."""
 
@@ -239,6 +241,8 @@ async def roll_out(run: Run, progress: Progress) -> Taken:
     """
     with run.observer.phases.span("rollout"):
         taken = await run.stop.unless(run.rollouts.take(progress))
+        if run.sleep is not None:
+            await run.sleep()
     groups = taken.groups
     run.observer.phases.add_tokens("rollout", sum(t.num_tokens_sampled for g in groups for t in g.played))
     run.observer.failures([*groups, *taken.dropped])

@@ -20,7 +20,7 @@ from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.env.build import EnvConfig
 from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
-from whet.model.causal import ModelConfig
+from whet.model.causal import ModelConfig, pick_device
 from whet.observe import ObserveConfig
 from whet.reward import RewardConfig
 from whet.rollout.control import ControlConfig, refuse_timing
@@ -67,6 +67,9 @@ class EngineConfig(Config):
     """The engine in the trainer's process."""
     pool: PoolConfig = Field(default_factory=PoolConfig)
     """How its processes are looked after, where it has some of its own."""
+    sleep: bool | None = None
+    """Give the memory of its caches, and of weights of its own, to the trainer while that computes: new weights wake it. Unset: where it
+    has processes of its own on the trainer's GPUs."""
 
 
 class BaseRunConfig(Config):
@@ -147,6 +150,23 @@ class RunConfig(BaseRunConfig):
     def _pool_is_read(self) -> RunConfig:
         refuse_unread_pool(self.engine.pool, self.num_engines_apart)
         return self
+
+    @model_validator(mode="after")
+    def _sleeps_alone(self) -> RunConfig:
+        if self.engine.sleep and self.control.overlaps:
+            raise ValueError(
+                "engine.sleep has the engine rest while the trainer computes, but control.max_staleness and control.overlap have it sample "
+                "then: leave it out, or set control.overlap=false"
+            )
+        return self
+
+    @property
+    def engine_sleeps(self) -> bool:
+        """Whether the engine gives its memory back while the trainer computes."""
+        if self.engine.sleep is not None:
+            return self.engine.sleep
+        shares_gpus = self.num_engines_apart > 0 and not self.cluster.engine_apart and pick_device(self.model.device).type == "cuda"
+        return shares_gpus and not self.control.overlaps
 
     @property
     def num_engines_apart(self) -> int:

@@ -39,6 +39,27 @@ def test_however_weights_travel_a_run_has_the_same_bits(tmp_path, transport):
     assert all(line["sync/probe_nats"] < 1e-3 for line in metrics_of(tmp_path / "other"))
 
 
+@pytest.mark.parametrize(
+    ("engine", "sync"),
+    [
+        ({}, {}),
+        ({"embedded": {"own_weights": True}}, {}),
+        pytest.param(COPIES, {"transport": "broadcast"}, marks=pytest.mark.slow),
+        pytest.param(COPIES, {"transport": "delta"}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_that_sleeps_while_the_trainer_computes_changes_no_bit(tmp_path, engine, sync):
+    make_files(tmp_path)
+    for name, sleep in (("awake", False), ("sleeps", True)):
+        train(run_config(tmp_path, name, engine={**engine, "sleep": sleep}, sync=sync, num_rollouts=3))
+    assert weights_of(tmp_path / "sleeps") == weights_of(tmp_path / "awake") != weights_of_start(tmp_path)
+
+
+def test_an_engine_that_samples_while_the_trainer_computes_cannot_sleep(tmp_path):
+    with pytest.raises(ValueError, match=r"engine\.sleep has the engine rest"):
+        run_config(tmp_path, "run", deterministic=False, engine={"sleep": True}, control={"max_staleness": 1})
+
+
 def test_copies_find_stop_texts(tmp_path):
     """They read the tokenizer themselves."""
     make_files(tmp_path)

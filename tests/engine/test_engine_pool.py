@@ -52,6 +52,7 @@ class Played:
     hangs: bool = False
     step_s: float = 0.0
     paused: bool = False
+    asleep: bool = False
     running: int = 0
     dead: bool = False
     updates: list = field(default_factory=list)
@@ -116,6 +117,10 @@ class Played:
     async def flush(self):
         await self._here()
 
+    async def sleep(self):
+        await self._here()
+        self.asleep = True
+
     async def vitals(self):
         await self._here()
         return Vitals(1.0, self.step_s)
@@ -125,7 +130,7 @@ class Played:
             self.on_take(self)
         await self._here()
         assert self.paused or not self.running, "weights change while it samples"
-        self.weights, self.version = weights, version
+        self.weights, self.version, self.asleep = weights, version, False
         self.updates.append(version)
         return Receipt(version, {"w": weights}, {"w": weights})
 
@@ -449,6 +454,24 @@ def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_we
     world.run(play)
     assert [engine.updates for engine in world.made] == [[], [1], [1]]
     assert world.made[2].weights == "second" and all(request.tokens for request in world.made[2].begun)
+
+
+def test_a_member_that_comes_back_while_the_others_sleep_sleeps_too_until_the_next_version():
+    world = World(2)
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        await pool.score((1, 2))
+        await pool.sleep()
+        world.made[0].kill()
+        await pool.abort("nothing")
+        await until(lambda: len(world.made) == 3 and pool.slots[0].state is State.SERVING)
+        assert [engine.asleep for engine in world.made[1:]] == [True, True]
+        await pool.update([("w", "third")], 2)
+        assert [engine.asleep for engine in world.made[1:]] == [False, False]
+        assert tokens_of(await read(pool, asked("after"))) == expected()
+
+    world.run(play)
 
 
 def test_a_version_that_arrives_in_part_is_told_with_all_stacks_and_nothing_is_sampled():

@@ -78,9 +78,11 @@ def test_every_copy_holds_each_version_and_samples_from_it(engines, transport, r
 
     async def main():
         out = []
-        for _ in range(3):
+        for turn in range(3):
             with torch.no_grad():
                 next(trainer.hf.parameters()).add_(1e-3)
+            if turn == 1:
+                await engine.sleep()
             published = await publish(engine, trainer)
             assert len(published.receipt.members) == 2 // ranks
             assert all(digests_of(trainer.named_state()) == member.resident for member in published.receipt.members)

@@ -100,6 +100,8 @@ def test_the_cache_is_that_of_a_rollout(shape, dtype):
     engine, _ = played(model, params, 2)
     plan = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=Sampling(ENGINE, (params,), 2, 60)))
     assert plan.bytes_of("KV cache") == engine.core.store.size_bytes > 0
+    rests = plan_memory(meta, Workload(TrainConfig(), (60,), sampling=Sampling(ENGINE, (params,), 2, 60, sleeps=True)))
+    assert plan.at("backward") - rests.at("backward") == plan.bytes_of("KV cache") and plan.at("rollout") == rests.at("rollout")
 
 
 @pytest.mark.parametrize(("num", "new_tokens"), [(1, 4), (4, 60), (4, 90), (6, 90), (1, 300)])

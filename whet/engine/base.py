@@ -108,6 +108,10 @@ class Engine(Protocol):
         """Forget everything cached; requests stay, and what they lost is computed again."""
         ...
 
+    async def sleep(self) -> None:
+        """Give back the memory of its caches, and of weights of its own that `update` brings whole; that wakes it. Requests wait."""
+        ...
+
     async def busy_s(self) -> float:
         """Seconds that it has spent computing steps since it was made; over several processes, their sum."""
         ...

@@ -70,6 +70,12 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     return device
 
 
+def release_unused() -> None:
+    """Give the device what torch keeps of its memory for later, so that other processes may have it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 class CausalModel(DecoderModel):
     """A causal language model behind whet's attention.
 

@@ -128,6 +128,7 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
             max(rollout.max_tokens for rollout in rollouts),
             together,
             config.control.overlaps,
+            config.engine_sleeps,
         ),
     )
 

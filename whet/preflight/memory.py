@@ -93,6 +93,8 @@ class Sampling:
     """Trajectories of a rollout or an evaluation: as many may wait for their rewards."""
     overlaps: bool = False
     """Whether it samples while the trainer computes."""
+    sleeps: bool = False
+    """Whether it gives its caches back while the trainer computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     phases: tuple[Phase, ...] = ALWAYS if sampling.overlaps else ("rollout",)
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
-        Part("KV cache", store.size_bytes * engine.copies, ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("KV cache", store.size_bytes * engine.copies, ("rollout",) if sampling.sleeps else ALWAYS, "lower engine.embedded.cache_tokens"),
         Part("decode rows", shelf.size_bytes * engine.copies, phases, "lower engine.embedded.max_running", estimate=True),
         Part("sampling logits", round(logits) * engine.copies, phases, "lower engine.embedded.max_running"),
     ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
+from whet.model.causal import release_unused
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
 from whet.train.batching import BatchPlan, steps_of
@@ -65,6 +66,7 @@ class Learners:
         teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
         critic: for `Need.VALUES`.
         lead: tells the other processes of the job what all of them do.
+        gives_back: whether memory that an update leaves unused is for other processes on the device.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Learners:
         teacher: Annotator | None = None,
         critic: Critic | None = None,
         lead: Lead = ALONE,
+        gives_back: bool = False,
     ) -> None:
         self.policy = policy
         self.reference = reference
@@ -89,6 +92,7 @@ class Learners:
         self._seed = seed
         self._refresh = refresh
         self._lead = lead
+        self._gives_back = gives_back
 
     @property
     def beside(self) -> dict[str, Backend]:
@@ -138,6 +142,8 @@ class Learners:
         refresh = self._refresh
         if refresh is not None and refresh.every is not None and (progress.rollout_id + 1) % refresh.every == 0:
             refresh.reference.take_weights(self.policy.named_weights())
+        if self._gives_back:
+            release_unused()
         return done
 
     def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:

@@ -81,7 +81,17 @@ class EngineCopies(EnginePool[CopyProcess]):
         shapes = dict(model.named_weights())
         self._memory = KeptMemory(share(model))
         self._meeting = Path(tempfile.mkdtemp(prefix="whet-ranks-"))
-        setup = Setup(self._memory.shared, config, devices[0], deterministic, threads, tokenizer, trust_remote_code, sync.config.is_mapped)
+        setup = Setup(
+            self._memory.shared,
+            config,
+            devices[0],
+            deterministic,
+            threads,
+            tokenizer,
+            trust_remote_code,
+            mapped=sync.config.is_mapped,
+            keeps_weights=sync.config.transport == "delta",
+        )
         starts = [
             Starter(
                 f"engine copy {i}",

@@ -21,12 +21,13 @@ from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_o
 from whet.engine.embedded.native import NativeDecode, checked
 from whet.engine.embedded.paged import Planned, buckets, lay_out
 from whet.engine.embedded.ranks import Alone, Ranks
+from whet.engine.embedded.rest import OwnMemory
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import Decode, finish_of
-from whet.model.causal import CausalModel
+from whet.model.causal import CausalModel, release_unused
 from whet.types import Finish, Grammar, Request, SamplingParams, Scored
 
 SCORE_DECODED = 5
@@ -92,6 +93,8 @@ class EngineCore:
         self._may_compile = compiled and not static_decode and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
         self._static = StaticDecode(model, self.store) if static_decode else None
+        self._resting: OwnMemory | None = None
+        """Of the weights, while they are gone."""
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
         """Refuse what could never run.
@@ -215,6 +218,23 @@ class EngineCore:
         self.ranks.tell("forget")
         self.drop_caches()
         self.store.clear()
+
+    def sleep(self, weights: bool) -> None:
+        """Give the caches' memory back and, if asked, that of the weights, which are then lost. Nothing may be computed until `wake`."""
+        self.ranks.tell("sleep", weights)
+        self.forget()
+        if weights and self._resting is None:
+            if self._native is not None:  # it is made anew where the weights are then
+                self._native, self._may_compile = None, True
+            self._resting = OwnMemory(tensor for _, tensor in self.model.named_weights())
+        release_unused()
+
+    def wake(self) -> None:
+        """Have the weights' memory again; there is anything in it."""
+        self.ranks.tell("wake")
+        if self._resting is not None:
+            self._resting.take_back()
+            self._resting = None
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int = 0) -> Scored:

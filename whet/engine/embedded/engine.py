@@ -100,6 +100,7 @@ class EmbeddedEngine:
         shares_weights: whether `model` is the trainer's.
         deterministic: no step is taken while an open conversation has no request with the engine, so that which requests
             share a step does not depend on how long a tool took.
+        keeps_weights: whether weights of its own stay in memory while it sleeps, since updates bring only what has changed.
         decode: token ids to text, special tokens included, to find stop texts with. Without it requests that have some are refused.
         grammars: compiles the grammars of requests; likewise.
         ranks: the processes that compute its steps with it.
@@ -113,6 +114,7 @@ class EmbeddedEngine:
         *,
         shares_weights: bool,
         deterministic: bool,
+        keeps_weights: bool = False,
         decode: Decode | None = None,
         grammars: Grammars | None = None,
         ranks: Ranks | None = None,
@@ -134,6 +136,8 @@ class EmbeddedEngine:
         self._calls: dict[str, _Call] = {}
         self._open: set[str] = set()
         self._paused = False
+        self._asleep = False
+        self._gives_weights_back = not (shares_weights or keeps_weights)
         self._updated = False
         """Whether weights were ever published to it; until then it holds those that it was made with, as version 0."""
         self._torn: str | None = None
@@ -145,8 +149,8 @@ class EmbeddedEngine:
 
     @property
     def held(self) -> int | None:
-        """The version that it holds whole; None: half of one."""
-        return None if self._torn else self.version
+        """The version that it holds whole; None: none is."""
+        return None if self._torn or (self._asleep and self._gives_weights_back) else self.version
 
     @property
     def capabilities(self) -> Capabilities:
@@ -209,6 +213,9 @@ class EmbeddedEngine:
     async def flush(self) -> None:
         await self._runner.between_steps(self.core.forget)
 
+    async def sleep(self) -> None:
+        await self._runner.between_steps(self._sleep)
+
     async def busy_s(self) -> float:
         return self._runner.busy_s
 
@@ -223,7 +230,7 @@ class EmbeddedEngine:
     # What the runner drives.
 
     def may_step(self) -> bool:
-        return self.core.has_work and not (self._paused or self._torn or self._someone_is_away())
+        return self.core.has_work and not (self._paused or self._asleep or self._torn or self._someone_is_away())
 
     def step(self) -> list[Progressed]:
         with self.core.ranks.together():
@@ -310,19 +317,27 @@ class EmbeddedEngine:
 
     def _score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int) -> Scored:
         self._check_whole()
+        if self._asleep:
+            raise EngineFailed("the engine sleeps until it is given weights, and scores nothing before")
         with self.core.ranks.together():
             return self.core.score(tokens, temperature, top_logprobs)
+
+    def _sleep(self) -> None:
+        self._asleep = True
+        with self.core.ranks.together():
+            self.core.sleep(self._gives_weights_back)
 
     def _take_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         if self._updated and version <= self.version:
             raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
         began = time.perf_counter()
+        self.core.wake()
         own = dict(self.core.model.named_weights())
         kept = self._capabilities.shares_weights
         arrived = None if kept else self._copy(own, weights, version)
         wire = list(weights) if arrived is None else []
         self.core.begin_version(version)
-        self._updated = True
+        self._updated, self._asleep = True, False
         with self.core.ranks.together():
             resident = self.core.ranks.digests(self.core.model)
         if arrived is None:

@@ -145,6 +145,9 @@ class CopyProcess:
     async def flush(self) -> None:
         await self.call("flush")
 
+    async def sleep(self) -> None:
+        await self.call("sleep")
+
     async def vitals(self) -> Vitals:
         return await self.call("vitals")
 

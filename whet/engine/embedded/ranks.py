@@ -186,7 +186,7 @@ class Follower:
                 copy_weights(dict(core.model.named_weights()), Stream(receiver.open(ticket)), digest=False)
             case "digests", ():
                 self.digests(core.model)
-            case ("step" | "score" | "drop_caches" | "begin_version" | "forget"), _:
+            case ("step" | "score" | "drop_caches" | "begin_version" | "forget" | "sleep" | "wake"), _:
                 with suppress(StaleCache, NothingDrawn):  # so it is with the first, which says what is next
                     getattr(core, what)(*arguments)
             case _:

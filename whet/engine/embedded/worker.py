@@ -53,6 +53,8 @@ class Setup:
     trust_remote_code: bool
     mapped: bool = True
     """Whether new weights are put into the shared memory, from which a copy on the CPU then samples; else every process has its own."""
+    keeps_weights: bool = False
+    """Whether they stay in memory while it sleeps: new ones come as changes to them."""
     name: str = "engine copy 0"
     """As the sender of weights knows this process."""
     links: Links | None = None
@@ -84,6 +86,7 @@ class Copy:
             ThreadPoolExecutor(1, "engine"),
             shares_weights=shared,
             deterministic=setup.deterministic,
+            keeps_weights=setup.keeps_weights,
             decode=decode,
             grammars=grammars,
             ranks=ranks,

@@ -37,6 +37,7 @@ class Published:
     score: tuple[tuple[tuple[int, ...], float, int], Scored] | None = None
     """What was last scored under it, and what they said: the publisher's probe."""
     paused: bool = False
+    asleep: bool = False
 
 
 class Keeper(Generic[M]):
@@ -318,6 +319,8 @@ class Keeper(Generic[M]):
             found = await in_time(member.score(*arguments), f"{name}: to score the probe", self._config.step_timeout_s)
             if found != expected:
                 raise EngineFailed(f"{name} scores the probe of version {now.version} otherwise than the others did")
+        if now.asleep:
+            await in_time(member.sleep(), f"{name}: to sleep", self._config.step_timeout_s)
 
     def _stacks(self, lost: Mapping[str, M] = MappingProxyType({})) -> dict[str, str]:
         """Of all members that there are: one that hangs may wait for another."""

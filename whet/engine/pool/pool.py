@@ -142,6 +142,11 @@ class EnginePool(Generic[M]):
         async with self._keeper.enter():
             await self._keeper.everywhere("to forget its cache", lambda member: member.flush(), self._config.step_timeout_s)
 
+    async def sleep(self) -> None:
+        async with self._keeper.enter():
+            self._keeper.published.asleep = True
+            await self._keeper.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
+
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """Asked of every member. Raises EngineFailed if they disagree."""
         asked = tokens, temperature, top_logprobs
@@ -184,7 +189,7 @@ class EnginePool(Generic[M]):
 
             try:
                 now.receipt = await self._weights.spread(weights, version, members, have)
-                now.version, now.updated, now.score, self._torn = version, True, None, None
+                now.version, now.updated, now.asleep, now.score, self._torn = version, True, False, None, None
                 self._keeper.caught_up()
             except ValueError:  # nothing was changed
                 raise
