@@ -237,9 +237,10 @@ def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     with LiveBytes(lambda _: None), torch.no_grad():
         model.hidden(slots, slots, write)
     phases: tuple[Phase, ...] = ALWAYS if sampling.overlaps else ("rollout",)
+    cached: tuple[Phase, ...] = ("rollout",) if sampling.sleeps else ALWAYS
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
-        Part("KV cache", store.size_bytes * engine.copies, ("rollout",) if sampling.sleeps else ALWAYS, "lower engine.embedded.cache_tokens"),
+        Part("KV cache", store.size_bytes * engine.copies, cached, "lower engine.embedded.cache_tokens"),
         Part("decode rows", shelf.size_bytes * engine.copies, phases, "lower engine.embedded.max_running", estimate=True),
         Part("sampling logits", round(logits) * engine.copies, phases, "lower engine.embedded.max_running"),
     ]
