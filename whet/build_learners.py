@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from whet.algo.base import Algorithm, LearnsValues, Need
 from whet.algo.policy import PolicyGradient
 from whet.checkpoint.store import CheckpointStore
@@ -11,6 +13,8 @@ from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
 from whet.model.causal import load_causal
 from whet.model.scalar import load_scalar
+from whet.observe.devices import peak_tflops
+from whet.observe.meter import Devices, Meter
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend
 from whet.train.batching import BatchPlan
@@ -122,7 +126,16 @@ def build_learners(
         critic=critic,
         lead=lead,
         gives_back=config.engine_sleeps and config.num_engines_apart > 0,
+        meter=meter_of(config, policy),
     )
+
+
+def meter_of(config: BaseRunConfig, policy: TorchBackend) -> Meter:
+    """What watches the passes of the policy, and of the models beside it on the same devices."""
+    device, degrees, peak = policy.model.device, config.train.degrees, config.observe.peak_tflops
+    if peak is None and device.type == "cuda":
+        peak = peak_tflops(torch.cuda.get_device_name(device), policy.dtype)
+    return Meter(Devices(device, 1 if degrees is None else degrees.num_ranks, peak))
 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:

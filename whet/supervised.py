@@ -14,7 +14,7 @@ from whet.algo.dpo import dpo_loss
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
 from whet.build import build_observer, build_run_state, length_of_run
-from whet.build_learners import build_reference
+from whet.build_learners import build_reference, meter_of
 from whet.checkpoint.run_state import Stateful
 from whet.checkpoint.store import REFERENCE
 from whet.commands import batches_kept, finish, warn_all
@@ -28,7 +28,7 @@ from whet.data.template import Renderer, load_tokenizer
 from whet.loop import Evaluated
 from whet.model.causal import load_causal
 from whet.model.scalar import ScalarModel, load_scalar
-from whet.observe import Headline, Metrics, merge_metrics
+from whet.observe import Headline, Meter, Metrics, merge_metrics
 from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
@@ -70,6 +70,7 @@ class Job:
     loss: LossFunction
     held_out: HeldOut | None
     facts: dict[str, str]
+    meter: Meter
     reference: Annotator | None = None
     kept_reference: Backend | None = None
     """The reference, where checkpoints hold it."""
@@ -97,7 +98,8 @@ def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
             return batch.with_(weights=reducer(batch))
 
         facts = {"model": str(folder), "conversations": str(len(source)), "device": str(backend.model.device)}
-        run_job(config, opened, folder, backend, Job("sft", SFT_HEADLINES, num_steps, source, take, sft_loss, None, facts))
+        job = Job("sft", SFT_HEADLINES, num_steps, source, take, sft_loss, None, facts, meter_of(config, backend))
+        run_job(config, opened, folder, backend, job)
     return opened.folder / "model"
 
 
@@ -113,10 +115,12 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
         num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
         backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
         reference, kept = build_reference(config, folder, backend)
-        loss = dpo_loss(config.dpo)
+        loss, meter = dpo_loss(config.dpo), meter_of(config, backend)
 
         def take() -> TrainBatch:
-            return reference.annotate(pair_batch(source.next(config.pairs_per_step)), Need.REF_LOGPROBS)
+            batch = pair_batch(source.next(config.pairs_per_step))
+            with meter.phase(Need.REF_LOGPROBS.value, reference):
+                return reference.annotate(batch, Need.REF_LOGPROBS)
 
         def judge(batch: TrainBatch) -> Metrics:
             batch = backend.annotate(reference.annotate(batch, Need.REF_LOGPROBS), Need.OLD_LOGPROBS)
@@ -125,7 +129,7 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
 
         facts = {"model": str(folder), **pair_facts(source, held), "device": str(backend.model.device)}
         measured = held_out(config, held, judge)
-        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, reference, kept)
+        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, meter, reference, kept)
         return run_job(config, opened, folder, backend, job)
 
 
@@ -151,7 +155,8 @@ def reward_model(config: RewardModelRunConfig, command: str = "whet rm") -> dict
 
         facts = {"model": str(folder), **pair_facts(source, held), "device": str(model.device)}
         measured = held_out(config, held, judge)
-        return run_job(config, opened, folder, backend, Job("rm", RM_HEADLINES, num_steps, source, take, loss, measured, facts))
+        job = Job("rm", RM_HEADLINES, num_steps, source, take, loss, measured, facts, meter_of(config, backend))
+        return run_job(config, opened, folder, backend, job)
 
 
 def note_padding(model: ScalarModel, renderer: Renderer) -> None:
@@ -203,7 +208,7 @@ def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: Torch
         evaluated = Evaluated()
         beside = {} if job.kept_reference is None else {REFERENCE: job.kept_reference}
         state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated}, beside)
-        run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, opened.stop)
+        run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, job.meter, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
         warn_all(observer.display, [*opened.notes, *backend.notes, *notes_beside({"reference": job.reference})])
         with batches_kept(config, opened, lambda _: backend):

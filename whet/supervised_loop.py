@@ -9,7 +9,8 @@ from whet.algo.base import LossFunction
 from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
 from whet.loop import Evaluated, Observer
-from whet.observe import Metrics, flatten, merge_metrics
+from whet.observe import Meter, Metrics, flatten, merge_metrics
+from whet.observe.meter import UPDATE
 from whet.stop import Stop
 from whet.train.base import Backend
 from whet.train.batching import due
@@ -44,6 +45,7 @@ class SupervisedRun:
     """The last values of what is held out; a checkpoint has them too."""
     checkpoint: RunState
     observer: Observer
+    meter: Meter
     stop: Stop
 
 
@@ -61,11 +63,13 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         log(run, 0, {})
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
-            found, metrics = optimizer_step(run.backend, run.take(), run.loss)
+            batch = run.take()
+            with run.meter.phase(UPDATE, run.backend):
+                found, metrics = optimizer_step(run.backend, batch, run.loss)
         run.observer.phases.add_tokens("update", found.num_tokens)
         progress.optimizer_step += 1
         progress.rollout_id += 1
-        values = log(run, progress.optimizer_step, metrics)
+        values = log(run, progress.optimizer_step, merge_metrics(metrics, run.meter.take()))
         save_if_due(run, progress, values)
         run.stop.check()
     return run.evaluated.values

@@ -4,8 +4,10 @@ import sys
 import pytest
 import torch
 
+from whet.observe import peaks
 from whet.observe.metrics import Mean, flatten, merge_metrics
-from whet.observe.spans import Phases, memory
+from whet.observe.peaks import memory
+from whet.observe.spans import Phases
 
 
 class Clock:
@@ -100,6 +102,7 @@ def test_misuse_is_named(clock):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_the_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(peaks, "_forgotten", {"rss": 0})
     values = flatten(memory())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
     assert set(values) == {"memory/rss_gib", "memory/rss_peak_gib"}
@@ -111,5 +114,6 @@ def test_memory_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 * 2**29)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**31)
+    monkeypatch.setattr(peaks, "_forgotten", {"rss": 0, "cuda": 0})
     values = flatten(memory())
     assert (values["memory/cuda_gib"], values["memory/cuda_peak_gib"]) == (1.5, 2.0)

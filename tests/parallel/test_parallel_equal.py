@@ -15,7 +15,7 @@ def assert_equal_to_one_process(kind, algorithm, degrees, settings=None):
     for found in on_ranks(degrees.num_ranks, three_steps, kind, algorithm, degrees, settings):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert found["norm"] == pytest.approx(expected["norm"], rel=1e-5)
-        assert found["tokens"] == expected["tokens"]
+        assert (found["tokens"], found["flops"]) == (expected["tokens"], expected["flops"])
         assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-4, abs=1e-6)
         torch.testing.assert_close(found["logprobs"], expected["logprobs"], rtol=1e-5, atol=1e-5)
         for part in ("grads", "weights"):

@@ -120,7 +120,8 @@ def three_steps(kind: str, algorithm_name: str, degrees: ParallelConfig | None, 
         norm = backend.optim_step()["optim/grad_norm"].value
         if step == 0:
             metrics = {name: metric.value for name, metric in found.metrics.items()}
-            out |= {"loss": found.loss, "logprobs": found.logprobs, "metrics": metrics, "tokens": found.num_tokens, "norm": norm}
+            out |= {"loss": found.loss, "logprobs": found.logprobs, "metrics": metrics, "norm": norm}
+            out |= {"tokens": found.num_tokens, "flops": backend.flops}
     out["weights"] = {name: w.detach().clone() for name, w in backend.named_weights()}
     return out
 

@@ -23,6 +23,7 @@ class FakeBackend:
 
     level: float = -1.0
     calls: list = field(default_factory=list)
+    flops: int = 0
 
     def annotate(self, batch, need):
         self.calls.append(("annotate", need))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from whet.train.balance import balanced_parts
 from whet.train.context import context_slices
-from whet.train.flops import ModelShape, forward_flops
 from whet.train.schedule import SchedulePlan, schedule_steps
 from whet.train.torch_native.packing import split_rows
 
@@ -111,17 +110,3 @@ def test_ranks_share_causal_attention_evenly():
 def test_a_sequence_is_a_prompt_and_a_response(length, response):
     with pytest.raises(ValueError, match="a prompt of one at least"):
         context_slices(length, response, 2)
-
-
-def test_flops_are_those_of_the_matrix_products():
-    shape = ModelShape(num_layers=3, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=5, ffn_size=16, vocab_size=11)
-    tokens = 7
-    products = 0
-    for _ in range(3):
-        products += 2 * tokens * 8 * 20 + 2 * (2 * tokens * 8 * 10) + 2 * tokens * 20 * 8  # q, k and v, output
-        products += 3 * 2 * tokens * 8 * 16  # gate, up, down
-        products += 4 * 2 * (2 * tokens * tokens * 5) // 2  # scores and sums of values, causal
-    products += 2 * tokens * 8 * 11
-    assert forward_flops(shape, tokens) == products
-    moe = ModelShape(3, 8, 4, 2, 5, 16, 11, num_moe_layers=1, moe_ffn_size=6)
-    assert products - forward_flops(moe, tokens) == 6 * tokens * 8 * (16 - 6)

@@ -131,19 +131,3 @@ def _untie(hf: PreTrainedModel) -> bool:
 def layers_of(hf: PreTrainedModel) -> list[nn.Module]:
     """The decoder's layers, in order."""
     return [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def active_parameters(hf: PreTrainedModel) -> int:
-    """Entries of the matrices that a token goes through: of a mixture's experts those that it is sent to, and not the embedding."""
-    text = hf.config.get_text_config()
-    embedding = hf.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    output = hf.get_output_embeddings()
-    head = output.weight if isinstance(output, nn.Linear) else None
-    total = embedding.weight.numel() if head is not None else 0
-    for p in hf.parameters():
-        if p.dim() == 3:  # the experts of a layer, one after another
-            total += p.numel() * text.num_experts_per_tok // p.shape[0]
-        elif p.dim() == 2 and p is not embedding.weight and p is not head:
-            total += p.numel()
-    return total

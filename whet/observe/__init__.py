@@ -1,6 +1,7 @@
 """What a run tells of itself: metrics, trackers, phase times, the display, and records of every token."""
 
 from whet.observe.display import Display, Headline, PlainDisplay, QuietDisplay, build_display
+from whet.observe.meter import Meter
 from whet.observe.metrics import (
     Last,
     Max,
@@ -13,8 +14,9 @@ from whet.observe.metrics import (
     flatten,
     merge_metrics,
 )
+from whet.observe.peaks import memory
 from whet.observe.records import RecordWriter, read_records, read_table
-from whet.observe.spans import Phases, memory
+from whet.observe.spans import Phases
 from whet.observe.trackers import (
     JsonlTracker,
     ObserveConfig,
@@ -32,6 +34,7 @@ __all__ = [
     "Last",
     "Max",
     "Mean",
+    "Meter",
     "Metric",
     "Metrics",
     "Min",

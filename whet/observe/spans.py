@@ -1,18 +1,13 @@
-"""Where the time goes: seconds and tokens by phase, and memory."""
+"""Where the time goes: seconds and tokens by phase."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
-import torch
+from whet.observe.metrics import Mean, Metrics, Total
 
-from whet.observe.metrics import Last, Max, Mean, Metrics, Total
-
-GIB = 2**30
 RESERVED = ("step", "other")
 """Phase names that would hide `time/step_s` and `time/other_s`."""
 
@@ -80,29 +75,6 @@ class Phases:
             metrics[f"tokens_per_second/{name}"] = Mean(num_tokens, self._seconds[name])
         self._step_began, self._seconds, self._tokens = now, {}, {}
         return metrics
-
-
-def memory() -> Metrics:
-    """Memory of this process in GiB: resident now and at its peak, and what torch holds on the current CUDA device.
-
-    Resident memory now is read from /proc, so it is missing on macOS; Windows has neither.
-    """
-    metrics: Metrics = {}
-    statm = Path("/proc/self/statm")
-    if sys.platform != "win32":
-        import resource
-
-        if statm.exists():
-            num_pages = int(statm.read_text().split()[1])
-            metrics["memory/rss_gib"] = Last(num_pages * resource.getpagesize() / GIB)
-        # Linux counts in KiB, macOS in bytes.
-        unit_bytes = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        metrics["memory/rss_peak_gib"] = Max(peak * unit_bytes / GIB)
-    if torch.cuda.is_available():
-        metrics["memory/cuda_gib"] = Last(torch.cuda.memory_allocated() / GIB)
-        metrics["memory/cuda_peak_gib"] = Max(torch.cuda.max_memory_allocated() / GIB)
-    return metrics
 
 
 def _remainder(whole: float, seconds: Mapping[str, float]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveFloat
 
 from whet.config import Config, Reference, call_factory, resolve_callable
 from whet.observe.files import AppendedLines
@@ -21,7 +21,7 @@ def is_measurement(name: str) -> bool:
     the training: these alone differ between two runs of the same settings in deterministic mode."""
     if name.startswith("sync/"):
         return name != "sync/probe_nats"
-    return name == "time" or name.startswith(("time/", "tokens_per_second/", "memory/"))
+    return name in ("time", "train/mfu") or name.startswith(("time/", "tokens_per_second/", "tflop_per_device_s/", "memory/"))
 
 
 @runtime_checkable
@@ -63,6 +63,9 @@ class ObserveConfig(Config):
     further metrics, by name (docs/extending.md)."""
     records_every: NonNegativeInt = 1
     """Record the tokens of every n-th rollout in `rollouts/`; 0 never does."""
+    peak_tflops: PositiveFloat | None = None
+    """What a device of the trainer can compute at most, in 1e12 floating-point operations a second: the measure of `train/mfu`. Unset: that
+    of the GPU's data sheet for bfloat16 or float32; for CPUs and GPUs that whet has no sheet of there is no `train/mfu`."""
 
 
 class JsonlTracker:

@@ -45,6 +45,11 @@ class Annotator(Protocol):
     notes: list[str]
     """What the person who starts a run should know of it."""
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that the passes needed so far (`train/flops.py`), those of all ranks together."""
+        ...
+
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         """Fill the column of that name under the present weights, without gradient; with the values come the scores that they are of.
 

@@ -1,44 +1,81 @@
-"""How many floating-point operations a forward pass takes, from the shape of the model."""
+"""How many floating-point operations a model's passes need, by its matrices and what attends to what.
+
+A product of [m, k] by [k, n] takes 2 m k n. What is computed again to spare memory, and what kernels do for pairs that a mask hides, is
+not needed and not counted (model FLOPs, arXiv 2204.02311, appendix B).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from whet.model.causal import CausalModel
+from whet.model.scalar import ScalarModel
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What a decoder's matrix products depend on."""
+class PassSize:
+    """What the operations of a pass depend on. A token goes through entries of matrices; a pair is a query with a key that it sees."""
 
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    """Width of a dense layer's gated MLP."""
-    vocab_size: int
-    num_moe_layers: int = 0
-    """How many of the layers are mixtures of experts."""
-    moe_ffn_size: int = 0
-    """Width of all the experts that a token goes through, shared ones too."""
+    frozen: int
+    """Entries that a token goes through and that do not train; of a mixture's experts, those that it is sent to."""
+    trained: int
+    """The others."""
+    head: int
+    """Of the output layer, for each line of logits."""
+    head_trains: bool
+    attention: int
+    """Entries of keys and values that a pair multiplies, all heads and layers together."""
+
+    def forward(self, num_tokens: int, num_pairs: int, num_lines: int) -> int:
+        """Operations of a forward pass."""
+        return 2 * ((self.frozen + self.trained) * num_tokens + self.attention * num_pairs + self.head * num_lines)
+
+    def backward(self, num_tokens: int, num_pairs: int, num_lines: int) -> int:
+        """Operations of a backward pass: every product's gradient by its input, and by its matrix where that trains."""
+        entries, head = self.frozen + 2 * self.trained, self.head * (1 + self.head_trains)
+        return 2 * (entries * num_tokens + 2 * self.attention * num_pairs + head * num_lines)
+
+    def of_sequence(self, num_tokens: int) -> int:
+        """Operations of a forward pass of one sequence, logits of every token included."""
+        return self.forward(num_tokens, pairs_of(num_tokens), num_tokens)
+
+    @property
+    def without_adapter(self) -> PassSize:
+        """Of a model whose adapter is off."""
+        return replace(self, trained=0)
 
 
-def forward_flops(shape: ModelShape, num_tokens: int) -> int:
-    """Operations of one sequence: a product of [m, k] by [k, n] takes 2 m k n; attention is causal, so half of it counts."""
-    heads = shape.num_heads * shape.head_dim
-    projections = 2 * shape.hidden_size * (2 * heads + 2 * shape.num_kv_heads * shape.head_dim)
-    dense = shape.num_layers - shape.num_moe_layers
-    mlp = 6 * shape.hidden_size * (dense * shape.ffn_size + shape.num_moe_layers * shape.moe_ffn_size)
-    per_token = shape.num_layers * projections + mlp + 2 * shape.hidden_size * shape.vocab_size
-    return num_tokens * per_token + 2 * shape.num_layers * heads * num_tokens * num_tokens
+def pairs_of(num_tokens: int, before: int = 0) -> int:
+    """Pairs of so many tokens that see each other causally, and so many before them."""
+    return num_tokens * before + num_tokens * (num_tokens + 1) // 2
 
 
-def pass_flops(num_active: int, attention_width: int, num_tokens: int) -> int:
-    """`forward_flops` where the model is known by its parameters.
+def pass_size(model: CausalModel | ScalarModel) -> PassSize:
+    """Of a model that is whole, with its adapter if it has one."""
+    hf, text = model.hf, model.config.get_text_config()
+    output = hf.get_output_embeddings() if isinstance(model, CausalModel) else None
+    head = output.weight if isinstance(output, nn.Linear) else None
+    looked_up = {id(module.weight) for module in hf.modules() if isinstance(module, nn.Embedding)}
+    entries = {False: 0, True: 0}
+    for p in hf.parameters():
+        if p.dim() == 3:  # the experts of a layer, one after another
+            entries[p.requires_grad] += p.numel() * text.num_experts_per_tok // p.shape[0]
+        elif p.dim() == 2 and p is not head and id(p) not in looked_up:
+            entries[p.requires_grad] += p.numel()
+    return PassSize(
+        frozen=entries[False],
+        trained=entries[True],
+        head=head.numel() if head is not None else 0,
+        head_trains=head is not None and head.requires_grad,
+        attention=text.num_hidden_layers * text.num_attention_heads * sum(_widths(model)),
+    )
 
-    Args:
-        num_active: entries of the matrices that a token goes through.
-        attention_width: heads times their size, of all layers together.
-        num_tokens: of the sequence.
-    """
-    return 2 * num_active * num_tokens + 2 * attention_width * num_tokens * num_tokens
+
+def _widths(model: CausalModel | ScalarModel) -> tuple[int, int]:
+    """Entries of a key, and of a value."""
+    text = model.config.get_text_config()
+    known = text.to_dict()
+    usual = known.get("head_dim") or text.hidden_size // text.num_attention_heads
+    return known.get("qk_head_dim") or usual, known.get("v_head_dim") or usual

@@ -130,6 +130,10 @@ class Led:
         self._who, self._backend, self._job = who, backend, job
         self.notes, self.dtype = backend.notes, backend.dtype
 
+    @property
+    def flops(self) -> int:
+        return self._backend.flops
+
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         self._tell("annotate", batch, need)
         return self._backend.annotate(batch, need)

@@ -11,6 +11,7 @@ from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.core.kl import k3
 from whet.model.causal import release_unused
+from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
 from whet.train.batching import BatchPlan, steps_of
@@ -67,6 +68,7 @@ class Learners:
         critic: for `Need.VALUES`.
         lead: tells the other processes of the job what all of them do.
         gives_back: whether memory that an update leaves unused is for other processes on the device.
+        meter: watches what the passes cost.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Learners:
         critic: Critic | None = None,
         lead: Lead = ALONE,
         gives_back: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.policy = policy
         self.reference = reference
@@ -93,6 +96,7 @@ class Learners:
         self._refresh = refresh
         self._lead = lead
         self._gives_back = gives_back
+        self._meter = meter or Meter(Devices())
 
     @property
     def beside(self) -> dict[str, Backend]:
@@ -125,7 +129,8 @@ class Learners:
         for need in sorted(self.algorithm.needs - {Need.BASELINE}):
             backend = others.get(need, self.policy)
             assert backend is not None, f"build made nothing that computes {need}"
-            batch = backend.annotate(batch, need)
+            with self._meter.phase(need.value, backend):
+                batch = backend.annotate(batch, need)
         return batch
 
     def update(self, batch: TrainBatch, progress: Progress) -> Update:
@@ -144,7 +149,7 @@ class Learners:
             refresh.reference.take_weights(self.policy.named_weights())
         if self._gives_back:
             release_unused()
-        return done
+        return replace(done, metrics=merge_metrics(done.metrics, self._meter.take()))
 
     def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:
         """The rollout's optimizer steps, the same for policy and critic. Weights are global to each; an untrainable one is skipped."""
@@ -156,7 +161,8 @@ class Learners:
         """The critic learns the returns; they and the old values stay what they were before its first step."""
         metrics, num_tokens = fit_of(batch), done.num_tokens
         for step in self._steps(batch, progress):
-            found, stepped = optimizer_step(critic.backend, step, critic.loss, learner="critic")
+            with self._meter.phase("critic", critic.backend):
+                found, stepped = optimizer_step(critic.backend, step, critic.loss, learner="critic")
             metrics = merge_metrics(metrics, {**named_for_critic(stepped), "critic/loss": Mean(found.loss, 1)})
             num_tokens += found.num_tokens
         return replace(done, metrics=merge_metrics(done.metrics, metrics), num_tokens=num_tokens)
@@ -170,7 +176,8 @@ class Learners:
         metrics, before, num_tokens = done.metrics, done.train_logprobs, done.num_tokens
         for i, step in enumerate(self._steps(batch, progress)):
             step = self.algorithm.prepare(step)
-            found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+            with self._meter.phase(UPDATE, self.policy):
+                found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
             if done.train_logprobs is None and i == 0:
                 metrics = merge_metrics(metrics, mismatch(step, found.logprobs))
                 before = found.logprobs if self.plan.optimizer_steps == 1 else None

@@ -9,79 +9,32 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
-from whet.config import Config
 from whet.core.batch import TrainBatch
 from whet.model.causal import CausalModel
 from whet.model.forest_check import forest_fault
 from whet.model.lora import FILE as ADAPTER_FILE
-from whet.model.lora import Adapter, LoraConfig, add_adapter
+from whet.model.lora import Adapter, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import system_errors, write_tensors
 from whet.observe.metrics import Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
+from whet.train.flops import PassSize, pass_size
+from whet.train.torch_native.config import TrainConfig, rows_per_chunk
 from whet.train.torch_native.heads import head_of
-from whet.train.torch_native.layout import MicroBatch, Rows, lay_out, micro_batches, plan_rows
-from whet.train.torch_native.mesh import ParallelConfig, mesh_of
+from whet.train.torch_native.layout import MicroBatch, Row, Rows, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.mesh import mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
-from whet.train.torch_native.optim_config import CUT_MATRICES, OptimConfig
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
 from whet.train.torch_native.saving import read_tensors, save_tensors
 from whet.types import JSON
 
 WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 """Of a checkpoint's files of tensors."""
-LOGITS_BYTES = 256 * 2**20
-"""Size of one chunk of logits that log-probs are computed from."""
-
-
-class TrainConfig(Config):
-    """How the policy is trained."""
-
-    optim: OptimConfig = Field(default_factory=OptimConfig)
-    """The optimizer and its schedule."""
-    offload: bool = False
-    """Keep the optimizer (gradients, moments, float32 masters), and on a mesh the sharded parameters, in the CPU's memory, and step there:
-    the device keeps one copy of the weights, and every step waits for its way there and back."""
-    max_tokens_per_device: int = Field(default=16_384, gt=0)
-    """Tokens of a row (a micro-batch); those that samples share count once where they are computed once. A longer sample sits alone."""
-    rows: Rows = "auto"
-    """forest: what samples begin with alike is computed once, forward and backward; chains: every sample whole; auto: forests where they
-    save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
-    lora: LoraConfig | None = None
-    """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
-    parallel: ParallelConfig | Literal["auto"] | None = None
-    """How the model is spread over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices'
-    memory the one whose exchanges take the least time, told as the run begins."""
-    logprob_chunk_tokens: int | None = Field(default=None, gt=0)
-    """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
-
-    @model_validator(mode="after")
-    def _whole_matrices(self) -> TrainConfig:
-        if self.optim.name == "muon" and self.parallel != "auto" and self.degrees is not None:
-            raise ValueError(CUT_MATRICES)
-        return self
-
-    @property
-    def degrees(self) -> ParallelConfig | None:
-        """`parallel`, once `auto` was replaced by what it stands for; None: one process.
-
-        Raises:
-            ValueError: if it was not.
-        """
-        if self.parallel == "auto":
-            raise ValueError("train.parallel=auto is for `whet train`: write the degrees, or leave it out")
-        return self.parallel if self.parallel is not None and self.parallel.num_ranks > 1 else None
-
-
-def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
-    """Rows of logits that log-probs are computed from at a time."""
-    return config.logprob_chunk_tokens or max(LOGITS_BYTES // (4 * vocab_size), 64)
 
 
 class TorchBackend:
@@ -107,9 +60,10 @@ class TorchBackend:
         """What trains, where not the whole model does."""
         if total_steps is not None and config.lora is not None:
             self.adapter = add_adapter(model, config.lora)
+        self._size, self.flops = pass_size(model), 0
         self._ranks: Ranks = OneRank()
         if (degrees := config.degrees) is not None:
-            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), offload=config.offload)
+            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), self._size, offload=config.offload)
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
         self.optimizer: Optimizer | None = None
@@ -137,14 +91,20 @@ class TorchBackend:
         return "chains"
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        return self._annotate(batch, need, self._size)
+
+    def _annotate(self, batch: TrainBatch, need: Need, size: PassSize) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
+        flops = 0
         columns = {name: torch.zeros(batch.num_tokens, dtype=torch.float32) for name in self._head.computes[need]}
         with torch.no_grad():
             for micro in self._micro_batches(self._head.annotated(batch))[1]:
                 found = self._head.columns(micro, need)
                 for column, values in zip(columns.values(), found, strict=True):
                     _scatter(column, batch, micro, values)
+                flops += size.forward(*_needed(micro))
+        self.flops += self._ranks.total(flops)
         self._ranks.rest()
         self._ranks.columns(columns.values())
         return batch.with_(**columns)
@@ -154,7 +114,7 @@ class TorchBackend:
         assert self.optimizer is not None, "a frozen model has no gradients"
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
-        total, num_tokens = 0.0, 0
+        total, num_tokens, flops = 0.0, 0, 0
         count, micros = self._micro_batches(batch)
         for i, micro in enumerate(micros):
             part, num_computed = micro.part, micro.row.num_tokens
@@ -172,11 +132,13 @@ class TorchBackend:
                 continue
             total += number
             num_tokens += num_computed
+            flops += self._size.forward(*_needed(micro)) + self._size.backward(*_needed(micro))
             shared = Mean(part.num_tokens - num_computed, part.num_tokens)
             metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
             _scatter(logprobs, batch, micro, out.logprobs)
         self._ranks.columns([logprobs])
-        together = self._ranks.add(Found(total, num_tokens, metrics))
+        together = self._ranks.add(Found(total, num_tokens, flops, metrics))
+        self.flops += together.flops
         return Backward(together.loss, logprobs, together.metrics, together.num_tokens)
 
     def optim_step(self) -> Metrics:
@@ -270,7 +232,11 @@ class TorchBackend:
         device, context = self.model.device, self._ranks.context
         plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
         turns = self._ranks.turns(batch, plan)
-        return len(turns), micro_batches(batch, turns, lambda part: lay_out(part, plan.kind, device, self.dtype, context), device)
+
+        def lay(part: TrainBatch) -> Row:
+            return lay_out(part, plan.kind, device, self.dtype, context)
+
+        return len(turns), micro_batches(batch, turns, lay, device, projects=self._head.projects)
 
 
 class _Base:
@@ -279,10 +245,21 @@ class _Base:
     def __init__(self, backend: TorchBackend, adapter: Adapter) -> None:
         self._backend, self._adapter = backend, adapter
         self.notes: list[str] = []  # what there is to know of it, the backend itself says
+        self._size = backend._size.without_adapter
+
+    @property
+    def flops(self) -> int:
+        return self._backend.flops
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
         with self._adapter.off():
-            return self._backend.annotate(batch, need)
+            return self._backend._annotate(batch, need, self._size)
+
+
+def _needed(micro: MicroBatch) -> tuple[int, int, int]:
+    """Tokens, pairs and lines of a micro-batch: none, where it does not count."""
+    row = micro.row
+    return (row.num_tokens, row.num_pairs, len(micro.lines) if micro.lines is not None else 0) if micro.counts else (0, 0, 0)
 
 
 def _check_base(path: Path, digest: str) -> None:

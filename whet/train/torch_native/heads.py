@@ -14,7 +14,7 @@ from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
 from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
-from whet.train.torch_native.layout import Lines, MicroBatch, Row, lines_of
+from whet.train.torch_native.layout import Lines, MicroBatch, Row
 from whet.train.torch_native.ranks import Ranks
 
 
@@ -23,6 +23,8 @@ class Head(Protocol):
 
     computes: ClassVar[Mapping[Need, tuple[str, ...]]]
     """What it can annotate, and the columns that each fills."""
+    projects: ClassVar[bool]
+    """Whether it projects hidden states to the vocabulary: micro-batches have `lines` for it then."""
 
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         """The batch with the tokens masked in whose samples are to be annotated."""
@@ -54,6 +56,7 @@ class LanguageHead:
     computes: ClassVar[Mapping[Need, tuple[str, ...]]] = {
         need: (need.value,) for need in (Need.OLD_LOGPROBS, Need.REF_LOGPROBS, Need.TEACHER_LOGPROBS, Need.SQUARED_PROBS)
     }
+    projects: ClassVar[bool] = True
 
     def __init__(self, model: CausalModel, chunk_tokens: int, ranks: Ranks) -> None:
         self.model = model
@@ -66,7 +69,8 @@ class LanguageHead:
     def columns(self, micro: MicroBatch, need: Need) -> tuple[Tensor, ...]:
         if need is not Need.SQUARED_PROBS:
             return (self.outputs(micro, entropy_grad=False).logprobs,)
-        lines = lines_of(micro.part, micro.row.place)
+        lines = micro.lines
+        assert lines is not None
         own, chosen = _own(micro.row, lines)
 
         def compute() -> Tensor:
@@ -77,7 +81,8 @@ class LanguageHead:
         return (lines.spread(_whole(micro.row, self._ranks.forward(compute), chosen, len(lines))),)
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
-        lines = lines_of(micro.part, micro.row.place)
+        lines = micro.lines
+        assert lines is not None
         own, chosen = _own(micro.row, lines)
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -104,6 +109,7 @@ class ScalarHead:
     """One number for each token, at the token and before it."""
 
     computes: ClassVar[Mapping[Need, tuple[str, ...]]] = {Need.VALUES: ("values", "scores"), Need.SCORES: ("scores",)}
+    projects: ClassVar[bool] = False
 
     def __init__(self, model: ScalarModel, ranks: Ranks) -> None:
         self.model = model

@@ -12,7 +12,8 @@ from torch import Tensor
 from whet.core.batch import TrainBatch, as_list, stretches
 from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
-from whet.model.forest import Segment, forest_row
+from whet.model.forest import Segment, forest_row, spans_of
+from whet.train.flops import pairs_of
 from whet.train.torch_native.context_row import Context, GatheredRow, RowPart, UlyssesRow
 from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
 from whet.train.torch_native.packing import pack, pack_units
@@ -56,6 +57,8 @@ class Row:
     """Where each token of the micro-batch is in the row. [T] int64"""
     num_tokens: int
     """Of the row, U, without what fills it up for the ranks that share it."""
+    num_pairs: int
+    """Of a token of the row and one that it sees."""
     part: RowPart | None = None
     """What of the row `tokens` and `positions` are, and this rank computes. None: all of it."""
 
@@ -69,6 +72,8 @@ class MicroBatch:
     part: TrainBatch
     """They alone, on the model's device. T tokens."""
     row: Row
+    lines: Lines | None
+    """What is projected to the vocabulary. None: nothing is."""
     counts: bool = True
     """False: it is computed for the exchange with ranks that have more to do, and nothing that it gives counts."""
 
@@ -102,7 +107,9 @@ class Lines:
         return values.new_zeros(self.num_tokens).index_copy(0, self.trained, values.index_select(0, self.line))
 
 
-def micro_batches(batch: TrainBatch, turns: Iterable[Turn], lay: Callable[[TrainBatch], Row], device: torch.device) -> Iterator[MicroBatch]:
+def micro_batches(
+    batch: TrainBatch, turns: Iterable[Turn], lay: Callable[[TrainBatch], Row], device: torch.device, *, projects: bool
+) -> Iterator[MicroBatch]:
     """A rank's rows of a batch.
 
     Args:
@@ -110,12 +117,14 @@ def micro_batches(batch: TrainBatch, turns: Iterable[Turn], lay: Callable[[Train
         turns: what the rank has to do.
         lay: makes a row of samples.
         device: where the model is.
+        projects: whether hidden states are projected to the vocabulary.
     """
     for turn in turns:
         part = batch.select(turn.samples)
         if not turn.counts and part.weights is not None:
             part = part.with_(weights=torch.zeros_like(part.weights))
-        yield MicroBatch(turn.samples, part.to(device), lay(part), turn.counts)
+        row, there = lay(part), part.to(device)
+        yield MicroBatch(turn.samples, there, row, lines_of(there, row.place) if projects else None, turn.counts)
 
 
 def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
@@ -170,11 +179,13 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     place = torch.arange(part.num_tokens) if forest is None else forest.place
     filling = -len(tokens) % context.multiple if context is not None else 0
     if forest is not None:
+        num_pairs = sum(pairs_of(span.end - span.start, span.depth) for span in spans_of(forest.segments))
         attend = forest_row([*forest.segments, *([Segment(filling, -1)] if filling else [])], device, dtype)
     else:
+        num_pairs = sum(pairs_of(length) for length in lengths)
         attend = PackedRow([*lengths, filling] if filling else lengths, device)
     if context is None:
-        return Row(tokens.to(device), attend.positions, attend, place.to(device), len(tokens))
+        return Row(tokens.to(device), attend.positions, attend, place.to(device), len(tokens), num_pairs)
     filled = torch.cat([tokens, tokens.new_zeros(filling)])
     places = context.places(len(filled), context.rank)
     own = RowPart(places.to(device), len(filled), context.group)
@@ -183,7 +194,7 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     else:
         assert kind == "chains", "queries alone attend in chains"
         shared = GatheredRow([*lengths, filling] if filling else lengths, context, device)
-    return Row(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), own)
+    return Row(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own)
 
 
 def lines_of(part: TrainBatch, place: Tensor) -> Lines:

@@ -19,13 +19,12 @@ from whet.core.batch import TrainBatch, as_list
 from whet.core.logprobs import WHOLE, Vocabulary
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
-from whet.model.parallel_plan import active_parameters
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.model.tensor_files import system_errors
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
-from whet.train.flops import pass_flops
+from whet.train.flops import PassSize
 from whet.train.torch_native.context_row import Context
 from whet.train.torch_native.layout import Plan, Turn
 from whet.train.torch_native.mesh import Mesh
@@ -43,16 +42,15 @@ class MeshRanks:
     Args:
         model: whole on every rank; it is sharded in place.
         mesh: the ranks.
+        size: of the model's passes.
         offload: whether what a rank keeps of the parameters lies in the CPU's memory.
 
     Raises:
         ValueError: if the model cannot be cut by the mesh's degrees.
     """
 
-    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False) -> None:
-        text = model.config.get_text_config()
-        num_active, width = active_parameters(model.hf), text.num_attention_heads * head_size(model)
-        self._cost = lambda num_tokens: pass_flops(num_active, text.num_hidden_layers * width, num_tokens)
+    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh, size: PassSize, *, offload: bool = False) -> None:
+        self._cost = size.of_sequence
         self.mesh = mesh
         self.context = context_of(model, mesh)
         self.vocabulary = vocabulary_of(model, mesh)
@@ -88,12 +86,18 @@ class MeshRanks:
         for column in columns:
             dist.all_reduce(column, group=self.mesh.data_group)
 
+    def total(self, number: int) -> int:
+        together = torch.tensor(number)
+        dist.all_reduce(together, group=self.mesh.data_group)
+        return int(together)
+
     def add(self, found: Found) -> Found:
         all_found: list[Found] = [found] * self.mesh.config.num_data
         dist.all_gather_object(all_found, replace(found, metrics=_as_numbers(found.metrics)), group=self.mesh.data_group)
         return Found(
             sum(each.loss for each in all_found),
             sum(each.num_tokens for each in all_found),
+            sum(each.flops for each in all_found),
             reduce(merge_metrics, (each.metrics for each in all_found), {}),
         )
 

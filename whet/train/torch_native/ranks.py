@@ -27,6 +27,7 @@ class Found:
 
     loss: float
     num_tokens: int
+    flops: int
     metrics: Metrics
 
 
@@ -68,6 +69,10 @@ class Ranks(Protocol):
 
     def columns(self, columns: Iterable[Tensor]) -> None:
         """Columns to which each rank gave its own samples' entries, 0 elsewhere: whole on each, in place."""
+        ...
+
+    def total(self, number: int) -> int:
+        """The sum of a number that each rank has of its own samples."""
         ...
 
     def add(self, found: Found) -> Found:
@@ -112,6 +117,9 @@ class OneRank:
 
     def columns(self, columns: Iterable[Tensor]) -> None:
         pass
+
+    def total(self, number: int) -> int:
+        return number
 
     def add(self, found: Found) -> Found:
         return found
