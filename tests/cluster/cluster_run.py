@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,45 +11,31 @@ from typing import Any
 
 import psutil
 
+from tests.e2e import tiny_run
+from tests.e2e.tiny_run import over, run_config
 from whet.config import dump_toml
-from whet.observe.trackers import is_measurement
-from whet.quickstart.model import SmallModelConfig, make_model
+from whet.quickstart.model import SmallModelConfig
 from whet.settings import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 apples and eats 2. How many are left?", "What is half of 90?"]
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=16, intermediate_size=48)
+"""That two ranks can share."""
 
 
 def make_files(folder: Path) -> None:
-    make_model(folder / "model", QUESTIONS * 2, SHAPE, 0)
-    rows = [{"prompt": question, "label": str(i)} for i, question in enumerate(QUESTIONS)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tiny_run.make_files(folder, SHAPE)
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> RunConfig:
-    settings = {
-        "run_dir": str(folder / name),
-        "deterministic": True,
-        "model": {"path": str(folder / "model"), "device": "cpu"},
-        "data": {"train": str(folder / "train.jsonl")},
-        "num_rollouts": 3,
-        "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 3},
-        "rollout": {"max_turn_tokens": 8, "max_tokens": 120},
-        "reward": {"name": f"{ROOT / 'tests/e2e/length_reward.py'}:score"},
-        "checkpoint": {"interval": None},
-        "observe": {"display": "plain"},
-        "train": {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64},
-    }
-    for key, value in changes.items():
-        settings[key] = {**settings[key], **value} if isinstance(value, dict) and isinstance(settings.get(key), dict) else value
-    return RunConfig.model_validate(settings)
+    train = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64}
+    own = {"num_rollouts": 3, "observe": {"display": "plain"}, "train": train}
+    return run_config(folder, name, **over(own, changes))
 
 
 def metrics_of(folder: Path, name: str) -> list[dict[str, float]]:
     """What was logged, without what tells of the machine or of which samples shared a row."""
-    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not is_measurement(key) and key != "train/shared"} for line in lines]
+    lines = tiny_run.metrics_of(folder / name)
+    return [{key: value for key, value in line.items() if key != "train/shared"} for line in lines]
 
 
 def begin(config: RunConfig, **environment: str) -> subprocess.Popen[str]:

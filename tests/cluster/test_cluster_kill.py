@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_run import QUESTIONS, begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+from cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 
+from tests.e2e.tiny_run import QUESTIONS
 from whet.observe import read_records
 
 DEADLINE_S = 90

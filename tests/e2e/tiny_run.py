@@ -14,9 +14,9 @@ QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 app
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48)
 
 
-def make_files(folder: Path) -> None:
+def make_files(folder: Path, shape: SmallModelConfig = SHAPE) -> None:
     """A model and data."""
-    make_model(folder / "model", QUESTIONS * 2, SHAPE, 0)
+    make_model(folder / "model", QUESTIONS * 2, shape, 0)
     rows = [{"prompt": question, "label": str(i)} for i, question in enumerate(QUESTIONS)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -36,9 +36,13 @@ def run_config(folder: Path, name: str, **changes: Any) -> RunConfig:
         "checkpoint": {"interval": None},
         "observe": {"display": "none"},
     }
-    for key, value in changes.items():
-        settings[key] = {**settings[key], **value} if isinstance(value, dict) and isinstance(settings.get(key), dict) else value
-    return RunConfig.model_validate(settings)
+    return RunConfig.model_validate(over(settings, changes))
+
+
+def over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes, whose tables are laid over those that there are."""
+    tables = {key for key, value in changes.items() if isinstance(value, dict) and isinstance(settings.get(key), dict)}
+    return settings | {key: settings[key] | value if key in tables else value for key, value in changes.items()}
 
 
 def metrics_of(run_dir: Path) -> list[dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,49 +12,25 @@ import torch
 from ranks import as_job
 from safetensors.torch import load_file
 
+from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
 from whet.commands import STOPS
 from whet.config import dump_toml
 from whet.job import train
-from whet.observe.trackers import is_measurement
-from whet.quickstart.model import SmallModelConfig, make_model
-from whet.settings import RunConfig
 from whet.supervised_settings import SupervisedRunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 apples and eats 2. How many are left?", "What is half of 90?"]
-SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
-    make_model(folder / "model", QUESTIONS * 2, SHAPE, 0)
-    rows = [{"prompt": question, "label": str(i)} for i, question in enumerate(QUESTIONS)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_files(folder)
     return folder
 
 
 def config_of(folder, name, degrees, **changes):
-    settings = {
-        "run_dir": str(folder / name),
-        "deterministic": True,
-        "model": {"path": str(folder / "model"), "device": "cpu"},
-        "data": {"train": str(folder / "train.jsonl")},
-        "num_rollouts": 3,
-        "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 3},
-        "rollout": {"max_turn_tokens": 8, "max_tokens": 120},
-        "reward": {"name": f"{ROOT / 'tests/e2e/length_reward.py'}:score"},
-        "train": {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64, "parallel": degrees},
-        "checkpoint": {"interval": None},
-        "observe": {"display": "none"},
-        **changes,
-    }
-    return RunConfig.model_validate(settings)
-
-
-def metrics_of(folder, name):
-    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not is_measurement(key)} for line in lines]
+    train = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64, "parallel": degrees}
+    return run_config(folder, name, **over({"num_rollouts": 3, "train": train}, changes))
 
 
 def ran(config):
@@ -78,7 +53,7 @@ def test_a_job_runs_as_one_process_does(folder, degrees, changes):
     if lora:
         lora["train"]["parallel"] = degrees
     as_job(2, ran, config_of(folder, name, degrees, **changes, **lora))
-    alone, job = metrics_of(folder, f"{name}-alone"), metrics_of(folder, name)
+    alone, job = metrics_of(folder / f"{name}-alone"), metrics_of(folder / name)
     assert len(job) == len(alone) == 3
     for mine, theirs in zip(job, alone, strict=True):
         assert mine.keys() == theirs.keys()
@@ -98,7 +73,7 @@ def test_a_job_may_choose_its_degrees_itself(folder):
     log = (folder / "auto" / "log.txt").read_text()
     assert "auto chose replicate 2" in log and "exchanges:" in log
     train(config_of(folder, "auto-alone", "auto", num_rollouts=1))
-    assert len(metrics_of(folder, "auto")) == len(metrics_of(folder, "auto-alone")) == 1
+    assert len(metrics_of(folder / "auto")) == len(metrics_of(folder / "auto-alone")) == 1
 
 
 def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder):
@@ -110,7 +85,7 @@ def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder):
     for later in (saved[-1], folder / "resumed/model"):
         shutil.rmtree(later)
     as_job(2, ran, config_of(folder, "resumed", {"shard": 2}, checkpoint={"interval": 1, "keep": 5}))
-    assert metrics_of(folder, "resumed") == metrics_of(folder, "whole")
+    assert metrics_of(folder / "resumed") == metrics_of(folder / "whole")
     assert (folder / "resumed/model/model.safetensors").read_bytes() == (folder / "whole/model/model.safetensors").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""The records that cross whet's boundaries. Standard library only: every layer may import this one.
+"""From a task to what is trained: messages, turns, trajectories, groups, samples. Standard library only.
 
 Token ids, log-probs and versions are tuples here (ragged, per turn); `core.batch` turns samples into tensors.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from itertools import chain
-from math import fsum, isfinite
-from typing import Any, Literal
+from math import fsum
+from typing import Any
 
 JSON = Any
 """A value that `json.dumps` accepts."""
@@ -269,173 +269,6 @@ class Pair:
     rejected: Sample
     margin: float = 0.0
     """By how much the chosen one is to win, in the unit of the loss's logits; 0: no preference about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What a reply has to be: JSON of a schema, a text that a regular expression matches as a whole, or a text of a grammar."""
-
-    kind: Literal["json_schema", "regex", "ebnf", "lark"]
-    """`ebnf` is GBNF (`root ::= ...`), as llama.cpp and SGLang have it; `lark` is llguidance's own form (`start: ...`)."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to sample. The seed is per request: noise depends on (seed, position) alone."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    """0 is greedy: the most likely token; its log-prob is 0, since the distribution has one point."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    """Leave out, after top-k and top-p, what is less likely than this fraction of the most likely token (arXiv 2407.01082). 0: nothing."""
-    repetition_penalty: float = 1.0
-    """Positive logits of tokens in the context or the reply are divided by it, negative ones multiplied (arXiv 1909.05858). 1: none."""
-    presence_penalty: float = 0.0
-    """Taken from the logit of each token that was sampled already."""
-    frequency_penalty: float = 0.0
-    """Taken from a token's logit for each time that it was sampled already."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit), before any penalty."""
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    """Texts that end the reply. The token that completes one is the reply's last; whoever shows text cuts it with `text_before`."""
-    min_tokens: int = 0
-    """No stop token is drawn, and no stop text ends the reply, before so many tokens."""
-    grammar: Grammar | None = None
-    """Draw only tokens that keep the reply in this grammar, and end it only where the grammar does. Log-probs are of what is left, after
-    bias and penalties. A reply that may not go on and has no stop token ends by itself."""
-    seed: int = 0
-    raw_logprobs: bool = False
-    """Also tell each token's log-prob under the model's own distribution: temperature 1, nothing added and nothing left out."""
-    top_logprobs: int = 0
-    """Also tell so many most likely tokens of that distribution."""
-    nucleus: bool = False
-    """Also tell the token ids that each token was drawn from, where top_k, top_p or min_p leave any out."""
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if not (self.temperature >= 0 and isfinite(self.temperature)):
-            raise ValueError(f"temperature must be finite and not negative, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p must be in [0, 1], not {self.min_p}")
-        for name in ("top_k", "min_tokens", "top_logprobs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
-        self._check_penalties()
-        if self.grammar is not None and self.min_tokens:
-            raise ValueError(f"min_tokens cannot be {self.min_tokens} with a grammar, which may be at its end before")
-        if not all(self.stop):
-            raise ValueError("a stop text must not be empty")
-
-    def _check_penalties(self) -> None:
-        """Within what other engines take: nothing here can make a logit infinite, which would end everyone's step."""
-        if not 0.1 <= self.repetition_penalty <= 10:
-            raise ValueError(f"repetition_penalty must be in [0.1, 10] (1: none), not {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name} must be in [-2, 2], not {getattr(self, name)}")
-        for token, bias in self.logit_bias:
-            if not -100 <= bias <= 100:
-                raise ValueError(f"logit_bias must be in [-100, 100], not {bias} (token {token})")
-        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
-            raise ValueError("logit_bias names a token twice")
-
-    @property
-    def narrows(self) -> bool:
-        """Whether some tokens are left out of what is drawn from."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
-def text_before(text: str, stop: tuple[str, ...]) -> str:
-    """`text` up to the first of the stop texts in it, all of it if there is none."""
-    return text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One model call: continue `tokens`."""
-
-    id: str
-    tokens: tuple[int, ...]
-    """The whole context, from the first prompt token on."""
-    sampling: SamplingParams
-    conversation: str = ""
-    """Requests of one conversation extend each other; the engine may keep its cache between them until it is released."""
-    rank: tuple[int, ...] = ()
-    """Where it stands among its rivals; a deterministic engine admits in this order."""
-    chunk_tokens: int = 0
-    """Deliver a chunk every so many tokens; 0: one chunk at the end (or at an abort)."""
-    num_begun: int = 0
-    """The last so many of `tokens` were sampled as the beginning of this reply, as far as options look at it: stop texts may begin in
-    them, penalties, min_tokens and a grammar count them. max_tokens is of what is still to come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a reply. The last one of a request carries its finish reason."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    version: int
-    """The policy version that sampled all of this chunk's tokens."""
-    finish: Finish | None = None
-    raw_logprobs: tuple[float, ...] = ()
-    """Each token's under the model's own distribution, where the request asked for them."""
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
-    nucleus: tuple[bytes, ...] = ()
-    """As in `Turn`, where the request asked for it."""
-    num_cached: int = field(default=0, compare=False)
-    """Tokens of the request's context that were in the cache when it was first let in. No part of what is said: it is said either way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """What a policy says of tokens that are given: natural logarithms, entry t of `tokens[t + 1]` given its predecessors."""
-
-    logprobs: tuple[float, ...]
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """The (id, log-prob) of the most likely tokens at the same places, where they were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """An engine's answer to a weight update."""
-
-    version: int
-    wire: Mapping[str, str]
-    """Digest of each tensor as it arrived, by its name in Hugging Face files."""
-    resident: Mapping[str, str] | None
-    """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None where it cannot tell."""
-    size_bytes: int = 0
-    """Of the tensors that arrived."""
-    num_stale_tokens: int = 0
-    """Tokens that are still cached from older weights. Anything but 0 is a fault."""
-    engine: str = "the engine"
-    """Who answers, in errors."""
-    members: tuple[Receipt, ...] = ()
-    """Of an engine that is several: the answer of each, all of which must hold the same."""
-    wire_bytes: int = 0
-    """That left the trainer's process, compressed as they may be; 0 where the engine reads the trainer's own."""
-    encode_s: float = 0.0
-    """Seconds of packing and compressing."""
-    wire_s: float = 0.0
-    """Seconds of copying, writing or sending, as far as they held up the trainer's stream."""
-    load_s: float = 0.0
-    """Seconds of taking over, of the slowest member: with a broadcast, what it waited for the trainer, too."""
-    pause_s: float = 0.0
-    """Seconds in which no step was taken."""
 
 
 @dataclass(slots=True)

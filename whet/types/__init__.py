@@ -1,0 +1,47 @@
+"""The records that cross whet's boundaries. Standard library only: every layer may import this one."""
+
+from whet.types.records import (
+    JSON,
+    UNSAMPLED,
+    Failure,
+    Finish,
+    Group,
+    Message,
+    Origin,
+    Outcome,
+    Pair,
+    Progress,
+    Rewards,
+    Sample,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+from whet.types.requests import Chunk, Grammar, Receipt, Request, SamplingParams, Scored, text_before
+
+__all__ = [
+    "JSON",
+    "UNSAMPLED",
+    "Chunk",
+    "Failure",
+    "Finish",
+    "Grammar",
+    "Group",
+    "Message",
+    "Origin",
+    "Outcome",
+    "Pair",
+    "Progress",
+    "Receipt",
+    "Request",
+    "Rewards",
+    "Sample",
+    "SamplingParams",
+    "Scored",
+    "Task",
+    "ToolCall",
+    "Trajectory",
+    "Turn",
+    "text_before",
+]
