@@ -54,6 +54,7 @@ from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
+from whet.train.alarm import RankHung, Situation
 from whet.train.base import Backend, Learner, NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
@@ -63,7 +64,7 @@ from whet.types import Group
 
 T = TypeVar("T")
 
-STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed, JobFailed)
+STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed, RankHung, JobFailed)
 """What ends a command with words instead of a traceback."""
 
 
@@ -94,14 +95,15 @@ def train(
         num_learning = check_warmup(config, num_rollouts)
         tell = incidents_of(opened, observer)
         with build_parts(config, texts, trainable=True, tell=tell) as parts:  # the weights take long: all else was read before
-            lead.tell(BEGIN)
-            backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
-            learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
+            with lead.tell(BEGIN):
+                backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
+                learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
             policy = learners.learner("policy")
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
             rollouts = build_rollouts(config, hooks, source, parts.player, wanted, num_rollouts)
+            lead.describe(lambda: Situation(observer.phases.present, rollouts.in_flight))
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm

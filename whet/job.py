@@ -25,8 +25,9 @@ from whet.preflight.auto import Chosen, auto_degrees
 from whet.process import prepare_process
 from whet.settings import RunConfig
 from whet.stop import SIGNALS, Stopped
+from whet.train.alarm import Alarm
 from whet.train.batching import plan_batch
-from whet.train.lead import LEARNERS, Job
+from whet.train.lead import BEGIN, LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.mesh import ParallelConfig
 
@@ -34,8 +35,8 @@ RANK = ("-m", "whet.rank")
 """What the interpreter runs in a process of a job."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """In the environment of a process that torchrun started."""
-EXCHANGE_TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others in an exchange of tensors."""
+START_TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others until all have their models; afterwards it is `train.exchange_timeout_s`."""
 
 
 def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]:
@@ -79,7 +80,7 @@ def launch(config: RunConfig, command: str, num_ranks: int) -> int:
 
 def join(config: RunConfig, command: str) -> Mapping[str, float]:
     """This process's part of a job. Returns the leader's results."""
-    with joined() as job:
+    with joined(config) as job:
         config, notes = settled(config, job)
         if not job.leads:
             follow(config, job)
@@ -164,7 +165,7 @@ def check_count(wanted: int, count: int) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Job]:
+def joined(config: RunConfig) -> Iterator[Job]:
     """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
     backend = "gloo"
     if torch.cuda.is_available():
@@ -173,10 +174,12 @@ def joined() -> Iterator[Job]:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = os.environ.get(MEETING)
     init_method = "env://" if meeting is None else f"file://{meeting}"
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=EXCHANGE_TIMEOUT)
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=START_TIMEOUT)
+    alarm = Alarm(Path(config.run_dir), config.train.exchange_timeout_s)
     try:
-        yield Job()
+        yield Job(alarm)
     finally:
+        alarm.close()
         dist.destroy_process_group()
 
 
@@ -196,7 +199,8 @@ def follow(config: RunConfig, job: Job) -> None:
     texts = read_texts(config)
     source = commands.training_source(config, texts)
     num_rollouts = length_of_run(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
-    model = load_causal(texts.folder, config.model, trainable=True)
-    policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
-    learners = build_learners(config, policy, texts.folder, algorithm, plan, num_rollouts)
+    with job.over(BEGIN):
+        model = load_causal(texts.folder, config.model, trainable=True)
+        policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
+        learners = build_learners(config, policy, texts.folder, algorithm, plan, num_rollouts)
     job.follow({LEARNERS: learners, "policy": policy, **learners.beside})

@@ -149,6 +149,13 @@ def test_a_leader_that_says_why_it_ends_is_believed(tmp_path):
     assert all(gone(process.pid) for process in processes)
 
 
+def test_another_rank_that_says_why_it_ends_is_believed_too(tmp_path):
+    tells = program("print('error: the other one hangs', file=sys.stderr); print('a word after it', file=sys.stderr); sys.exit(2)")
+    start, _ = started(program("time.sleep(60)", speaks=False), tells)
+    with pytest.raises(JobFailed, match=r"^the other one hangs \(said by rank 1 of 2\)$"):
+        Job(2, tmp_path / LOG).run(start)
+
+
 def test_a_leader_that_is_killed_is_named(tmp_path):
     start, _ = started(program("os.kill(os.getpid(), signal.SIGKILL)", speaks=False), program("time.sleep(60)"))
     with pytest.raises(JobFailed, match="rank 0 of 2 was killed by SIGKILL, so the job has ended; what it said is above"):

@@ -22,6 +22,7 @@ from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import launch
 from whet.observe.display import printable, say
+from whet.runfolder.stacks import SAY_STACKS
 
 WORKER = ("-m", "whet.cluster.engine_worker")
 """What the interpreter runs there."""
@@ -124,7 +125,7 @@ class RayWorker:
         if self._end is not None:
             return ""
         with launch.asked_for_stacks(self) as lines:
-            self._process.signal(launch.SAY_STACKS)
+            self._process.signal(SAY_STACKS)
         return "\n".join(lines)
 
     def last_lines(self) -> list[str]:

@@ -25,6 +25,8 @@ END_S = 30.0
 LOG = "processes.log"
 """In the run's folder: what the processes said that do not lead, and which one failed."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOLD, ERROR = 2, "error: "
+"""The exit status of a command that ended with words of its own, and how their line begins."""
 
 Start = Callable[[int, Tell], Process]
 """Starts the process of a rank."""
@@ -119,7 +121,10 @@ class Job:
 
     def _report(self, rank: int, ended: Ended) -> str:
         text = f"rank {rank} of {len(self._last)} {ended.how}, so the job has ended"
-        if self._last[rank]:
+        told = [line for line in self._last[rank] if line.startswith(ERROR)]
+        if told and ended.code == TOLD:
+            text = f"{told[-1].removeprefix(ERROR)} (said by rank {rank} of {len(self._last)})"
+        elif self._last[rank]:
             text += ". Its last lines:\n" + "\n".join(f"    {printable(line)}" for line in self._last[rank])
         else:
             text += "; it said nothing before" if rank else "; what it said is above"

@@ -66,6 +66,9 @@ class OwnRollouts:
         self._entry: tuple[JSON, JSON] | None = None
         """Source and state before the rollout that is under way, or not learned from yet."""
 
+    in_flight: tuple[str, ...] = ()
+    """Between two rollouts nothing is played."""
+
     async def take(self, progress: Progress) -> Taken:
         """The groups of the next rollout: those that it returned without a reason to drop them.
 

@@ -88,6 +88,11 @@ class Rollouts:
         self._changed: asyncio.Event = asyncio.Event()
         self._slots: asyncio.Semaphore = player.slots()
 
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """What is being played, a line each. May be asked on any thread."""
+        return tuple(f"trajectory {id}" for play in list(self._buffer.playing) for id in list(play.runs))
+
     async def take(self, progress: Progress) -> Taken:
         """The groups of the next rollout, for the policy of the present version, which the engine holds.
 

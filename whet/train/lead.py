@@ -6,7 +6,8 @@ order, and find the same results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed import ProcessGroup
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
+from whet.train.alarm import Alarm, Situation
 from whet.train.base import Backend, Backward, NonFinite
 
 PATIENCE = timedelta(days=7)
@@ -48,8 +50,16 @@ BEGIN = Call("job", "begin")
 class Lead(Protocol):
     """Tells the other processes of a job what comes next."""
 
-    def tell(self, call: Call) -> None:
-        """Before this process makes the call itself."""
+    def tell(self, call: Call) -> AbstractContextManager[None]:
+        """For as long as this process makes the call itself.
+
+        Raises:
+            RankHung: if a process does not come to an exchange in time, now or earlier.
+        """
+        ...
+
+    def describe(self, by: Callable[[], Situation]) -> None:
+        """What to keep of the run should a process hang."""
         ...
 
     def led(self, who: str, backend: Backend) -> Backend:
@@ -60,7 +70,10 @@ class Lead(Protocol):
 class Alone:
     """A process that has nobody to tell."""
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: Call) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def describe(self, by: Callable[[], Situation]) -> None:
         pass
 
     def led(self, who: str, backend: Backend) -> Backend:
@@ -71,17 +84,36 @@ ALONE = Alone()
 
 
 class Job:
-    """The processes of a job. Every one makes one of these, once the default process group is there."""
+    """The processes of a job. Every one makes one of these, once the default process group is there.
 
-    def __init__(self) -> None:
+    Args:
+        alarm: what is done when an exchange expires.
+    """
+
+    def __init__(self, alarm: Alarm) -> None:
         self.leads = dist.get_rank() == 0
+        self._alarm = alarm
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(group, ProcessGroup)
         self._group = group
 
-    def tell(self, call: Call) -> None:
+    @contextmanager
+    def tell(self, call: Call) -> Generator[None]:
         assert self.leads, "only one process leads"
         self._pass(call)
+        with self.over(call):
+            yield
+
+    def describe(self, by: Callable[[], Situation]) -> None:
+        self._alarm.describe(by)
+
+    @contextmanager
+    def over(self, call: Call) -> Generator[None]:
+        """While a process makes a call. The first makes groups; from then on all have their deadline but the one that calls come over."""
+        with self._alarm.over(f"{call.who}.{call.what}"):
+            yield
+        if call == BEGIN:
+            self._alarm.bound(self._group)
 
     def led(self, who: str, backend: Backend) -> Backend:
         return Led(who, backend, self)
@@ -103,17 +135,17 @@ class Job:
             models: by the names in the calls.
         """
         while (call := self._pass(None)) is not None:
-            try:
+            with self.over(call), suppress(NonFinite):
                 found = getattr(models[call.who], call.what)(*call.args, **call.kwargs)
                 if call.what in STREAMS:
                     for _ in found:  # each weight is put together by all
                         pass
-            except NonFinite:
-                continue
 
     def _pass(self, call: Call | None) -> Call | None:
+        self._alarm.check()
         passed = [call]
-        dist.broadcast_object_list(passed, src=0, group=self._group)
+        with self._alarm.over("between calls"):
+            dist.broadcast_object_list(passed, src=0, group=self._group)
         return passed[0]
 
 
@@ -135,47 +167,47 @@ class Led:
         return self._backend.flops
 
     def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
-        self._tell("annotate", batch, need)
-        return self._backend.annotate(batch, need)
+        with self._tell("annotate", batch, need):
+            return self._backend.annotate(batch, need)
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
-        self._tell("forward_backward", batch, loss, entropy_grad=entropy_grad)
-        return self._backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+        with self._tell("forward_backward", batch, loss, entropy_grad=entropy_grad):
+            return self._backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
 
     def optim_step(self) -> Metrics:
-        self._tell("optim_step")
-        return self._backend.optim_step()
+        with self._tell("optim_step"):
+            return self._backend.optim_step()
 
     def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
         """A stream that is to be read to its end, once."""
-        self._tell("named_weights", kind)
-        yield from self._backend.named_weights(kind)
+        with self._tell("named_weights", kind):
+            yield from self._backend.named_weights(kind)
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
         """As `named_weights`, with tied parameters under each of their names, and buffers."""
-        self._tell("named_state")
-        yield from self._backend.named_state()
+        with self._tell("named_state"):
+            yield from self._backend.named_state()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         held = [(name, tensor.detach().cpu()) for name, tensor in weights]
-        self._tell("take_weights", held)
-        self._backend.take_weights(held)
+        with self._tell("take_weights", held):
+            self._backend.take_weights(held)
 
     def export(self, folder: Path, base: str = "") -> None:
-        self._tell("export", folder, base)
-        self._backend.export(folder, base)
+        with self._tell("export", folder, base):
+            self._backend.export(folder, base)
 
     def export_merged(self, folder: Path) -> None:
-        self._tell("export_merged", folder)
-        self._backend.export_merged(folder)
+        with self._tell("export_merged", folder):
+            self._backend.export_merged(folder)
 
     def save(self, folder: Path) -> None:
-        self._tell("save", folder)
-        self._backend.save(folder)
+        with self._tell("save", folder):
+            self._backend.save(folder)
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
-        self._tell("load", folder, weights=weights, optimizer=optimizer)
-        self._backend.load(folder, weights=weights, optimizer=optimizer)
+        with self._tell("load", folder, weights=weights, optimizer=optimizer):
+            self._backend.load(folder, weights=weights, optimizer=optimizer)
 
-    def _tell(self, what: str, *args: Any, **kwargs: Any) -> None:
-        self._job.tell(Call(self._who, what, args, kwargs))
+    def _tell(self, what: str, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        return self._job.tell(Call(self._who, what, args, kwargs))

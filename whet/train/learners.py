@@ -120,7 +120,15 @@ class Learners:
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
-        self._lead.tell(Call(LEARNERS, "annotate", (batch,)))
+        with self._lead.tell(Call(LEARNERS, "annotate", (batch,))):
+            return self._annotate(batch)
+
+    def update(self, batch: TrainBatch, progress: Progress) -> Update:
+        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
+        with self._lead.tell(Call(LEARNERS, "update", (batch, progress))):
+            return self._update(batch, progress)
+
+    def _annotate(self, batch: TrainBatch) -> TrainBatch:
         others = {
             Need.REF_LOGPROBS: self.reference,
             Need.TEACHER_LOGPROBS: self.teacher,
@@ -133,9 +141,7 @@ class Learners:
                 batch = backend.annotate(batch, need)
         return batch
 
-    def update(self, batch: TrainBatch, progress: Progress) -> Update:
-        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
-        self._lead.tell(Call(LEARNERS, "update", (batch, progress)))
+    def _update(self, batch: TrainBatch, progress: Progress) -> Update:
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         done = Update({} if before is None else mismatch(batch, before), before, 0)
         warmup = 0

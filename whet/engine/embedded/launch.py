@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -28,6 +26,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import IO, TYPE_CHECKING, Protocol
 
 from whet.engine.base import EngineFailed
+from whet.runfolder.stacks import SAY_STACKS, TIMEOUT_S, spied
 
 if TYPE_CHECKING:
     from whet.engine.embedded.worker import Setup
@@ -36,10 +35,6 @@ LAST_LINES = 100
 """Kept of what a worker said."""
 HANDSHAKE_TIMEOUT_S = 10.0
 """For whoever dials in to prove who it is."""
-STACKS_TIMEOUT_S = 2.0
-"""For a process to say where its threads are."""
-SAY_STACKS = signal.SIGUSR1
-"""The signal on which a worker writes the stacks of its threads to its standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ def asked_for_stacks(process: Asked) -> Iterator[list[str]]:
     lines = process.asked = list[str]()
     try:
         yield lines
-        deadline, seen = time.monotonic() + STACKS_TIMEOUT_S, -1
+        deadline, seen = time.monotonic() + TIMEOUT_S, -1
         while time.monotonic() < deadline and (not lines or len(lines) > seen):
             seen = len(lines)
             time.sleep(0.2)
@@ -149,7 +144,7 @@ class LocalProcess:
             return ""
         with asked_for_stacks(self) as lines:
             self.child.send_signal(SAY_STACKS)
-        return "\n".join(lines) or _spied(self.child.pid)
+        return "\n".join(lines) or spied(self.child.pid)
 
     def last_lines(self) -> list[str]:
         if self.child.poll() is not None:
@@ -261,20 +256,6 @@ def _told(link: Link, setup: Setup) -> Link:
     with suppress(OSError):  # a worker that is gone already is seen when it is waited for
         link.connection.send(setup)
     return link
-
-
-def _spied(pid: int) -> str:
-    """The stacks of a process that does not say them, where py-spy is installed and may look."""
-    spy = shutil.which("py-spy")
-    if spy is None:
-        return ""
-    try:
-        found = subprocess.run(
-            [spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True, timeout=STACKS_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return found.stdout
 
 
 def said(process: Process, num_lines: int = 12) -> str:

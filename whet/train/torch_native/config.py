@@ -34,6 +34,9 @@ class TrainConfig(Config):
     parallel: ParallelConfig | Literal["auto"] | None = None
     """How the model is spread over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices'
     memory the one whose exchanges take the least time, told as the run begins."""
+    exchange_timeout_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
+    """With several processes: how long one waits for the others in an exchange, before the run ends and names who did not come. It has to
+    cover the most that one computes between two exchanges beyond another."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
