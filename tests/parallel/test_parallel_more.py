@@ -370,3 +370,26 @@ def test_what_cannot_be_spread_is_refused_with_the_remedy(num_ranks, degrees, ki
 def test_experts_are_spread_over_whole_groups():
     with pytest.raises(ValueError, match=r"expert is 2, but it must be a multiple of tensor \(4\) that divides .* \(8\)"):
         ParallelConfig(shard=2, tensor=4, expert=2)
+
+
+def with_bias(value, degrees=None):
+    model = model_of("biased")
+    with torch.no_grad():
+        for _, buffer in model.saved_buffers():
+            buffer.fill_(value)
+    return backend_of(model, degrees)
+
+
+def load_with_bias(folder, value, degrees):
+    with_bias(value, degrees).load(folder)
+
+
+def test_weights_are_not_loaded_beside_other_buffers(tmp_path):
+    with_bias(0.25).save(tmp_path)
+    load_with_bias(tmp_path, 0.25, None)
+    on_ranks(2, load_with_bias, tmp_path, 0.25, SHARD)
+    with pytest.raises(ValueError, match=r"buffers\.safetensors is of another model: its buffer model\..*e_score_correction_bias is not"):
+        load_with_bias(tmp_path, 0.5, None)
+    (name, _), *_ = with_bias(0.5).model.saved_buffers()
+    with pytest.raises(AssertionError, match=f"its buffer {name} is not that"):
+        on_ranks(2, load_with_bias, tmp_path, 0.5, SHARD)

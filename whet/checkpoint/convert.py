@@ -27,11 +27,12 @@ from whet.model.folders import dtype_named, read_weights, weight_files, write_we
 from whet.model.meta import read_meta
 from whet.model.naming import Naming
 from whet.model.tensor_files import write_tensors
+from whet.train.torch_native.saving import BUFFERS
 from whet.types import Progress
 
 To = Literal["hf", "dcp"]
-WEIGHTS, BUFFERS = "weights", "buffers.safetensors"
-"""Of a checkpoint: a folder of DCP, or a file of that name and an ending; buffers, which no optimizer changes, lie beside it."""
+WEIGHTS = "weights"
+"""Of a checkpoint: a folder of DCP, or a file of that name and an ending; buffers lie beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from whet.train.torch_native.mesh import mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
-from whet.train.torch_native.saving import read_tensors, save_tensors
+from whet.train.torch_native.saving import BUFFERS, check_buffers, read_tensors, save_tensors
 from whet.types import JSON
 
 WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
@@ -187,6 +187,8 @@ class TorchBackend:
         folder.mkdir(parents=True, exist_ok=True)
         save_tensors(self._trained(), folder / WEIGHTS)
         texts: dict[str, JSON] = {}
+        if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
+            write_tensors(buffers, folder / BUFFERS)
         if self.adapter is not None:
             texts["base.json"] = {"digest": self.adapter.base_digest()}
         if self.optimizer is not None:
@@ -200,6 +202,7 @@ class TorchBackend:
         if weights:
             if self.adapter is not None:
                 _check_base(folder / "base.json", self.adapter.base_digest())
+            check_buffers(folder / BUFFERS, self.model.saved_buffers())
             self._take(read_tensors(folder / WEIGHTS, self._trained()), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
             steps = json.loads((folder / "optimizer.json").read_text())["steps"]

@@ -186,7 +186,10 @@ def _moment(tensors: Mapping[str, Tensor], key: str, name: str, master: Tensor) 
 def _entry(tensors: Mapping[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
     tensor = tensors.get(f"{key}/{name}")
     if tensor is None:
-        raise ValueError(f"the optimizer's checkpoint has no {key} of {name}; it is of another model or dtype")
+        raise ValueError(
+            f"the optimizer's checkpoint has no {key} of {name}: it was saved with another optim.name, or is of another model or dtype; "
+            "set what it was saved with, or restore its weights alone"
+        )
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
         found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, like))
         raise ValueError(f"the optimizer's checkpoint has {key} of {name} as {found}, not {wanted}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,6 +16,26 @@ from torch.distributed.tensor import DTensor
 
 from whet.model.dcp_files import DcpFiles
 from whet.model.tensor_files import write_tensors
+
+BUFFERS = "buffers.safetensors"
+"""Of a checkpoint: what belongs to the model beside its weights and no optimizer changes, such as the routing bias of DeepSeek-V3."""
+
+
+def check_buffers(file: Path, own: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights that were trained with other buffers than a model has: it would be another one. A file that is not there says nothing.
+
+    Raises:
+        ValueError: with the buffer that differs.
+    """
+    if not file.is_file():
+        return
+    found, mine = load_file(file), dict(own)
+    for name in sorted(found.keys() | mine.keys()):
+        if name not in found or name not in mine or not torch.equal(found[name].to(mine[name].dtype), mine[name].cpu()):
+            raise ValueError(
+                f"{file} is of another model: its buffer {name} is not that of model.path, and no training changes it; name the model that "
+                "the checkpoint was made of as model.path"
+            )
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
