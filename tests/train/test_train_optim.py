@@ -293,5 +293,5 @@ def test_a_state_of_the_other_optimizer_is_refused():
         optimizer.step()
         states[name] = optimizer.tensors()
     for name, other in (("adamw", "muon"), ("muon", "adamw")):
-        with pytest.raises(ValueError, match=r"the optimizer's checkpoint has no (step|momentum_buffer) of layers.0.weight: it was saved with another optim.name"):
+        with pytest.raises(ValueError, match=r"no (step|momentum_buffer) of layers.0.weight: it was saved with another optim.name"):
             Optimizer(layered(model), OptimConfig(**SETTINGS, name=name), 3).load_tensors(states[other], 1)
