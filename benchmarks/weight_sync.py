@@ -78,7 +78,7 @@ def carried(size: str) -> list[dict[str, object]]:
     assert mine.recv() == "ready"
     for transport in TRANSPORTS:
         with tempfile.TemporaryDirectory() as folder:
-            sender = sender_of(SyncConfig(transport=transport), model(size), Path(folder))
+            sender = sender_of(SyncConfig(transport=transport), model(size), Path(folder), "127.0.0.1")
             seconds, sent = [], 0
             for version in range(ROUNDS + 1):
                 nudge(trained)

@@ -63,3 +63,27 @@ def test_no_room_is_told_with_what_is_wanted(folder, address):
     status, _, err = ended(begin(config_of(folder, "no_room", cluster=cluster, train={"parallel": {"shard": 3}}), **PRIVATE))
     assert status == 2
     assert "the Ray cluster had no room within 3 s: the run wants 3 CPUs, of which it has 2 (2 free), in 3 bundles; lower" in err
+
+
+APART = {"backend": "ray", "layout": "disaggregate", "start_timeout_s": 60.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["broadcast", "delta"])
+def test_the_engine_may_be_on_another_node_than_the_leader(folder, address, transport):
+    """A processor on each: one has the trainer, the other the engine."""
+    name = f"apart_{transport}"
+    config = config_of(folder, name, cluster={**APART, "address": address}, sync={"transport": transport})
+    status, _, err = ended(begin(config, **PRIVATE))
+    assert status == 0, err
+    for mine, theirs in zip(metrics_of(folder, name), metrics_of(folder, "alone"), strict=True):
+        of_both = mine.keys() & theirs.keys()  # an engine of its own tells more
+        assert {"optim/grad_norm", "reward/total"} < of_both
+        assert {key: mine[key] for key in of_both} == pytest.approx({key: theirs[key] for key in of_both}, rel=1e-3, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_memory_that_another_node_does_not_have_is_told_with_the_remedy(folder, address):
+    status, _, err = ended(begin(config_of(folder, "apart_shared", cluster={**APART, "address": address}), **PRIVATE))
+    assert status == 2
+    assert "engine copy 0 was placed on" in err and "set sync.transport to broadcast, delta or disk" in err

@@ -10,8 +10,9 @@ import pytest
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import check_reachable, private_cluster
 from whet.cluster.engine_worker import line_of
+from whet.cluster.process import Command
 from whet.cluster.room import EngineRoom, plan_room
-from whet.engine.embedded.launch import Invitation
+from whet.engine.embedded.dialing import Invitation
 from whet.job import train
 from whet.settings import RunConfig
 
@@ -48,13 +49,14 @@ def test_processes_apart_have_bundles_of_their_own(layout):
 
 
 def test_what_the_leader_is_told_reads_back():
-    room = EngineRoom("10.0.0.1:6379", "space", "whet-1", {"CPU": 1.0}, (1, 2))
+    room = EngineRoom("10.0.0.1:6379", "space", "whet-1", {"CPU": 1.0}, (1, 2), "node")
     assert EngineRoom.of(room.to_text()) == room
 
 
 def test_a_workers_line_is_one_line_and_holds_the_key():
-    text = line_of(Invitation("10.0.0.1", 99, b"\n\x00key"))
+    text = line_of(Invitation("10.0.0.1", 99, b"\n\x00key", 5.0))
     assert "\n" not in text and b"\n\x00key".hex() in text
+    assert text not in repr(Command(("-m", "whet"), text))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +12,10 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.launch import LocalProcess
 from whet.engine.embedded.stops import Decode
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.types import Chunk, Finish, Request
@@ -32,6 +36,10 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+DIALS = (
+    "import sys; from whet.engine.embedded.worker import dial; from whet.engine.embedded.dialing import Invitation;"
+    "dial(Invitation(sys.argv[1], int(sys.argv[2]), sys.stdin.buffer.read(), 60.0))"
+)
 CONFIGS = {
     "qwen3": lambda: Qwen3Config(head_dim=16, **SHAPE),
     "qwen2": lambda: Qwen2Config(**SHAPE),
@@ -131,3 +139,13 @@ def assert_empty(engine: EmbeddedEngine) -> None:
     assert not scheduler.running and not scheduler.waiting and not engine._calls
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
     assert set(scheduler.pool._holders) == {0}
+
+
+def elsewhere(name: str, invitation: Invitation, script: str = DIALS, key: bytes | None = None) -> LocalProcess:
+    """A process that was started by somebody else, who passed the invitation on."""
+    arguments = [sys.executable, "-c", script, invitation.host, str(invitation.port)]
+    child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert child.stdin is not None
+    child.stdin.write(invitation.key if key is None else key)
+    child.stdin.close()
+    return LocalProcess(name, child)

@@ -244,7 +244,7 @@ def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_chang
     async def disturbed(engine, asked, slot, number):
         playing = asyncio.ensure_future(play(engine, asked))
         async with asyncio.timeout(DEADLINE_S):
-            while not any(reply.num_sampled and name in engine.slots[slot].requests for name, reply in engine._replies.items()):
+            while not any(reply.num_sampled and name in engine.slots[slot].requests for name, reply in engine._requests.replies.items()):
                 await asyncio.sleep(0.002)
         disturb(engine, slot, number)
         return await playing

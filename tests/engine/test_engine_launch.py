@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 
 import pytest
-from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
+from engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import launch
+from whet.engine.embedded import dialing, launch
 from whet.engine.embedded.copies import EngineCopies
+from whet.engine.embedded.dialing import DialingLauncher, Invitation
 from whet.engine.embedded.engine import EmbeddedConfig
-from whet.engine.embedded.launch import DialingLauncher, Invitation, LocalLauncher, LocalProcess
+from whet.engine.embedded.launch import LocalLauncher
 from whet.model.causal import ModelConfig, random_causal
 from whet.types import Request, SamplingParams
 
 SIZES = EmbeddedConfig(cache_tokens=512, block_size=4, max_running=8, max_batch_tokens=128, copies=2)
-DIALS = (
-    "import sys; from whet.engine.embedded.worker import dial; from whet.engine.embedded.launch import Invitation;"
-    "dial(Invitation(sys.argv[1], int(sys.argv[2]), sys.stdin.buffer.read()))"
-)
-
-
 def model():
     return random_causal(CONFIGS["small"](), ModelConfig(path="", dtype="float64", device="cpu"), seed=0)
-
-
-def elsewhere(name, invitation, script=DIALS, key=None):
-    """A process that was started by somebody else, who passed the invitation on."""
-    arguments = [sys.executable, "-c", script, invitation.host, str(invitation.port)]
-    child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert child.stdin is not None
-    child.stdin.write(invitation.key if key is None else key)
-    child.stdin.close()
-    return LocalProcess(name, child)
 
 
 def refused(invitation):
@@ -49,7 +32,7 @@ def refused(invitation):
 
 
 def test_workers_that_dial_back_serve_like_children(monkeypatch):
-    monkeypatch.setattr(launch, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 1.0)
     invited = []
 
     def begin(name, invitation):
@@ -57,7 +40,7 @@ def test_workers_that_dial_back_serve_like_children(monkeypatch):
         address = invitation.host, invitation.port
         silent, rude = socket.create_connection(address), socket.create_connection(address)
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        wrong = Invitation(*address, b"guessed")
+        wrong = Invitation(*address, b"guessed", 5.0)
         threading.Thread(target=refused, args=(wrong,), daemon=True).start()
         invited.append((name, invitation, silent, rude))
         return elsewhere(name, invitation)
@@ -80,6 +63,59 @@ def test_workers_that_dial_back_serve_like_children(monkeypatch):
         rude.close()
 
 
+class Somebody:
+    """A process that goes on."""
+
+    host = launch.HERE
+
+    def ended(self, timeout_s):
+        return None
+
+    def kill(self):
+        raise AssertionError("it dialed")
+
+    def last_lines(self):
+        return []
+
+
+def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
+    monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 600.0)
+    silent, heard = [], []
+
+    def begin(name, invitation):
+        silent.extend(socket.create_connection((invitation.host, invitation.port)) for _ in range(5))
+        worker = threading.Thread(target=lambda: heard.append(invitation.accept().recv()))
+        silent.append(worker)
+        worker.start()
+        return Somebody()
+
+    DialingLauncher(begin, timeout_s=20.0).start("w", "a setup")  # type: ignore[arg-type]
+    *strangers, worker = silent
+    worker.join(20.0)
+    assert heard == ["a setup"]
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monkeypatch):
+    monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 0.5)
+    cut = threading.Event()
+
+    def dribble(address):
+        with socket.create_connection(address) as link, suppress(OSError):
+            while not cut.wait(0.1):
+                link.sendall(b"\0")
+        cut.set()
+
+    def begin(name, invitation):
+        threading.Thread(target=dribble, args=((invitation.host, invitation.port),), daemon=True).start()
+        return elsewhere(name, invitation, "import time; time.sleep(600)")
+
+    with pytest.raises(EngineFailed, match="did not dial back"):
+        DialingLauncher(begin, timeout_s=5.0).start("w", "a setup")  # type: ignore[arg-type]
+    assert cut.is_set()
+
+
 def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     dead = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, "raise SystemExit('no such device')"))
     with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nit said last:\n    no such device"):
@@ -95,8 +131,7 @@ def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     assert started[0].ended(DEADLINE_S) is not None, "and nothing is left of it"
 
 
-def test_a_worker_with_another_key_gets_nothing_to_unpickle(monkeypatch):
-    monkeypatch.setattr(launch, "HANDSHAKE_TIMEOUT_S", 1.0)
+def test_a_worker_with_another_key_gets_nothing_to_unpickle():
     wrong = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, key=b"another"), timeout_s=DEADLINE_S)
     with pytest.raises(EngineFailed, match=r"(?s)ended before it dialed .*AuthenticationError"):
         wrong.start("w", "a setup")  # type: ignore[arg-type]
@@ -104,7 +139,7 @@ def test_a_worker_with_another_key_gets_nothing_to_unpickle(monkeypatch):
 
 def test_what_cannot_dial_is_refused():
     with pytest.raises(EngineFailed, match=r"nobody can dial back to 192\.0\.2\.1: .*is it an address of this machine"):
-        DialingLauncher(lambda *_: pytest.fail("nothing is begun"), host="192.0.2.1").start("w", "a setup")  # type: ignore[arg-type]
+        DialingLauncher(lambda *_: pytest.fail("nothing is begun"), address="192.0.2.1").start("w", "a setup")  # type: ignore[arg-type]
     ranks = SIZES.model_copy(update={"copies": 1, "tensor_parallel": 2})
     with pytest.raises(ValueError, match=r"only those that are started on this machine can be one copy"):
         EngineCopies(model(), ranks, ["cpu"] * 2, deterministic=False, launcher=DialingLauncher(lambda *_: pytest.fail("nothing is begun")))

@@ -723,3 +723,25 @@ def test_a_request_that_comes_while_weights_arrive_waits_for_them():
         return await asked
 
     assert serve(engine, play).versions == (1,) * 5
+
+
+def test_a_score_counts_as_a_step_and_new_weights_do_not():
+    """They may take longer, and have a deadline of their own."""
+    model = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device="cpu"), seed=0)
+    engine, seen = engine_of(model, shares=False), []
+    whole = [(name, tensor.clone()) for name, tensor in model.named_weights()]
+
+    def weights():
+        for found in whole:
+            seen.append(engine._runner.step_s)
+            yield found
+
+    async def play():
+        await engine.update(Stream(weights()), 1)
+        assert set(seen) == {0.0}
+        score = engine.core.score
+        engine.core.score = lambda *asked: seen.append(engine._runner.step_s) or score(*asked)
+        await engine.score((1, 2, 3))
+        assert seen[-1] > 0 == (await engine.vitals()).step_s
+
+    serve(engine, play)

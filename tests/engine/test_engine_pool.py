@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
+from whet.engine.base import Capabilities, EngineFailed, EngineLost, StaleCache, Vitals
+from whet.engine.pool import requests as requests_module
 from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import NotYet, Slot, State
 from whet.engine.pool.pool import EnginePool, breaker_of
+from whet.engine.pool.published import in_time
 from whet.engine.pool.reply import HANDOVER_TOKENS, PooledReply
 from whet.types import Chunk, Finish, Receipt, Request, SamplingParams, Scored
 
@@ -223,7 +225,7 @@ def expected(num=100, seed=1):
 
 
 def sampled(pool, name):
-    return pool._replies[name].num_sampled if name in pool._replies else 0
+    return pool._requests.replies[name].num_sampled if name in pool._requests.replies else 0
 
 
 async def until(condition):
@@ -420,7 +422,114 @@ def test_who_fails_again_and_again_is_left_alone_and_then_tried_with_one_request
         assert len(world.made[0].begun) == 4 and pool.slots[0].breaker.state == "closed"
 
     world.run(play)
-    assert world.told == []
+    first, last = world.told
+    assert first.cause == "e0 failed with a request and lives: e0: a step failed" and first.then == "its requests are tried elsewhere"
+    assert last.then == "its requests are tried elsewhere; its circuit breaker is open" and first.in_flight[0].startswith("r0: ")
+
+
+def test_a_stale_cache_is_told_once_and_nothing_is_tried_again():
+    world = World(2)
+
+    async def stale(request):
+        raise StaleCache("cache block 3 holds keys and values of the weights of 1 update(s) ago")
+        yield
+
+    async def play(pool):
+        world.made[0]._sample = stale
+        for conversation in "ab":
+            pool.open(conversation)
+        for i in range(2):
+            with pytest.raises(StaleCache, match="cache block 3"):
+                await read(pool, asked(f"r{i}", conversation="a"))
+        assert not world.made[1].begun and pool.slots[0].breaker.state == "closed"
+
+    world.run(play)
+    (told,) = world.told
+    assert "cache block 3" in told.cause and told.then.startswith("nothing is tried again")
+
+
+def test_an_aborted_request_of_a_member_that_hangs_has_what_was_handed_over(monkeypatch):
+    monkeypatch.setattr(requests_module, "ABORTED_S", 0.05)
+    patient = QUICK.model_copy(update={"health_timeout_s": 600.0, "health_every_s": 600.0})
+    world = World(1, patient)
+
+    async def play(pool):
+        reading = asyncio.ensure_future(read(pool, asked("r", 400)))
+        await until(lambda: sampled(pool, "r") >= HANDOVER_TOKENS)
+        world.made[0].hangs = True
+        await pool.abort("r")
+        (chunk,) = await reading
+        assert chunk.finish is Finish.ABORT and len(chunk.tokens) >= HANDOVER_TOKENS
+        assert list(chunk.tokens) == expected(400)[: len(chunk.tokens)]
+        assert pool.metrics()["engine/retried_requests"].value == 0
+        world.made[0].hangs = False
+
+    world.run(play)
+
+
+def test_members_end_side_by_side():
+    world, meeting = World(3), threading.Barrier(3)
+    for engine in world.made:
+        engine.end = lambda: meeting.wait(DEADLINE_S)
+
+    async def play(pool):
+        await read(pool, asked("r", 5))
+
+    world.run(play)
+    assert not meeting.broken
+
+
+def test_an_answer_that_this_process_had_no_time_to_hear_counts():
+    async def main():
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        loop.call_soon(time.sleep, 0.6)  # as a process that is stopped, or whose interpreter is held
+        loop.call_later(0.7, answer.set_result, 1)
+        return await in_time(answer, "to answer", 0.2)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_member_that_comes_while_a_version_is_torn_waits_for_the_next_one():
+    world = World(2)
+
+    async def cut(*_):
+        raise OSError("the wire was cut")
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        whole, pool._weights.spread = pool._weights.spread, cut
+        pool._weights.lies = "half of the third"
+        with pytest.raises(OSError, match="cut"):
+            await pool.update([("w", "third")], 2)
+        world.made[0].dead = True
+        await until(lambda: pool.slots[0].state is State.BEHIND)
+        pool._weights.spread = whole
+        await pool.update([("w", "third")], 2)
+        assert pool.slots[0].state is State.SERVING and world.made[2].weights == "third"
+        assert tokens_of(await read(pool, asked("r"))) == expected()
+
+    world.run(play)
+    assert len(world.made) == 3 and world.told[-1].then == "e0 samples nothing until then" and "half of version 2" in world.told[-1].cause
+
+
+def test_a_conversation_whose_member_leaves_has_another_home():
+    world = World(1)
+
+    async def play(pool):
+        pool.open("a")
+        await read(pool, asked("first", 5, conversation="a"))
+        for name in ("e8", "e9"):
+            await pool.join(name, world.starter(name))
+        await pool.drain("e0", 1.0)
+        await read(pool, asked("second", 5, conversation="a"))
+        (home,) = [slot for slot in pool.slots if slot.conversations == {"a"}]
+        assert home.member.conversations == {"a"}
+        for i in range(3):
+            await read(pool, asked(f"next{i}", 5, conversation="a"))
+        assert len(home.member.begun) == 4
+
+    world.run(play)
 
 
 def test_what_every_member_fails_with_fails():
@@ -507,12 +616,13 @@ def test_a_member_that_cannot_catch_up_waits_for_the_next_version():
         await until(lambda: pool.slots[0].state is State.BEHIND)
         await asyncio.gather(*(read(pool, asked(f"r{i}", 5)) for i in range(4)))
         assert (await pool.score((1, 2))).logprobs == (6.0,) and not world.made[2].begun
+        assert world.told[-1].cause == "it was sent once" and world.told[-1].then == "e0 samples nothing until then"
         await pool.update([("w", "third")], 2)
         await asyncio.gather(*(read(pool, asked(f"s{i}", 5)) for i in range(4)))
         assert len(world.made[2].begun) == 2 and world.made[2].updates == [2]
         for engine in world.made[1:]:
             engine.dead = True
-        with pytest.raises(EngineFailed, match=r"no engine is left.*it was sent once"):
+        with pytest.raises(EngineFailed, match=r"no engine is left that holds version 2: .*it was sent once"):
             await read(pool, asked("t"))
 
     world.run(play)
@@ -670,23 +780,29 @@ def test_a_reply_in_any_pieces_is_the_same(sizes, chunk, data):
 def test_a_breaker_by_the_book():
     now = [0.0]
     breaker = Breaker(2, 10.0, lambda: now[0])
-    breaker.failed()
-    breaker.succeeded()
-    breaker.failed()
+    assert breaker.failed(breaker.passed())
+    breaker.succeeded(breaker.passed())
+    assert breaker.failed(breaker.passed())
     assert breaker.state == "closed" and breaker.lets_pass, "only failures in a row count"
-    breaker.failed()
+    before, later = breaker.passed(), breaker.passed()
+    assert breaker.failed(breaker.passed())
     assert breaker.state == "open" and not breaker.lets_pass
     now[0] = 10.0
     assert breaker.state == "half_open" and breaker.lets_pass
-    breaker.passed()
+    trial = breaker.passed()
     assert not breaker.lets_pass, "one at a time"
-    breaker.ended()
+    breaker.succeeded(before)
+    breaker.ended(before)
+    assert not breaker.failed(later)
+    breaker.ended(later)
+    assert breaker.state == "half_open" and not breaker.lets_pass, "what began before it opened says nothing"
+    breaker.ended(trial)
     assert breaker.lets_pass
-    breaker.passed()
-    breaker.failed()
+    trial = breaker.passed()
+    assert breaker.failed(trial)
+    breaker.ended(trial)
     now[0] = 29.9
     assert breaker.state == "open", "twice as long"
     now[0] = 30.0
-    breaker.passed()
-    breaker.succeeded()
+    breaker.succeeded(breaker.passed())
     assert breaker.state == "closed"

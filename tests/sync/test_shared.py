@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from whet.engine.base import EngineFailed
+from whet.engine.base import EngineFailed, EngineLost
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded import rows as rows_module
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
@@ -17,6 +17,7 @@ from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.transport.base import TransportError
 from whet.types import Request, SamplingParams, Scored
 
 SHAPE = Qwen3Config(
@@ -275,6 +276,50 @@ def with_engine(play, *, compiled=True):
                 await engine.close()
 
     asyncio.run(main())
+
+
+def test_nothing_is_sampled_between_an_update_and_its_proof():
+    async def play(engine, publisher):
+        stream = engine.generate(Request("a", PROMPT, SamplingParams(200, 1.0), "a", chunk_tokens=1))
+        await anext(stream)
+        compare, during = publisher._compare_probe, []
+
+        async def slowly(version):
+            during.append(engine._calls["a"].sequence.num_sampled)
+            await asyncio.sleep(0.1)
+            during.append(engine._calls["a"].sequence.num_sampled)
+            return await compare(version)
+
+        publisher._compare_probe = slowly
+        times = (await publisher.publish(1)).times
+        assert during[0] == during[1] < 200 and times.pause_s >= times.prove_s >= 0.1
+        while engine._calls["a"].sequence.num_sampled == during[0]:
+            await anext(stream)
+        await engine.pause()
+        await publisher.publish(2)
+        assert engine.paused, "whoever had it pause has it go on"
+        await engine.resume()
+        score, engine.core.score = engine.core.score, lambda *asked: Scored((0.5,) * (len(asked[0]) - 1))
+        with pytest.raises(SyncError, match="nats away from the trainer"):
+            await publisher.publish(3)
+        sampled = engine._calls["a"].sequence.num_sampled
+        await asyncio.sleep(0.1)
+        assert engine._calls["a"].sequence.num_sampled == sampled < 200
+        engine.core.score = score
+        await publisher.publish(4)
+        assert not engine.paused, "it had it pause itself"
+        await stream.aclose()
+
+    with_engine(play)
+
+
+@pytest.mark.parametrize("error", [EngineLost("engine copy 1 died"), EngineFailed("it is torn"), TransportError("cut")])
+def test_whatever_an_engine_fails_with_is_told_as_what_is_promised(error):
+    async def fails(*_):
+        raise error
+
+    with pytest.raises(SyncError, match=str(error)):
+        publish(model(0), model(1), shares=False, sabotage=fails)
 
 
 def test_a_block_that_outlives_an_update_stops_the_run():

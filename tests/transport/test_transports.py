@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config, Qwen3MoeConfig
 
+from whet.engine.base import EngineLost
+from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, load_causal, random_causal
 from whet.model.digest import digests_of
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
+from whet.transport import carry as carried
 from whet.transport import changes
 from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, Stream, TransportError
 from whet.transport.broadcast import BroadcastSender
@@ -52,7 +58,7 @@ class Engine:
 
     def __init__(self, name, seed=9, dtype="bfloat16"):
         self.model, self.version = model(seed, dtype), None
-        self.receiver = Receiver(name, None, lambda: dict(self.model.named_weights()))
+        self.receiver = Receiver(name, None, lambda: dict(self.model.named_weights()), lambda: Naming(without_contents(self.model)))
 
     def take(self, ticket):
         self.receiver.check(ticket, self.version)
@@ -63,7 +69,7 @@ class Engine:
 
 
 def sender(transport, folder, **settings):
-    return sender_of(SyncConfig(transport=transport, timeout_s=20, **settings), model(), folder)
+    return sender_of(SyncConfig(transport=transport, timeout_s=20, **settings), model(), folder, "127.0.0.1")
 
 
 def carry(sending, engines, trained, version, weights=None):
@@ -82,7 +88,7 @@ def carry(sending, engines, trained, version, weights=None):
 @pytest.mark.parametrize("transport", ["broadcast", "disk", "delta"])
 def test_every_transport_carries_every_bit_version_after_version(transport, dtype, tmp_path):
     trained = model(dtype=dtype)
-    sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path)
+    sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path, "127.0.0.1")
     engines = {name: Engine(name, dtype=dtype) for name in ("a", "b")}
     for version in (1, 2, 3):
         step(trained, version)
@@ -108,7 +114,7 @@ def test_a_small_buffer_is_never_exceeded_and_large_tensors_go_alone():
             yield name, tensor
 
     def receive():
-        for name, tensor in Receiver("a", None, dict).open(ticket):
+        for name, tensor in Receiver("a", None, dict, dict).open(ticket):
             time.sleep(0.01)
             got.append((name, tensor.clone()))
 
@@ -140,12 +146,12 @@ def test_an_engine_that_stops_reading_is_named(tmp_path):
     late = threading.Event()
 
     def stop_early():
-        weights = Receiver("b", None, dict).open(ticket)
+        weights = Receiver("b", None, dict, dict).open(ticket)
         next(weights)
         late.wait(20)
 
     with ThreadPoolExecutor(3) as pool:
-        whole = pool.submit(lambda: list(Receiver("a", None, dict).open(ticket)))
+        whole = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
         pool.submit(stop_early)
         began = time.monotonic()
         with pytest.raises(TransportError, match=r"version 1: the broadcast broke off, as far as can be told by b:"):
@@ -155,12 +161,117 @@ def test_an_engine_that_stops_reading_is_named(tmp_path):
         assert len(whole.result(20)) > 5
 
 
+def test_an_engine_that_does_not_come_is_named_and_those_that_came_are_told(tmp_path):
+    sending = BroadcastSender("127.0.0.1", 1.0, 2**20)
+    ticket = sending.begin(1, ["a", "b"])
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
+        with pytest.raises(TransportError, match=r"as far as can be told by b: not all came within 1 s \(sync\.timeout_s\)"):
+            sending.send(ticket, Stream(model().named_weights()))
+        assert not came.done(), "that is told first"
+        sending.give_up()
+        with pytest.raises(TransportError, match="the sender has called it off"):
+            came.result(5)
+
+
+def test_nobody_waits_for_who_does_not_come_once_it_is_given_up():
+    sending = BroadcastSender("127.0.0.1", 600.0, 2**20)
+    ticket = sending.begin(1, ["a", "b"])
+    with ThreadPoolExecutor(2) as pool:
+        came = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
+        sent = pool.submit(sending.send, ticket, Stream(model().named_weights()))
+        while not (sending._meeting and sending._meeting._said("got/a")):
+            time.sleep(0.01)
+        sending.give_up()
+        with pytest.raises(TransportError, match=r"by b: an engine ended"):
+            sent.result(5)
+        sending.give_up()
+        with pytest.raises(TransportError, match="called it off"):
+            came.result(5)
+
+
+class Together:
+    """A sender in one exchange with all engines; it waits for them, and fails when it is told to."""
+
+    simultaneous, timeout_s = True, 2.0
+
+    def __init__(self, fails=None):
+        self.fails, self.over = fails, threading.Event()
+
+    def begin(self, version, receivers):
+        return DiskTicket(version, None)
+
+    def send(self, ticket, weights):
+        if self.fails is not None:
+            raise self.fails
+        self.over.wait(10)
+        if self.told:
+            raise TransportError("an engine ended")
+
+    told = False
+
+    def give_up(self):
+        self.told = True
+        self.over.set()
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.2])
+def test_what_came_first_is_told_and_not_what_followed_from_it(slow_s):
+    """Whoever is first in the list of engines."""
+    sending = Together()
+
+    async def healthy(ticket):
+        await asyncio.to_thread(sending.over.wait, 10)
+        raise TransportError("the group has ended")
+
+    async def dies(ticket):
+        await asyncio.sleep(slow_s)
+        raise EngineLost("b died")
+
+    async def dies_later(ticket):
+        await asyncio.sleep(0.5)
+        raise EngineLost("d died")
+
+    loads = {"a": healthy, "d": dies_later, "b": dies, "c": healthy}
+    with pytest.raises(EngineLost, match="b died"):
+        asyncio.run(carried.carry(sending, [], 1, loads))
+
+
+def test_a_version_that_is_given_up_from_outside_holds_nothing_up():
+    sending = Together()
+
+    async def hangs(ticket):
+        await asyncio.sleep(60)
+
+    async def main():
+        task = asyncio.ensure_future(carried.carry(sending, [], 1, {"a": hangs}))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert sending.told
+
+
+def test_who_does_not_answer_after_a_failed_exchange_is_not_the_cause(monkeypatch):
+    monkeypatch.setattr(carried, "LAST_WORDS_S", 0.2)
+    sending = Together(TransportError("broke off by b"))
+
+    async def hangs(ticket):
+        await asyncio.sleep(60)
+
+    with pytest.raises(TransportError, match="broke off by b"):
+        asyncio.run(carried.carry(sending, [], 1, {"a": hangs, "b": hangs}))
+    assert sending.told
+
+
 def test_a_receiver_that_goes_away_ends_the_broadcast(tmp_path):
     sending = sender("broadcast", tmp_path)
     ticket = sending.begin(1, ["a"])
 
     def leave():
-        weights = Receiver("a", None, dict).open(ticket)
+        weights = Receiver("a", None, dict, dict).open(ticket)
         next(weights)
         weights.close()
 
@@ -179,7 +290,7 @@ def test_a_stream_that_fails_is_told_to_the_receivers(tmp_path):
         raise RuntimeError("no memory left")
 
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(lambda: list(Receiver("a", None, dict).open(ticket)))
+        received = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
         with pytest.raises(RuntimeError, match="no memory left"):
             sending.send(ticket, Stream(weights()))
         with pytest.raises(TransportError, match="the trainer broke off the stream"):
@@ -198,6 +309,58 @@ def test_a_version_on_disk_is_a_hugging_face_folder_and_the_last_ones_stay(tmp_p
     assert digests_of(read.named_state()) == digests_of(trained.named_state())
 
 
+MOE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 61}
+MIXTURES = {
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **MOE, num_experts_per_tok=2, num_key_value_heads=1, head_dim=16, moe_intermediate_size=16, num_experts=4
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **MOE,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+    ),
+}
+
+
+def logits_of(trained, tokens):
+    row = PackedRow([tokens.shape[1]], torch.device("cpu"))
+    return trained.logits(trained.hidden(tokens[0], row.positions, row))
+
+
+@pytest.mark.parametrize("transport", ["disk", "delta"])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_folder_of_a_mixture_has_the_names_of_files_and_what_no_gradient_changes(kind, transport, tmp_path):
+    """transformers alone reads it, and computes what the trainer computes; so does an engine."""
+    trained, held = (random_causal(MIXTURES[kind](), ModelConfig(path="", device="cpu"), seed=seed) for seed in (0, 1))
+    biases = [buffer for name, buffer in trained.saved_buffers()]
+    assert len(biases) == (kind == "deepseek_v3")
+    for buffer in biases:
+        buffer.normal_()
+    for mine, theirs in zip(biases, (buffer for _, buffer in held.saved_buffers()), strict=True):
+        theirs.copy_(mine)
+    sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path, "127.0.0.1")
+    engine = Engine("a")
+    engine.model = held
+    carry(sending, {"a": engine}, trained, 1)
+    assert digests_of(held.named_state()) == digests_of(trained.named_state())
+    hf, told = AutoModelForCausalLM.from_pretrained(tmp_path / "version_000001", dtype=torch.float32, output_loading_info=True)
+    assert not any(told.values()), told
+    tokens = torch.tensor([[3, 14, 15, 9, 26, 5]])
+    with torch.no_grad():
+        assert torch.allclose(hf.eval()(input_ids=tokens).logits, logits_of(trained, tokens), atol=1e-5)
+
+
 def test_a_full_disk_leaves_the_version_before_whole(tmp_path, monkeypatch):
     trained, sending = model(), sender("disk", tmp_path)
     carry(sending, {"a": Engine("a")}, trained, 1)
@@ -205,7 +368,7 @@ def test_a_full_disk_leaves_the_version_before_whole(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("whet.transport.disk.write_weights", full)
+    monkeypatch.setattr("whet.transport.folder.write_weights", full)
     with pytest.raises(TransportError, match=r"version 2 cannot be written to .*: No space left on device"):
         carry(sending, {"a": Engine("a")}, trained, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["version_000001"]
@@ -246,6 +409,29 @@ def test_an_engine_of_another_base_asks_for_the_whole(delta):
     other.take(sending.whole(2))
     engine.take(ticket)
     assert digests_of(other.model.named_weights()) == digests_of(engine.model.named_weights()) == digests_of(trained.named_weights())
+
+
+def test_engines_that_ask_for_the_whole_at_once_get_one_folder(delta, monkeypatch):
+    """Each would remove the other's draft."""
+    sending, *_ = delta
+    write, writing = sending._write_whole, []
+
+    def slowly(version):
+        writing.append(version)
+        time.sleep(0.1)
+        return write(version)
+
+    monkeypatch.setattr(sending, "_write_whole", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        tickets = [asked.result(20) for asked in [pool.submit(sending.whole, 2) for _ in range(3)]]
+    assert writing == [2] and len(set(tickets)) == 1 and tickets[0].folder.is_dir()
+
+
+def test_a_folder_that_is_not_to_be_seen_names_the_setting(delta, tmp_path):
+    _, _, engine, _ = delta
+    for elsewhere in (DeltaTicket(2, 1, tmp_path / "elsewhere"), DiskTicket(2, tmp_path / "elsewhere")):
+        with pytest.raises(TransportError, match=r"elsewhere is not to be seen on .*; sync\.folder must lie on a file system that"):
+            list(engine.receiver.open(elsewhere))
 
 
 def test_a_flipped_byte_in_what_changed_is_named(delta):

@@ -1,4 +1,4 @@
-"""What runs as an actor: it starts one process on its node, hears it, and ends with it. It imports neither Ray nor torch."""
+"""What runs as an actor: it starts one process on its node, hears it, and ends with it. It does not import torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ class Agent:
 
     def host(self) -> str:
         return socket.gethostname()
+
+    def node(self) -> str:
+        """Ray's name of the node that it is on."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
 
     def start(self, command: Command) -> int:
         """Start it, once. Returns its process id."""

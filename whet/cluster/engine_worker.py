@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 
 from whet.cluster.process import read_line
-from whet.engine.embedded.launch import Invitation
+from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.worker import dial
 
 
 def line_of(invitation: Invitation) -> str:
     """What such a process is told."""
-    return json.dumps({"host": invitation.host, "port": invitation.port, "key": invitation.key.hex()})
+    return json.dumps({"host": invitation.host, "port": invitation.port, "key": invitation.key.hex(), "timeout_s": invitation.timeout_s})
 
 
 def main() -> None:
     """Be a worker of the engine until the other end is gone."""
     told = json.loads(read_line())
-    dial(Invitation(told["host"], told["port"], bytes.fromhex(told["key"])))
+    dial(Invitation(told["host"], told["port"], bytes.fromhex(told["key"]), told["timeout_s"]))
 
 
 if __name__ == "__main__":

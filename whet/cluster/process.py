@@ -31,8 +31,8 @@ class Command:
 
     arguments: tuple[str, ...]
     """Of the interpreter."""
-    line: str
-    """What it reads from its standard input, without a newline in it."""
+    line: str = field(repr=False)
+    """What it reads from its standard input, without a newline in it; a key may be there."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Besides its starter's."""
     folder: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections import deque
@@ -13,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from whet.cluster.agent import POLL_S
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import connected
 from whet.cluster.engine_worker import line_of
-from whet.cluster.process import Command, Ended, Event, Said
+from whet.cluster.process import LAST_WORDS_S, Command, Ended, Event, Said
 from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import launch
+from whet.engine.embedded import dialing, launch
 from whet.observe.display import printable, say
 from whet.runfolder.stacks import SAY_STACKS
 
@@ -43,7 +43,7 @@ def engine_launcher(config: ClusterConfig) -> Iterator[launch.Launcher | None]:
     room = EngineRoom.of(os.environ[ROOM])
     with connected(config.model_copy(update={"address": room.address}), 0, namespace=room.namespace) as ray:
         starter = _Starter(ray, room, config.start_timeout_s)
-        yield launch.DialingLauncher(starter.begin, ray.util.get_node_ip_address(), config.start_timeout_s)
+        yield dialing.DialingLauncher(starter.begin, ray.util.get_node_ip_address(), config.start_timeout_s)
 
 
 class _Starter:
@@ -56,7 +56,7 @@ class _Starter:
         self._bundles: dict[str, int] = {}
         """By the names of the engine's processes: one that starts again goes where it was."""
 
-    def begin(self, name: str, invitation: launch.Invitation) -> launch.Process:
+    def begin(self, name: str, invitation: dialing.Invitation) -> launch.Process:
         engines = self._room.engines
         with self._lock:  # several are started at once
             place = self._bundles.setdefault(name, len(self._bundles))
@@ -64,7 +64,8 @@ class _Starter:
             raise EngineFailed(f"{name}: the run has room on the cluster for {len(engines)} processes of the engine")
         agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
         environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
-        return RayWorker(self._ray, agent, name, Command(WORKER, line_of(invitation), environment, os.getcwd()), self._timeout_s)
+        command = Command(WORKER, line_of(invitation), environment, os.getcwd())
+        return RayWorker(self._ray, agent, name, command, self._room.leader, self._timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +87,22 @@ class RayWorker:
         agent: the actor that starts it; it ends with it.
         name: of the worker.
         command: what to start.
+        here: the node that this process is on.
         timeout_s: for the actor to be there.
 
     Raises:
         EngineFailed: if the actor does not come.
     """
 
-    def __init__(self, ray: Any, agent: Any, name: str, command: Command, timeout_s: float) -> None:
+    def __init__(self, ray: Any, agent: Any, name: str, command: Command, here: str, timeout_s: float) -> None:
         self._ray, self._agent, self._name = ray, agent, name
         self._lines: deque[str] = deque(maxlen=launch.LAST_LINES)
         self.asked: list[str] | None = None
-        self._over = threading.Event()
+        self._over, self._heard = threading.Event(), threading.Event()
         self._end: launch.Ended | None = None
         try:
-            host = ray.get(agent.host.remote(), timeout=timeout_s)
-            if host != (here := socket.gethostname()):
-                raise OSError(
-                    f"it was placed on {host}, and the engine's processes begin with weights from the memory of {here}, where rank 0 is: "
-                    "give that node room for all of them, or lower engine.embedded.copies"
-                )
+            host, node = ray.get([agent.host.remote(), agent.node.remote()], timeout=timeout_s)
+            self.host = launch.HERE if node == here else f"{host} (node {node[:8]})"
             self._process = RayProcess(ray, agent, command, self._hear, timeout_s)
         except (ray.exceptions.RayError, OSError) as error:
             ray.kill(agent)
@@ -118,7 +116,7 @@ class RayWorker:
         """End the process and its actor, whose bundle is then free for another."""
         if self._end is None:
             self._process.kill()
-            self._over.wait(launch.HANDSHAKE_TIMEOUT_S)
+            self._over.wait(dialing.HANDSHAKE_TIMEOUT_S)
         self._ray.kill(self._agent)
 
     def stacks(self) -> str:
@@ -129,6 +127,8 @@ class RayWorker:
         return "\n".join(lines)
 
     def last_lines(self) -> list[str]:
+        if self._end is not None:
+            self._heard.wait(LAST_WORDS_S + POLL_S)
         return list(self._lines)
 
     def _hear(self, event: Event) -> None:
@@ -141,5 +141,7 @@ class RayWorker:
         elif isinstance(event, Ended):
             self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.Ended(event.code)
             self._over.set()
-            if event.code is not None:
+        else:  # its last words were heard
+            self._heard.set()
+            if self._end is not None:
                 self._ray.kill(self._agent)

@@ -55,7 +55,9 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
             }
             if planned.engines:
                 context = ray.get_runtime_context()
-                shared[ROOM] = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines).to_text()
+                leader: str = ray.get(agents[0].node.remote(), timeout=config.start_timeout_s)
+                apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, leader)
+                shared[ROOM] = apart.to_text()
 
             def start(rank: int, tell: Tell) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone

@@ -38,6 +38,8 @@ class EngineRoom:
     group: str
     engine: Bundle
     engines: tuple[int, ...]
+    leader: str
+    """The node that the leader is on, as Ray names it."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

@@ -23,8 +23,9 @@ class EngineLost(EngineFailed):
     """The engine is gone, or does not answer: nothing is wrong with what it was asked, and another engine may take that up."""
 
 
-class StaleCache(RuntimeError):
-    """A sequence was about to attend to keys and values of older weights; nothing was sampled from it."""
+class StaleCache(EngineFailed):
+    """A sequence was about to attend to keys and values of older weights; nothing was sampled from it. What was proven of the weights does
+    not hold, so nothing is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Vitals:
     busy_s: float
     """Seconds spent in steps since it was made."""
     step_s: float
-    """How long the step, or whatever else it computes just now, has taken so far; 0: it computes nothing."""
+    """How long the step or score that it computes just now has taken so far; 0: it computes none. New weights may take longer."""
 
 
 class Engine(Protocol):
@@ -55,6 +56,11 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The policy version of the weights it holds."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether it was told to pause, and not to resume since."""
         ...
 
     @property
@@ -70,6 +76,7 @@ class Engine(Protocol):
         Raises:
             EngineRefused: if the request can never run.
             EngineFailed: if the engine breaks or is closed meanwhile.
+            StaleCache: if older weights' cache was about to be read.
             ValueError: if a request of that id is running.
         """
         ...

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -82,21 +84,38 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a folder one after another; no file is read as a whole.
 
     Raises:
+        ValueError: as `open_weights`.
+    """
+    with open_weights(folder) as files:
+        for name, file in files.items():
+            yield name, file.get_tensor(name)
+
+
+@contextmanager
+def open_weights(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The opened file of each tensor in a folder; `get_tensor(name)` reads one.
+
+    Raises:
         ValueError: if it has no weights, or a file or a tensor is missing or damaged: which is said.
     """
-    for file, names in sorted(weight_files(folder).items()):
-        path = folder / file
-        if not path.is_file():
-            raise ValueError(f"{folder} lacks {file}, which {INDEX} says holds {len(names)} tensors")
+    places: dict[str, Any] = {}
+    with ExitStack() as files:
+        for file, names in sorted(weight_files(folder).items()):
+            path = folder / file
+            if not path.is_file():
+                raise ValueError(f"{folder} lacks {file}, which {INDEX} says holds {len(names)} tensors")
+            try:
+                opened = files.enter_context(safe_open(path, "pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{path} is cut short or damaged: {error}") from error
+            found = list(opened.keys())
+            if lacking := sorted(set(names) - set(found)):
+                raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
+            places |= dict.fromkeys(names or found, opened)
         try:
-            with safe_open(path, "pt") as opened:
-                found = list(opened.keys())
-                if lacking := sorted(set(names) - set(found)):
-                    raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
-                for name in names or found:
-                    yield name, opened.get_tensor(name)
+            yield places
         except SafetensorError as error:
-            raise ValueError(f"{path} is cut short or damaged: {error}") from error
+            raise ValueError(f"{folder} is cut short or damaged: {error}") from error
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from whet.model.attention import ATTENTION
 from whet.model.causal import CausalModel, ModelConfig, read_config, unloadable
+from whet.model.decoder import DecoderModel
 from whet.model.recompute import recompute_layers
 from whet.model.scalar import HEAD, KIND, ScalarModel, is_headless, require_one_label
 
+Decoder = TypeVar("Decoder", bound=DecoderModel)
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -99,6 +102,15 @@ def _without_contents(auto: Any, hf_config: PreTrainedConfig, config: ModelConfi
     if config.gradient_checkpointing:
         recompute_layers(hf, config.gradient_checkpointing, config.gradient_checkpointing_every)
     return hf
+
+
+def without_contents(model: Decoder) -> Decoder:
+    """The same model without contents; what is tied stays so."""
+    known: dict[int, Any] = {}
+    for tensor in (*model.hf.parameters(), *model.hf.buffers()):
+        bare = torch.empty_like(tensor, device="meta")
+        known[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+    return copy.deepcopy(model, known)
 
 
 def weight_headers(folder: Path) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,17 @@ def share(model: CausalModel) -> SharedModel:
 
 
 def attach(shared: SharedModel) -> CausalModel:
-    """The same model, over the same memory."""
+    """The same model, over the same memory.
+
+    Raises:
+        OSError: if the file is not there.
+    """
     storage = _map(shared.path, shared.size)
-    tensors = [_view(storage, place) for place in shared.places]
+    return made_of(shared, [_view(storage, place) for place in shared.places])
+
+
+def made_of(shared: SharedModel, tensors: Sequence[Tensor]) -> CausalModel:
+    """The same model, over tensors that have what its places have, or will have."""
     made = [
         nn.Parameter(tensor, requires_grad=place.requires_grad) if place.is_parameter else tensor
         for tensor, place in zip(tensors, shared.places, strict=True)
@@ -116,6 +125,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _map(path: Path, size: int) -> torch.UntypedStorage:
+    os.close(os.open(path, os.O_RDWR))  # torch would make a file that is not there, full of zeros
     storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=size)
     assert isinstance(storage, torch.UntypedStorage)
     return storage

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.data.template import Renderer
-from whet.engine.base import Engine, EngineLost
+from whet.engine.base import Engine, EngineLost, StaleCache
 from whet.env.base import Env, Resumable
 from whet.env.deadline import Deadline, Pauses
 from whet.env.failure import failure_of
@@ -102,6 +102,7 @@ class Player:
             LabelError: the reward cannot use a task's label. The data are wrong, so nothing is played on.
             Stalled: in deterministic mode, something took longer than its limit.
             EngineLost: in deterministic mode, a process of the engine died or hung.
+            StaleCache: the engine was about to read what older weights cached: what was proven of it does not hold.
         """
         if len({task.id for task in tasks}) != len(tasks):
             raise ValueError("the tasks of one rollout must have different ids")
@@ -167,15 +168,16 @@ class Player:
         """Play it to its end, and judge it.
 
         Raises:
-            LabelError, Stalled, EngineLost: as `play`.
+            LabelError, Stalled, EngineLost, StaleCache: as `play`.
         """
         trajectory = await run.to_end(self.make_env(), self.play_by)
         if trajectory.outcome.valid and self.reward is not None:
             trajectory = await self._judge(self.reward, trajectory, run.deadline)
         if self.deterministic and trajectory.outcome is Outcome.TIMEOUT:
             raise Stalled(trajectory)
-        if self.deterministic and trajectory.error is not None and trajectory.error.kind == EngineLost.__name__:
-            raise EngineLost(f"trajectory {trajectory.id}: {trajectory.error.message}")
+        ends = {StaleCache.__name__: StaleCache, **({EngineLost.__name__: EngineLost} if self.deterministic else {})}
+        if trajectory.error is not None and (kind := ends.get(trajectory.error.kind)) is not None:
+            raise kind(f"trajectory {trajectory.id}: {trajectory.error.message}")
         return trajectory
 
     async def judge(self, group: Group) -> Group:

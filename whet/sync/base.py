@@ -25,10 +25,10 @@ class SyncTimes:
     """Copying, writing or sending, as far as it held up the trainer."""
     load_s: float
     """The slowest engine took the weights over, and took digests."""
-    pause_s: float
-    """No token was sampled."""
     prove_s: float
     """Digests of what the trainer holds compared with what the engines hold, and the probe on both sides."""
+    pause_s: float
+    """No token was sampled: all of the above, proof included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet.algo.base import Need
 from whet.core.batch import batch_of
-from whet.engine.base import Engine, StaleCache
+from whet.engine.base import Engine, EngineFailed
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
 from whet.sync.base import Publication, SyncError, SyncTimes
@@ -40,10 +40,26 @@ class SharedPublisher:
 
     def __init__(self, backend: Backend, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
+        self._failed = False
+        """Whether the engine stands still because the last version was not proven."""
         self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
 
     async def publish(self, version: int) -> Publication:
-        loop, began = asyncio.get_running_loop(), time.perf_counter()
+        began, was_paused = time.perf_counter(), self._engine.paused and not self._failed
+        self._failed = True
+        try:
+            await self._engine.pause()
+            publication = await self._proven(version, began)
+            if not was_paused:  # else whoever had it pause has it go on
+                await self._engine.resume()
+            self._failed = False
+            return publication
+        except (EngineFailed, TransportError) as error:
+            raise SyncError(str(error)) from error
+
+    async def _proven(self, version: int, paused: float) -> Publication:
+        """Published while the engine is paused (since `paused`), and it stays so if this raises."""
+        loop = asyncio.get_running_loop()
         tap = Tap(self._stream())
         receipt = await self._take_over(tap, version)
         taken_over = time.perf_counter()
@@ -59,8 +75,8 @@ class SharedPublisher:
             convert_s=tap.digest_s + receipt.encode_s,
             wire_s=receipt.wire_s,
             load_s=receipt.load_s,
-            pause_s=receipt.pause_s or taken_over - began,
-            prove_s=time.perf_counter() - taken_over,
+            prove_s=(proven := time.perf_counter()) - taken_over,
+            pause_s=proven - paused,
         )
         return Publication(receipt, probe_nats, times)
 
@@ -77,8 +93,6 @@ class SharedPublisher:
             return await self._engine.update(weights, version)
         except ValueError as refused:
             raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
-        except TransportError as lost:
-            raise SyncError(str(lost)) from lost
 
     def _stream(self) -> Iterable[tuple[str, Tensor]]:
         """What is published: an engine that reads the trainer's own tensors reads an adapter's, too; another one gets merged weights."""
@@ -95,10 +109,7 @@ class SharedPublisher:
         expected = await asyncio.get_running_loop().run_in_executor(self._thread, self._score)
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
-        try:
-            found = (await self._engine.score(self._probe)).logprobs
-        except StaleCache as stale:
-            raise SyncError(f"version {version}: {stale}") from stale
+        found = (await self._engine.score(self._probe)).logprobs
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
         if not worst <= PROBE_TOLERANCE[self._backend.dtype]:
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")

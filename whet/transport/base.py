@@ -18,6 +18,10 @@ class TransportError(RuntimeError):
     """Weights did not arrive: cut in the middle, too late, or other bits than were sent. Who was taking them over holds half of them."""
 
 
+class SentOnce(TransportError):
+    """The present version cannot be had any more: whoever comes later waits for the next one."""
+
+
 class OtherBase(ValueError):
     """What was sent are the changes against another version than this engine holds. Nothing of it was changed; it needs the whole."""
 
@@ -121,7 +125,7 @@ class Sender(Protocol):
         ...
 
     def send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]]) -> Sent:
-        """Read the stream to its end and send it. Blocks.
+        """Read the stream to its end and send it. Blocks. When it fails, `give_up` comes next.
 
         Raises:
             ValueError: if the weights are of another model; nothing was changed then.
@@ -133,12 +137,14 @@ class Sender(Protocol):
         """A ticket to all of the present weights, for an engine that holds others than the rest: one that has begun just now.
 
         Raises:
-            TransportError: if there is none, and it has to wait for the next version.
+            SentOnce: if there is none, and it has to wait for the next version.
+            TransportError: if it cannot be written, say.
         """
         ...
 
     def give_up(self) -> None:
-        """Wait for the engines of this version no longer: one of them will not answer. Called while `send` blocks elsewhere."""
+        """This version fails: wait for its engines no longer, and have none of them wait. Called when one of them fails, while `send`
+        blocks elsewhere, and when `send` has failed, once it is noted why: what the engines say then follows from it."""
         ...
 
     def close(self) -> None: ...

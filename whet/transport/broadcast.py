@@ -1,32 +1,28 @@
 """The transport over a process group of its own: one sender, every process of every engine, buckets of tensors one after another.
 
-A bucket is a header (JSON: names, types, shapes) and bytes; while one is on its way, the next is put together. The group has nothing to do
-with torch's default group: trainer and engines may have others, and engines may come and go from version to version.
+While a bucket is on its way, the next is put together. The group has nothing to do with torch's default group: trainer and engines may
+have others, and engines may come and go from version to version.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from whet.transport.base import BroadcastTicket, Sent, Ticket, TransportError, waited_s
+from whet.transport.base import BroadcastTicket, Sent, SentOnce, Ticket, TransportError, waited_s
+from whet.transport.buckets import Bucket, buckets, unpacked
 from whet.transport.group import Group, join
+from whet.transport.meeting import Meeting, exchanging
 
-ALIGN = 16
-"""Tensors in a bucket begin at multiples of so many bytes, so that they can be viewed as any type."""
-POLL_S = 0.01
-"""Between looks at who has got everything."""
 END, CUT = -1, -2
 """In place of a bucket's size: nothing more comes; the sender cannot go on."""
 
@@ -50,7 +46,9 @@ class BroadcastSender:
         self._group: Group | None = None
         self._members: tuple[str, ...] = ()
         self._number = 0
+        self._meeting: Meeting | None = None
         self._given_up = threading.Event()
+        self._sending = threading.Lock()
 
     def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
         self._given_up.clear()
@@ -72,28 +70,26 @@ class BroadcastSender:
     def send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]]) -> Sent:
         assert isinstance(ticket, BroadcastTicket) and self._store is not None, "begin comes first"
         began = time.perf_counter()
-        store = PrefixStore(f"{ticket.group}/{ticket.version}", self._store)
-        try:
-            size_bytes = self._attempt(store, ticket, weights)
-        except BaseException:
-            self._leave()
-            raise
-        if isinstance(size_bytes, str):
-            self._leave()
-            who = self._slowest(store, ticket)
-            raise TransportError(f"version {ticket.version}: the broadcast broke off, as far as can be told by {who}: {size_bytes}")
-        return Sent(size_bytes, wire_s=time.perf_counter() - began - waited_s(weights))
+        with self._sending:
+            meeting = self._meeting = Meeting(self._store, ticket)
+            size_bytes = self._attempt(meeting, ticket, weights)
+            if isinstance(size_bytes, str):
+                raise TransportError(
+                    f"version {ticket.version}: the broadcast broke off, as far as can be told by {meeting.slowest}: {size_bytes}"
+                )
+            return Sent(size_bytes, wire_s=time.perf_counter() - began - waited_s(weights))
 
-    def _attempt(self, store: PrefixStore, ticket: BroadcastTicket, weights: Iterable[tuple[str, Tensor]]) -> int | str:
+    def _attempt(self, meeting: Meeting, ticket: BroadcastTicket, weights: Iterable[tuple[str, Tensor]]) -> int | str:
         """Bytes sent, or why they were not: as text, for an exception would keep the group alive, whose end the engines wait for."""
         assert self._store is not None
         try:
+            meeting.gather(self._given_up)
             if self._group is None:
                 with exchanging():
                     self._group = join(self._store, ticket, 0)
             sending = _Sending(self._group)
             self._send_all(sending, weights)
-            self._wait_for_all(store, ticket)
+            meeting.wait_for_all(self._given_up)
         except ConnectionError as error:
             return str(error)
         return sending.size_bytes
@@ -111,65 +107,24 @@ class BroadcastSender:
         sending.close(END)
 
     def whole(self, version: int) -> Ticket:
-        raise TransportError(f"version {version} was broadcast to the engines of then; one that comes later waits for the next version")
+        raise SentOnce(f"version {version} was broadcast to the engines of then; one that comes later waits for the next version")
 
     def give_up(self) -> None:
         self._given_up.set()
+        if self._sending.acquire(blocking=False):  # else `send` ends soon, and this is called again
+            self._leave()
+            self._sending.release()
 
     def close(self) -> None:
         self._leave()
         self._store = None
 
     def _leave(self) -> None:
+        """The engines that wait for this one see it."""
         self._group = None
-
-    def _wait_for_all(self, store: PrefixStore, ticket: BroadcastTicket) -> None:
-        """What was sent may still lie in the buffers of sockets."""
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            with exchanging():
-                if store.check([f"done/{name}" for name in ticket.receivers]):
-                    return
-            if time.monotonic() > deadline:
-                raise ConnectionError(f"not all of it was received within {self.timeout_s:g} s")
-            if self._given_up.wait(POLL_S):
-                raise ConnectionError("an engine ended")
-
-    def _slowest(self, store: PrefixStore, ticket: BroadcastTicket) -> str:
-        """The engines that got least, as far as the store knows."""
-        try:
-            got = {name: _count(store, name) for name in ticket.receivers}
-        except RuntimeError as error:
-            return f"all engines ({_first_line(error)})"
-        return ", ".join(name for name in got if got[name] == min(got.values()))
-
-
-@contextmanager
-def exchanging() -> Iterator[None]:
-    """What torch raises in here is of the exchange with others, and nothing else.
-
-    Raises:
-        ConnectionError: with torch's words.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConnectionError(_first_line(error)) from error
-
-
-def _count(store: PrefixStore, name: str) -> int:
-    """Buckets that an engine got; -1: it has not come."""
-    return int(store.get(f"got/{name}")) if store.check([f"got/{name}"]) else -1
-
-
-@dataclass(slots=True)
-class Bucket:
-    """Tensors that travel together."""
-
-    header: bytes
-    """JSON: [name, dtype, shape, start] of each."""
-    data: Tensor
-    """[bytes] uint8"""
+        if self._meeting is not None:
+            self._meeting.call_off()
+            self._meeting = None
 
 
 class _Sending:
@@ -224,22 +179,20 @@ class BroadcastReceiver:
         Raises:
             TransportError: if they do not come.
         """
-        timeout = timedelta(seconds=ticket.timeout_s)
         finished = False
         try:
             where = (ticket.host, ticket.port, ticket.group)
             with exchanging():
-                meeting = TCPStore(ticket.host, ticket.port, is_master=False, timeout=timeout)
-                store = PrefixStore(f"{ticket.group}/{ticket.version}", meeting)
-                store.set(f"got/{self._name}", "0")
-                if self._joined != where or self._group is None:
-                    self._group, self._joined = join(meeting, ticket, 1 + ticket.receivers.index(self._name)), where
-            for number, bucket in enumerate(_received(self._group)):
-                yield from _unpacked(bucket)
+                store = TCPStore(ticket.host, ticket.port, is_master=False, timeout=timedelta(seconds=ticket.timeout_s))
+            meeting = Meeting(store, ticket)
+            meeting.come(self._name)
+            if self._joined != where or self._group is None:
                 with exchanging():
-                    store.set(f"got/{self._name}", str(number + 1))
-            with exchanging():
-                store.set(f"done/{self._name}", "")
+                    self._group, self._joined = join(store, ticket, 1 + ticket.receivers.index(self._name)), where
+            for number, bucket in enumerate(_received(self._group)):
+                yield from unpacked(bucket)
+                meeting.got(self._name, number + 1)
+            meeting.done(self._name)
             finished = True
         except ConnectionError as error:
             raise TransportError(f"the broadcast broke off: {error}") from error
@@ -267,48 +220,3 @@ def _fill(group: Group, tensor: Tensor) -> Tensor:
     with exchanging():
         group.broadcast(tensor).wait()
     return tensor
-
-
-def _unpacked(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-    for name, dtype, shape, start in json.loads(bucket.header):
-        kind = getattr(torch, dtype)
-        count = torch.Size(shape).numel() * kind.itemsize
-        yield name, bucket.data[start : start + count].view(kind).view(shape)
-
-
-def buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Bucket]:
-    """Tensors packed one behind the other until a bucket is full; one that is larger than a bucket goes alone and is not copied."""
-    waiting: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        if size + tensor.nbytes > bucket_bytes and waiting:
-            yield _packed(waiting)
-            waiting, size = [], 0
-        waiting.append((name, tensor))
-        size += -(-tensor.nbytes // ALIGN) * ALIGN
-    if waiting:
-        yield _packed(waiting)
-
-
-def _packed(tensors: Sequence[tuple[str, Tensor]]) -> Bucket:
-    entries: list[tuple[str, str, list[int], int]] = []
-    start = 0
-    for name, tensor in tensors:
-        entries.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start))
-        start += -(-tensor.nbytes // ALIGN) * ALIGN
-    header = json.dumps(entries).encode()
-    if len(tensors) == 1:
-        return Bucket(header, as_bytes(tensors[0][1]))
-    data = torch.zeros(start, dtype=torch.uint8, device=tensors[0][1].device)
-    for (_, tensor), (_, _, _, place) in zip(tensors, entries, strict=True):
-        data[place : place + tensor.nbytes] = as_bytes(tensor)
-    return Bucket(header, data)
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's bytes, in order. [bytes] uint8"""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
 from whet.transport.base import OtherBase, Sender, Sent, Ticket, TransportError
 from whet.types import Receipt
 
+T = TypeVar("T")
 Load = Callable[[Ticket], Awaitable[Receipt | None]]
 """Has an engine open a ticket and take the weights over; None: it was lost, and the others go on without it."""
+LAST_WORDS_S = 30.0
+"""For engines to say how it went with them when a version has failed: so that none is left in the middle of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,9 @@ async def carry(
 ) -> Carried:
     """Send a version to engines that stand still, and wait for the receipts of all.
 
+    There is one deadline, the sender's. While all take part in one exchange the sender alone goes by it, for nobody else knows who holds up
+    whom; the engines' begins when it has sent.
+
     Args:
         sender: the transport.
         weights: what is sent, read in a thread.
@@ -38,50 +45,54 @@ async def carry(
 
     Raises:
         TransportError: naming the engine that did not get the weights, or not in time.
-        Exception: what reading the weights or an engine raised.
+        Exception: what reading the weights or an engine raised, if anything but a `TransportError` was; whatever came first.
     """
     ticket = sender.begin(version, list(loads) if receivers is None else receivers)
-    if not sender.simultaneous:
-        sent = await asyncio.to_thread(sender.send, ticket, weights)
-        return Carried(sent, await _load_all(sender, ticket, loads))
-    sending = asyncio.create_task(asyncio.to_thread(sender.send, ticket, weights))
-    loading = asyncio.create_task(_load_all(sender, ticket, loads))
-    sent, receipts = await asyncio.gather(sending, loading, return_exceptions=True)
-    raise_most_telling([sent, receipts])
-    assert isinstance(sent, Sent) and isinstance(receipts, list)
-    return Carried(sent, receipts)
+    faults: list[Exception] = []
+
+    async def noted(work: Awaitable[T]) -> T | None:
+        try:
+            return await work
+        except Exception as error:
+            faults.append(error)
+            sender.give_up()
+            return None
+
+    sending = asyncio.create_task(noted(asyncio.to_thread(sender.send, ticket, weights)))
+    loading: dict[str, asyncio.Task[Receipt | None]] = {}
+    try:
+        if not sender.simultaneous:
+            await sending
+        if not faults:
+            loading = {name: asyncio.create_task(noted(_load(sender, ticket, name, load))) for name, load in loads.items()}
+        sent = await sending
+        _, late = await asyncio.wait(loading.values(), timeout=_left_s(sender, faults)) if loading else ((), ())
+        for name in (name for name, task in loading.items() if task in late):
+            why = f"did not take over the weights within {sender.timeout_s:g} s (sync.timeout_s)"
+            faults.append(TransportError(f"version {version}: {name} {why}"))
+            sender.give_up()
+    except asyncio.CancelledError:  # the thread that sends goes on, and is waited for as the run ends
+        sender.give_up()
+        raise
+    finally:
+        for task in (sending, *loading.values()):
+            task.cancel()
+    for error in sorted(faults, key=lambda error: isinstance(error, TransportError)):  # what was cut follows from another's end
+        raise error
+    assert sent is not None
+    receipts = [task.result() for task in loading.values()]
+    return Carried(sent, [receipt for receipt in receipts if receipt is not None])
 
 
-async def _load_all(sender: Sender, ticket: Ticket, loads: Mapping[str, Load]) -> list[Receipt]:
-    """Every engine is waited for, so that none is left in the middle when another fails."""
-    found = await asyncio.gather(*(_load(sender, ticket, name, load) for name, load in loads.items()), return_exceptions=True)
-    raise_most_telling(found)
-    return [receipt for receipt in found if isinstance(receipt, Receipt)]
+def _left_s(sender: Sender, faults: list[Exception]) -> float:
+    return min(LAST_WORDS_S, sender.timeout_s) if sender.simultaneous and faults else sender.timeout_s
 
 
 async def _load(sender: Sender, ticket: Ticket, name: str, load: Load) -> Receipt | None:
-    version = ticket.version
     try:
-        async with asyncio.timeout(sender.timeout_s):
-            try:
-                return await load(ticket)
-            except OtherBase:
-                return await load(await asyncio.to_thread(sender.whole, version))
-    except TimeoutError:
-        sender.give_up()
-        raise TransportError(
-            f"version {version}: {name} did not take over the weights within {sender.timeout_s:g} s (sync.timeout_s)"
-        ) from None
+        try:
+            return await load(ticket)
+        except OtherBase:
+            return await load(await asyncio.to_thread(sender.whole, ticket.version))
     except TransportError as error:
-        sender.give_up()
-        raise TransportError(f"version {version}: {name}: {error}") from error
-    except BaseException:
-        sender.give_up()
-        raise
-
-
-def raise_most_telling(found: Iterable[object]) -> None:
-    """Raise what went wrong: an engine that died, or a mistake, before what followed from it, that a stream was cut."""
-    errors = [error for error in found if isinstance(error, BaseException)]
-    for error in sorted(errors, key=lambda error: isinstance(error, TransportError)):
-        raise error
+        raise TransportError(f"version {ticket.version}: {name}: {error}") from error

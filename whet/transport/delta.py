@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from whet.model.folders import write_weights
 from whet.model.shards import whole
 from whet.transport.base import DeltaTicket, DiskTicket, Sent, Ticket, TransportError, waited_s
 from whet.transport.changes import Change, apply_change, change_of
+from whet.transport.folder import FolderWriter, check_seen
 from whet.transport.versions import Versions
 
 HEADER, CHANGES = "changes.json", "changes.bin"
@@ -30,20 +31,20 @@ class DeltaSender:
     Args:
         folder: where versions are written, on a file system that the engines have, too.
         keep: how many stay, of changes and of whole ones each.
-        shard_bytes: of a file of whole weights.
         timeout_s: how long an engine may take.
-        describe: writes what a Hugging Face folder has beside weights.
+        writer: of folders with whole versions.
     """
 
     simultaneous = False
 
-    def __init__(self, folder: Path, keep: int, shard_bytes: int, timeout_s: float, describe: Callable[[Path], None]) -> None:
+    def __init__(self, folder: Path, keep: int, timeout_s: float, writer: FolderWriter) -> None:
         self._whole, self._changes = Versions(folder, keep), Versions(folder, keep, ".delta")
-        self._shard_bytes, self._describe = shard_bytes, describe
-        self.timeout_s = timeout_s
+        self.timeout_s, self._writer = timeout_s, writer
         self._held: dict[str, Tensor] = {}
         """The weights of `_version`; what is being sent takes their place tensor by tensor."""
         self._version: int | None = None
+        self._writing = threading.Lock()
+        """Of a whole version: several engines may ask for it at once."""
 
     def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
         if self._version is None:
@@ -51,8 +52,12 @@ class DeltaSender:
         return DeltaTicket(version, self._version, self._changes.path(version))
 
     def send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]]) -> Sent:
-        self._version = None  # until all of it is there, what is held is of no version
         began = time.perf_counter()
+        with self._writing:
+            return self._send(ticket, weights, began)
+
+    def _send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]], began: float) -> Sent:
+        self._version = None  # until all of it is there, what is held is of no version
         if isinstance(ticket, DeltaTicket):
             size, encode_s = self._changes.write(ticket.version, lambda folder: self._write_changes(folder, ticket, weights))
         else:
@@ -62,11 +67,12 @@ class DeltaSender:
         return Sent(size, encode_s, time.perf_counter() - began - waited_s(weights) - encode_s)
 
     def whole(self, version: int) -> Ticket:
-        if self._version != version:
-            raise TransportError(f"the weights of version {version} are not there any more")
-        if not self._whole.path(version).is_dir():
-            self._write_whole(version)
-        return DiskTicket(version, self._whole.path(version))
+        with self._writing:
+            if self._version != version:
+                raise TransportError(f"the weights of version {version} are not there any more")
+            if not self._whole.path(version).is_dir():
+                self._write_whole(version)
+            return DiskTicket(version, self._whole.path(version))
 
     def give_up(self) -> None:
         pass
@@ -75,11 +81,7 @@ class DeltaSender:
         self._held, self._version = {}, None
 
     def _write_whole(self, version: int) -> int:
-        def write(folder: Path) -> int:
-            self._describe(folder)
-            return write_weights(folder, self._held.items(), self._shard_bytes)
-
-        return self._whole.write(version, write)
+        return self._whole.write(version, lambda folder: self._writer.write(folder, self._held.items()))
 
     def _write_changes(self, folder: Path, ticket: DeltaTicket, weights: Iterable[tuple[str, Tensor]]) -> tuple[int, float]:
         """Returns bytes written, and seconds of comparing and compressing."""
@@ -118,6 +120,7 @@ def read_changes(ticket: DeltaTicket, held: Mapping[str, Tensor]) -> Iterator[tu
     Raises:
         TransportError: naming the tensor, if what was written is missing, damaged, or of another version.
     """
+    check_seen(ticket.folder)
     try:
         header = json.loads((ticket.folder / HEADER).read_text())
         if (header["version"], header["base"]) != (ticket.version, ticket.base):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from whet.model.folders import read_weights, write_weights
-from whet.transport.base import DiskTicket, Sent, Ticket, TransportError, waited_s
+from whet.transport.base import DiskTicket, Sent, Ticket, waited_s
+from whet.transport.folder import FolderWriter
 from whet.transport.versions import Versions
 
 
@@ -19,28 +19,21 @@ class DiskSender:
     Args:
         folder: where they lie, on a file system that the engines have, too.
         keep: how many versions stay.
-        shard_bytes: of a file of weights.
         timeout_s: how long an engine may take.
-        describe: writes what a Hugging Face folder has beside weights: config.json.
+        writer: of the folders.
     """
 
     simultaneous = False
 
-    def __init__(self, folder: Path, keep: int, shard_bytes: int, timeout_s: float, describe: Callable[[Path], None]) -> None:
-        self._versions, self._shard_bytes, self._describe = Versions(folder, keep), shard_bytes, describe
-        self.timeout_s = timeout_s
+    def __init__(self, folder: Path, keep: int, timeout_s: float, writer: FolderWriter) -> None:
+        self._versions, self.timeout_s, self._writer = Versions(folder, keep), timeout_s, writer
 
     def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
         return DiskTicket(version, self._versions.path(version))
 
     def send(self, ticket: Ticket, weights: Iterable[tuple[str, Tensor]]) -> Sent:
         began = time.perf_counter()
-
-        def write(folder: Path) -> int:
-            self._describe(folder)
-            return write_weights(folder, weights, self._shard_bytes)
-
-        size = self._versions.write(ticket.version, write)
+        size = self._versions.write(ticket.version, lambda folder: self._writer.write(folder, weights))
         return Sent(size, wire_s=time.perf_counter() - began - waited_s(weights))
 
     def whole(self, version: int) -> Ticket:
@@ -51,15 +44,3 @@ class DiskSender:
 
     def close(self) -> None:
         pass
-
-
-def read_folder(ticket: DiskTicket) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a version.
-
-    Raises:
-        TransportError: if a file is missing or damaged.
-    """
-    try:
-        yield from read_weights(ticket.folder)
-    except (ValueError, OSError) as error:
-        raise TransportError(f"{error}") from error

@@ -15,6 +15,8 @@ from whet.transport.base import BroadcastTicket
 
 SENDER = 0
 """The rank that sends."""
+JOIN_TIMEOUT_S = 30.0
+"""For those who are all there to connect to each other; meanwhile nobody looks whether one of them has gone."""
 
 
 class Group:
@@ -37,12 +39,12 @@ class Group:
 
 
 def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
-    """Wait until all are there.
+    """Connect to the others, which are all there.
 
     Raises:
-        RuntimeError: if they are not, in time.
+        RuntimeError: if one of them is not, or not in time.
     """
-    timeout = timedelta(seconds=ticket.timeout_s)
+    timeout, joining = timedelta(seconds=ticket.timeout_s), timedelta(seconds=min(JOIN_TIMEOUT_S, ticket.timeout_s))
     place, size = PrefixStore(f"group/{ticket.group}", store), 1 + len(ticket.receivers)
     if ticket.backend == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
@@ -50,7 +52,7 @@ def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
         chosen._timeout = timeout
         return Group(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], timeout
+    options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], joining
     return Group(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from whet.model.decoder import DecoderModel
+from whet.model.naming import Naming
 from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, SharedTicket, Ticket
 from whet.transport.broadcast import BroadcastReceiver
 from whet.transport.delta import read_changes
-from whet.transport.disk import read_folder
+from whet.transport.folder import read_folder
 
 
 class Receiver:
@@ -20,10 +21,13 @@ class Receiver:
         name: the process's, as the sender knows it.
         mapped: the model over the memory that a `SharedSender` writes to, where that is the transport.
         held: the weights that this process holds now, as changes apply to them.
+        naming: what the model's tensors are called in folders.
     """
 
-    def __init__(self, name: str, mapped: DecoderModel | None, held: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._mapped, self._held = mapped, held
+    def __init__(
+        self, name: str, mapped: DecoderModel | None, held: Callable[[], Mapping[str, Tensor]], naming: Callable[[], Naming]
+    ) -> None:
+        self._mapped, self._held, self._naming = mapped, held, naming
         self._broadcast = BroadcastReceiver(name)
 
     def check(self, ticket: Ticket, version: int | None) -> None:
@@ -49,7 +53,7 @@ class Receiver:
             case BroadcastTicket():
                 return self._broadcast.open(ticket)
             case DiskTicket():
-                return read_folder(ticket)
+                return read_folder(ticket, self._naming())
             case DeltaTicket():
                 return read_changes(ticket, self._held())
 

@@ -18,7 +18,8 @@ class SyncConfig(Config):
     """shared: one file in the machine's memory, which all engines map; broadcast: a process group (gloo); disk: a folder in Hugging Face
     format for each version; delta: only what changed since the version before, compressed; auto: shared."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long an engine may take over a version, and how long a message of a broadcast may take, before the run stops."""
+    """How long an engine may take over a version before the run stops; in a broadcast, how long it may take to come, a message may take,
+    and, once all is sent, an engine's answer."""
     max_buffer_bytes: int = Field(default=2**29, ge=2**20)
     """broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of weights."""
     folder: str | None = None

@@ -173,5 +173,3 @@ class Receipt:
     """Seconds of copying, writing or sending, as far as they held up the trainer's stream."""
     load_s: float = 0.0
     """Seconds of taking over, of the slowest member: with a broadcast, what it waited for the trainer, too."""
-    pause_s: float = 0.0
-    """Seconds in which no step was taken."""

@@ -29,15 +29,12 @@ from whet.engine.pool.member import Have, NotYet, Slot, Tell
 from whet.engine.pool.pool import EnginePool, breaker_of, to_errors
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, share
-from whet.transport.base import Sender, Stream, Ticket, TransportError
+from whet.transport.base import Sender, SentOnce, Stream, Ticket, TransportError
 from whet.transport.carry import carry
 from whet.transport.land import whole_set
 from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig, Syncing
 from whet.types import Receipt
-
-DESCRIPTORS = Path(f"/proc/{os.getpid()}/fd")
-"""This process's open files, as others see them; Linux has it."""
 
 
 class EngineCopies(EnginePool[CopyProcess]):
@@ -79,6 +76,7 @@ class EngineCopies(EnginePool[CopyProcess]):
             check_split(model, ranks)
         threads = max(1, torch.get_num_threads() // len(devices))
         shapes = dict(model.named_weights())
+        launcher = launcher or LocalLauncher()
         self._memory = KeptMemory(share(model))
         self._meeting = Path(tempfile.mkdtemp(prefix="whet-ranks-"))
         setup = Setup(
@@ -97,7 +95,7 @@ class EngineCopies(EnginePool[CopyProcess]):
                 f"engine copy {i}",
                 setup,
                 devices[i * ranks : (i + 1) * ranks],
-                launcher or LocalLauncher(),
+                launcher,
                 self._meeting / str(i),
                 pool.start_timeout_s,
             )
@@ -109,7 +107,7 @@ class EngineCopies(EnginePool[CopyProcess]):
             self._let_go()
             raise
         slots = [Slot(copy.name, start, copy, breaker_of(pool)) for copy, start in zip(copies, starts, strict=True)]
-        self._sender = sender_of(sync.config, model, sync.folder)
+        self._sender = sender_of(sync.config, model, sync.folder, launcher.address)
         super().__init__(slots, SentWeights(self._sender, shapes), pool, deterministic=deterministic, tell=tell)
 
     def end(self) -> None:
@@ -180,10 +178,11 @@ class KeptMemory:
     def __init__(self, shared: SharedModel) -> None:
         self.shared, self._named = shared, shared.path
         self._descriptor: int | None = None
-        if DESCRIPTORS.is_dir():
+        descriptors = Path(f"/proc/{os.getpid()}/fd")
+        if descriptors.is_dir():
             self._descriptor = os.open(shared.path, os.O_RDWR)
             shared.path.unlink()
-            self.shared = replace(shared, path=DESCRIPTORS / str(self._descriptor))
+            self.shared = replace(shared, path=descriptors / str(self._descriptor))
 
     def let_go(self) -> None:
         self._named.unlink(missing_ok=True)
@@ -213,11 +212,12 @@ class SentWeights:
 
         async def load(name: str, ticket: Ticket) -> Receipt | None:
             try:
-                return replace(await have(name, lambda copy: copy.call("begin", version, ticket)), engine=name)
+                receipt = await have(name, lambda copy: copy.call("begin", version, ticket), by_itself=not self._sender.simultaneous)
             except EngineLost:
                 if self._sender.simultaneous:
                     raise
                 return None
+            return replace(receipt, engine=name)
 
         loads = {name: partial(load, name) for name in members}
         try:
@@ -241,6 +241,6 @@ class SentWeights:
     async def catch_up(self, member: CopyProcess, version: int) -> Receipt:
         try:
             ticket = await asyncio.to_thread(self._sender.whole, version)
-        except TransportError as none:
-            raise NotYet(str(none)) from none
+        except SentOnce as gone:
+            raise NotYet(f"{gone} (sync.transport)") from gone
         return await member.call("begin", version, ticket)

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.config import Config
-from whet.engine.base import Capabilities, EngineFailed, EngineRefused, Vitals
+from whet.engine.base import Capabilities, EngineFailed, EngineRefused, StaleCache, Vitals
 from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.ranks import Ranks
@@ -148,6 +148,10 @@ class EmbeddedEngine:
         return self.core.version
 
     @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
     def held(self) -> int | None:
         """The version that it holds whole; None: none is."""
         return None if self._torn or (self._asleep and self._gives_weights_back) else self.version
@@ -205,7 +209,7 @@ class EmbeddedEngine:
         if temperature <= 0:
             raise ValueError(f"scoring needs a temperature above 0, not {temperature}")
         self.core.check("score", tokens, 0)
-        return await self._runner.between_steps(lambda: self._score(tokens, temperature, top_logprobs))
+        return await self._runner.between_steps(lambda: self._score(tokens, temperature, top_logprobs), is_step=True)
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
@@ -243,7 +247,8 @@ class EmbeddedEngine:
     def failed(self, reason: str, cause: BaseException | None) -> None:
         """End every request that has begun with an error; what a step left half done is never read."""
         for call in [call for call in self._calls.values() if call.sequence is not None]:
-            error = EngineFailed(f"request {call.request.id}: {reason}")
+            kind = StaleCache if isinstance(cause, StaleCache) else EngineFailed
+            error = kind(f"request {call.request.id}: {reason}")
             error.__cause__ = cause
             del self._calls[call.request.id]
             self._retire(call)

@@ -1,28 +1,21 @@
 """How a worker's process is started and watched, wherever it runs. What is said to it goes over a connection, the same for all.
 
-A local worker gets one end of a socket pair. One that is started elsewhere is given an `Invitation` and dials back: both sides then
-prove to each other that they have the invitation's key (the challenge of `multiprocessing.connection`, an HMAC), and only after that is
-anything unpickled. The key is of one worker of one run, so whoever has it is part of the run, and pickles cross no trust boundary; it
-travels with what starts the worker, never on a command line. Nothing is encrypted: listen on loopback, or on a network whose machines
-are trusted.
+A local worker gets one end of a socket pair; one that is started elsewhere dials back (`dialing.py`).
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Protocol
 
 from whet.engine.base import EngineFailed
@@ -31,10 +24,13 @@ from whet.runfolder.stacks import SAY_STACKS, TIMEOUT_S, spied
 if TYPE_CHECKING:
     from whet.engine.embedded.worker import Setup
 
+HERE = socket.gethostname()
+"""This machine, as others call it."""
+LOOPBACK = "127.0.0.1"
 LAST_LINES = 100
 """Kept of what a worker said."""
-HANDSHAKE_TIMEOUT_S = 10.0
-"""For whoever dials in to prove who it is."""
+LOOK_S = 0.2
+"""Between two looks at whether a worker that starts is still waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,11 @@ class Ended:
 
 class Process(Protocol):
     """A worker's process, wherever it runs."""
+
+    @property
+    def host(self) -> str:
+        """The machine that it runs on: `HERE`, if it is this one."""
+        ...
 
     def ended(self, timeout_s: float) -> Ended | None:
         """How it ended, waited for at most so long; None: it goes on."""
@@ -79,6 +80,11 @@ class Link:
 
 class Launcher(Protocol):
     """Starts workers."""
+
+    @property
+    def address(self) -> str:
+        """This machine's, as workers know it."""
+        ...
 
     def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
         """Start one and tell it its setup; it answers when it is ready.
@@ -122,6 +128,8 @@ class LocalProcess:
         name: of the worker.
         child: whose output and errors are one pipe (`stdout=PIPE, stderr=STDOUT`).
     """
+
+    host = HERE
 
     def __init__(self, name: str, child: subprocess.Popen[bytes]) -> None:
         self.child = child
@@ -168,6 +176,8 @@ class LocalProcess:
 class LocalLauncher:
     """Starts workers as children of this process, on this machine."""
 
+    address = LOOPBACK
+
     def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
         mine, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
@@ -179,80 +189,23 @@ class LocalLauncher:
             child = subprocess.Popen(
                 arguments, pass_fds=given, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-        return _told(Link(Connection(mine.detach()), LocalProcess(name, child)), setup)
+        return told(Link(Connection(mine.detach()), LocalProcess(name, child)), setup)
 
 
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """Where a worker dials, and what it proves itself with."""
+def told(link: Link, setup: Setup) -> Link:
+    """Tell a worker its setup. One on another machine gets its first weights over its connection.
 
-    host: str
-    port: int
-    key: bytes = field(repr=False)
-
-    def accept(self) -> Connection:
-        """Dial, from the worker's side, and prove to each other who one is.
-
-        Raises:
-            OSError: if nobody listens there any more.
-            AuthenticationError: if who listens there has another key.
-        """
-        dialed = socket.create_connection((self.host, self.port), HANDSHAKE_TIMEOUT_S)
-        return _proven(dialed, self.key, first=False)
-
-
-class DialingLauncher:
-    """Starts workers anywhere: each is given an invitation and dials back over TCP (`worker.dial`).
-
-    Args:
-        begin: has a process begin with an invitation, and does not wait for it: (name, invitation) -> the process.
-        host: the address to listen on, which workers can reach. Loopback unless told otherwise.
-        timeout_s: for a worker to dial.
+    Raises:
+        EngineFailed: if it is to share memory with this machine's, and cannot.
     """
-
-    def __init__(self, begin: Callable[[str, Invitation], Process], host: str = "127.0.0.1", timeout_s: float = 120.0) -> None:
-        self._begin, self._host, self._timeout_s = begin, host, timeout_s
-
-    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
-        if pipes:
-            raise ValueError(
-                f"{name} is to be of several processes, and only those that are started on this machine can be one copy; set "
-                "engine.embedded.tensor_parallel to 1"
+    if link.process.host != HERE:
+        if setup.mapped:
+            link.process.kill()
+            raise EngineFailed(
+                f"{setup.name} was placed on {link.process.host}, and new weights are to be put into the memory of {HERE}: set "
+                f"sync.transport to broadcast, delta or disk, or give {HERE} room for all of the engine's processes"
             )
-        key = secrets.token_bytes(32)
-        try:
-            listener = socket.create_server((self._host, 0))
-        except OSError as error:
-            why = f"{error.strerror}; is it an address of this machine?"
-            raise EngineFailed(f"{name}: nobody can dial back to {self._host}: {why}") from error
-        with listener:
-            process = self._begin(name, Invitation(self._host, listener.getsockname()[1], key))
-            try:
-                connection = self._wait(name, listener, key, process)
-            except BaseException:
-                process.kill()
-                raise
-        return _told(Link(connection, process), setup)
-
-    def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process) -> Connection:
-        """The connection of whoever proves to be the worker; strangers are turned away."""
-        deadline = time.monotonic() + self._timeout_s
-        listener.settimeout(0.2)
-        while time.monotonic() < deadline:
-            try:
-                caller, _ = listener.accept()
-            except TimeoutError:
-                if (ended := process.ended(0.0)) is not None:
-                    raise EngineFailed(f"{name} ended before it dialed ({ended.words}){said(process)}") from None
-                continue
-            try:
-                return _proven(caller, key, first=True)
-            except (AuthenticationError, OSError, EOFError):
-                continue
-        raise EngineFailed(f"{name} did not dial back to {self._host} within {self._timeout_s:g} s{said(process)}")
-
-
-def _told(link: Link, setup: Setup) -> Link:
+        setup = replace(setup, elsewhere=True)
     with suppress(OSError):  # a worker that is gone already is seen when it is waited for
         link.connection.send(setup)
     return link
@@ -262,26 +215,3 @@ def said(process: Process, num_lines: int = 12) -> str:
     """A process's last words, for the end of an error."""
     lines = process.last_lines()[-num_lines:]
     return "\nit said last:\n    " + "\n    ".join(lines) if lines else ""
-
-
-def _proven(link: socket.socket, key: bytes, *, first: bool) -> Connection:
-    """A connection whose other end has the key. Who says nothing is not waited for."""
-    link.settimeout(None)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(HANDSHAKE_TIMEOUT_S), 0))
-    forever = link.dup()
-    connection = Connection(link.detach())
-    try:
-        for ask in (first, not first):
-            (deliver_challenge if ask else answer_challenge)(connection, key)
-    except AssertionError as odd:  # how the library says that this is no challenge
-        connection.close()
-        raise AuthenticationError("whoever is at the other end does not speak as a worker") from odd
-    except BaseException:
-        connection.close()
-        raise
-    else:
-        forever.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-    finally:
-        forever.close()
-    return connection

@@ -16,14 +16,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
-from whet.engine.embedded.launch import Launcher, Link, said
+from whet.engine.embedded import first
+from whet.engine.embedded.launch import LOOK_S, Launcher, Link, said
 from whet.engine.embedded.ranks import LOST, Links
 from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.worker import Setup
 from whet.types import Chunk, Request, Scored
 
-LOOK_S = 0.2
-"""Between two looks at whether a copy that starts is waited for still."""
 CLOSE_TIMEOUT_S = 10.0
 NOTHING_MORE = b""
 """Ends the thread that sends."""
@@ -68,38 +67,50 @@ class CopyProcess:
         self._failure: str | None = None
         pipes = [socket.socketpair() for _ in devices[1:]]
         ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
+        self._first = first.FirstWeights(setup.model)
         self._links: list[Link] = []
-        for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
-            links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
-            called = name if len(devices) == 1 else f"{name}, rank {rank}"
-            self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=self.processes[rank]), mine))
-        for end in itertools.chain.from_iterable(pipes):
-            end.close()
+        try:
+            for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
+                links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
+                called = name if len(devices) == 1 else f"{name}, rank {rank}"
+                self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=self.processes[rank]), mine))
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            for end in itertools.chain.from_iterable(pipes):
+                end.close()
         for link in self._links[1:]:
             threading.Thread(target=self._watch, args=(link,), name=f"whet {name}", daemon=True).start()
 
     def ready(self, given_up: threading.Event, timeout_s: float) -> None:
         """Wait until it can serve. Raises EngineFailed if it cannot, or waiting for it is given up."""
+        threading.Thread(target=self._write, name=f"whet {self.name}", daemon=True).start()
         try:
-            self._wait_for_start(given_up, timeout_s)
-        except EngineFailed:
+            self._wait_for_start(given_up, time.monotonic() + timeout_s, f"within {timeout_s:g} s (engine.pool.start_timeout_s)")
+        except BaseException:
             self.kill()
             raise
-        for work in (self._read, self._write):
-            threading.Thread(target=work, name=f"whet {self.name}", daemon=True).start()
+        threading.Thread(target=self._read, name=f"whet {self.name}", daemon=True).start()
 
-    def _wait_for_start(self, given_up: threading.Event, timeout_s: float) -> None:
-        connection, deadline = self._links[0].connection, time.monotonic() + timeout_s
-        try:
-            while not connection.poll(LOOK_S):
-                if given_up.is_set():
-                    raise EngineFailed(f"{self.name}: {CLOSED}")
-                if time.monotonic() > deadline:
-                    why = f"did not start within {timeout_s:g} s (engine.pool.start_timeout_s)"
-                    raise EngineFailed(f"{self.name} {why}{said(self._links[0].process)}")
-            _, self._capabilities = connection.recv()
-        except (EOFError, OSError):
-            raise EngineFailed(self._culprit("did not start")) from None
+    def _wait_for_start(self, given_up: threading.Event, deadline: float, within: str) -> None:
+        while self._capabilities is None:
+            try:
+                while not self._links[0].connection.poll(LOOK_S):
+                    if given_up.is_set():
+                        raise EngineFailed(f"{self.name}: {CLOSED}")
+                    if time.monotonic() > deadline:
+                        raise EngineFailed(f"{self.name} did not start {within}{said(self._links[0].process)}")
+                kind, told = self._links[0].connection.recv()
+            except (EOFError, OSError):
+                raise EngineFailed(self._culprit("did not start")) from None
+            match kind:
+                case first.PIECE:
+                    self._outbox.put(self._first.piece(*told))
+                case first.HELD:
+                    self._first.check(self.name, told)
+                case _:
+                    self._capabilities = told
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,6 +172,8 @@ class CopyProcess:
         for link in self._links:
             if link.process.ended(CLOSE_TIMEOUT_S) is None:
                 raise RuntimeError(f"{self.name} cannot be ended: the machine holds on to its process")
+        if self._capabilities is None:  # nobody reads it yet
+            self._outbox.put(NOTHING_MORE)
         for link in self._links:
             if link is not self._links[0] or self._capabilities is None:  # of the first, who reads it closes it
                 link.connection.close()

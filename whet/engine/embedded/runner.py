@@ -42,6 +42,8 @@ class _Job:
 
     work: Callable[[], Any]
     done: asyncio.Future[Any]
+    is_step: bool
+    """Whether it takes as long as a step may."""
 
 
 class Runner:
@@ -60,15 +62,16 @@ class Runner:
         self._jobs: deque[_Job] = deque()
         self._task: asyncio.Task[None] | None = None
         self._flight: Future[Any] | None = None
-        self._took_off = 0.0
+        self._took_off: float | None = None
+        """When the step, or what takes as long, began that is on the thread just now."""
         self._closed = False
         self.busy_s = 0.0
         """Seconds spent in steps."""
 
     @property
     def step_s(self) -> float:
-        """How long what is on the thread just now has taken so far; 0: nothing is."""
-        return 0.0 if self._flight is None else time.perf_counter() - self._took_off
+        """How long the step that is on the thread just now has taken so far, or a job that takes as long; 0: none is."""
+        return 0.0 if self._took_off is None else time.perf_counter() - self._took_off
 
     def check_open(self) -> None:
         """Raises:
@@ -82,14 +85,14 @@ class Runner:
         self._posted.append(action)
         self.kick()
 
-    async def between_steps(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread before the next step.
+    async def between_steps(self, work: Callable[[], T], *, is_step: bool = False) -> T:
+        """Run `work` on the thread before the next step; `is_step`: it should take no longer than one.
 
         Raises:
             EngineFailed: if the runner is closed before it is done. What `work` raises is raised here.
         """
         self.check_open()
-        job = _Job(work, asyncio.get_running_loop().create_future())
+        job = _Job(work, asyncio.get_running_loop().create_future(), is_step)
         self._jobs.append(job)
         self.kick()
         return await job.done
@@ -138,7 +141,7 @@ class Runner:
 
     async def _step(self) -> None:
         try:
-            result = await self._on_thread(self._timed)
+            result = await self._on_thread(self._timed, is_step=True)
         except Exception as error:  # whatever a model can raise
             self._stepper.failed(f"a step failed: {type(error).__name__}: {error}", error)
         else:
@@ -159,7 +162,7 @@ class Runner:
 
     async def _answer(self, job: _Job) -> None:
         try:
-            result, error = await self._on_thread(job.work), None
+            result, error = await self._on_thread(job.work, is_step=job.is_step), None
         except Exception as fault:  # belongs to whoever asked
             result, error = None, fault
         if job.done.done():  # nobody waits any more
@@ -169,9 +172,9 @@ class Runner:
         else:
             job.done.set_exception(error)
 
-    async def _on_thread(self, work: Callable[[], T]) -> T:
+    async def _on_thread(self, work: Callable[[], T], *, is_step: bool) -> T:
         """Run on the thread. When cancelled it still waits for work that has begun: nothing else may run meanwhile."""
-        self._took_off = time.perf_counter()
+        self._took_off = time.perf_counter() if is_step else None
         flight = self._flight = self._thread.submit(work)
         try:
             return await asyncio.wrap_future(flight)
@@ -180,7 +183,7 @@ class Runner:
                 await asyncio.wait([asyncio.wrap_future(flight)])
             raise
         finally:
-            self._flight = None
+            self._flight = self._took_off = None
 
     def _stop(self) -> None:
         self._apply_posted()

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from torch import Tensor, nn
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
 from whet.engine.embedded.core import EngineCore
+from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.first import fetch
 from whet.engine.embedded.grammar import Grammars
-from whet.engine.embedded.launch import SAY_STACKS, Invitation
+from whet.engine.embedded.launch import SAY_STACKS
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
 from whet.model.causal import CausalModel
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
 from whet.model.shared import SharedModel, attach
 from whet.transport.base import OtherBase, Stream, Ticket, TransportError
 from whet.transport.receive import Receiver
@@ -55,6 +60,8 @@ class Setup:
     """Whether new weights are put into the shared memory, from which a copy on the CPU then samples; else every process has its own."""
     keeps_weights: bool = False
     """Whether they stay in memory while it sleeps: new ones come as changes to them."""
+    elsewhere: bool = False
+    """Whether it runs on another machine than the memory with the weights: it begins with a copy of them (`first`)."""
     name: str = "engine copy 0"
     """As the sender of weights knows this process."""
     links: Links | None = None
@@ -65,13 +72,13 @@ class Copy:
     """An embedded engine at the end of a connection.
 
     Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", request), ("drop", request id).
-    Messages out: ("ready", capabilities), ("returned", number, value), ("raised", number, error), ("chunk", request id, chunk),
-    ("ended", request id, error).
+    Messages out: what `first.fetch` says, ("ready", capabilities), ("returned", number, value), ("raised", number, error),
+    ("chunk", request id, chunk), ("ended", request id, error).
     """
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         self._connection = connection
-        weights = attach(setup.model)
+        weights = fetch(setup.model, connection) if setup.elsewhere else attach(setup.model)
         shared = setup.mapped and setup.links is None and torch.device(setup.device) == torch.device("cpu")
         ranks = None if setup.links is None else setup.links.join(setup.device)
         model = weights if shared else _beside(weights, setup)
@@ -160,10 +167,13 @@ class Copy:
 
 def _receiver(setup: Setup, weights: CausalModel, model: CausalModel) -> Receiver:
     """Args:
-    weights: over the shared memory.
+    weights: whole, over the shared memory where it is mapped.
     model: whose tensors this process samples from.
     """
-    return Receiver(setup.name, weights if setup.mapped else None, lambda: dict(model.named_weights()))
+    bare = without_contents(weights)
+    return Receiver(
+        setup.name, weights if setup.mapped else None, lambda: dict(model.named_weights()), cache(lambda: Naming(bare))
+    )
 
 
 def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
@@ -172,7 +182,7 @@ def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
         model = attach(setup.model)
         keep_part(model, setup.device)
         return model
-    model = copy.deepcopy(weights)
+    model = weights if setup.elsewhere else copy.deepcopy(weights)
     nn.Module.to(model.hf, torch.device(setup.device))
     return model
 

@@ -26,7 +26,9 @@ class Breaker:
         """Times in a row that it opened."""
         self._until: float | None = None
         """When it is half-open; None: it is closed."""
-        self._trying = False
+        self._num_passed = 0
+        self._trial: int | None = None
+        """The request that tries, while it is half-open."""
 
     @property
     def state(self) -> Literal["closed", "open", "half_open"]:
@@ -37,23 +39,38 @@ class Breaker:
     @property
     def lets_pass(self) -> bool:
         """Whether one more request may go through."""
-        return self._until is None or (self._clock() >= self._until and not self._trying)
+        return self._until is None or (self._clock() >= self._until and self._trial is None)
 
-    def passed(self) -> None:
-        """A request goes through; while it is half-open no other may until that one has ended."""
-        self._trying = self._until is not None
+    def passed(self) -> int:
+        """A request goes through; while it is half-open no other may until that one has ended.
 
-    def succeeded(self) -> None:
-        self._failures = self._opened = 0
-        self._until, self._trying = None, False
+        Returns:
+            Its number, by which it says how it went: what began before it opened neither closes it nor keeps it open.
+        """
+        self._num_passed += 1
+        if self._until is not None:
+            self._trial = self._num_passed
+        return self._num_passed
 
-    def failed(self) -> None:
+    def succeeded(self, number: int) -> None:
+        if self._counts(number):
+            self._failures = self._opened = 0
+            self._until = None
+
+    def failed(self, number: int) -> bool:
+        """Returns whether that is worth telling: it is the first failure in a row, or the last one until it opens."""
+        if not self._counts(number):
+            return False
         self._failures += 1
         if self._failures >= self._limit or self._until is not None:
             self._until = self._clock() + self._open_s * 2 ** min(self._opened, MOST_DOUBLED)
             self._opened += 1
-        self._trying = False
+        return self._failures == 1 or self._until is not None
 
-    def ended(self) -> None:
+    def ended(self, number: int) -> None:
         """A request that went through has ended, with or without telling anything."""
-        self._trying = False
+        if number == self._trial:
+            self._trial = None
+
+    def _counts(self, number: int) -> bool:
+        return self._until is None or number == self._trial

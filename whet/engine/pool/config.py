@@ -26,7 +26,8 @@ class PoolConfig(Config):
     """Seconds that one step of a member, or a score, may take. Then it counts as hung, whatever it still answers."""
     update_timeout_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
     """Seconds for a member to take over new weights. Then it counts as hung; the version stands on the others' receipts, and it serves
-    again once it holds the same. `sync.timeout_s`, where it is shorter, ends the run instead."""
+    again once it holds the same. `sync.timeout_s`, where it is shorter, ends the run instead; so it does where all take part in one
+    exchange (`sync.transport=broadcast`), whichever is shorter."""
     breaker_failures: int = Field(default=3, ge=1)
     """Requests in a row that fail with a member, though it lives, until its circuit breaker opens: then it gets none."""
     breaker_open_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)

@@ -10,34 +10,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from whet.engine.base import EngineFailed, EngineLost
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import STEADY_S, Incident, M, NotYet, Slot, State, Tell, Weights
-from whet.model.digest import differences
-from whet.types import Receipt, Scored
+from whet.engine.pool.published import Published, in_time, prove
 
 T = TypeVar("T")
 NUDGE_S = 0.5
 """Who waits for a member looks at least so often: an open breaker half-opens without anybody saying so."""
-
-
-@dataclass(slots=True)
-class Published:
-    """What members must hold to serve."""
-
-    version: int = 0
-    updated: bool = False
-    """Whether weights were ever put; until then members hold those that they were made with."""
-    receipt: Receipt | None = None
-    """Of the members that took that version over."""
-    score: tuple[tuple[tuple[int, ...], float, int], Scored] | None = None
-    """What was last scored under it, and what they said: the publisher's probe."""
-    paused: bool = False
-    asleep: bool = False
 
 
 class Keeper(Generic[M]):
@@ -68,7 +51,7 @@ class Keeper(Generic[M]):
         self.over: str | None = None
         """Why nothing is served any more."""
         self._weights, self._config, self._deterministic = weights, config, deterministic
-        self._tell, self._in_flight = tell, in_flight
+        self.tell, self._in_flight = tell, in_flight
         self._given_up = threading.Event()
         self._broken = False
         """Whether a member that was lost ended everything."""
@@ -152,14 +135,16 @@ class Keeper(Generic[M]):
     def nobody_left(self) -> EngineFailed:
         """What to raise when no member serves and none comes back."""
         causes = "; ".join(f"{slot.name}: {slot.cause}" for slot in self.slots if slot.cause) or "all have left"
+        if any(slot.state is State.BEHIND for slot in self.slots):
+            return EngineFailed(f"no engine is left that holds version {self.published.version}: {causes}")
         return EngineFailed(f"no engine is left, and none is started any more (engine.pool.restarts = {self._config.restarts}): {causes}")
 
     @property
     def hopeless(self) -> bool:
         return all(slot.state in (State.GIVEN_UP, State.BEHIND) for slot in self.slots)
 
-    async def ask(self, slot: Slot[M], what: str, call: Callable[[M], Awaitable[T]], timeout_s: float) -> list[T]:
-        """What a member answers, in a list; an empty one: it is lost. What it raises otherwise is raised here."""
+    async def ask(self, slot: Slot[M], what: str, call: Callable[[M], Awaitable[T]], timeout_s: float | None) -> list[T]:
+        """What a member answers, in a list; an empty one: it is lost. What it raises otherwise is raised here. None: there is time."""
         member = slot.member
         if member is None:
             return []
@@ -215,7 +200,7 @@ class Keeper(Generic[M]):
             raise
         finally:
             del self._going[slot.name]
-            self._tell(Incident(slot.name, slot.cause, then, in_flight, stacks))
+            self.tell(Incident(slot.name, slot.cause, then, in_flight, stacks))
         self.changed()
         if self.over is None:
             self.enter()
@@ -229,7 +214,7 @@ class Keeper(Generic[M]):
         """Tell of what happened to all members together."""
         stacks = await asyncio.to_thread(self._stacks)
         in_flight = tuple(line for slot in self.slots for line in self._in_flight(slot))
-        self._tell(Incident("engines", cause, "nothing is sampled until a version arrives whole", in_flight, stacks))
+        self.tell(Incident("engines", cause, "nothing is sampled until a version arrives whole", in_flight, stacks))
 
     async def close(self) -> None:
         """Nothing is looked after any more."""
@@ -247,9 +232,11 @@ class Keeper(Generic[M]):
         """End all members, without an event loop; from any thread."""
         self.over = self.over or reason
         self._given_up.set()
-        for slot in self.slots:
-            if slot.member is not None:
-                slot.member.end()
+        ending = [threading.Thread(target=slot.member.end) for slot in self.slots if slot.member is not None]
+        for each in ending:  # side by side: one that hangs is waited for
+            each.start()
+        for each in ending:
+            each.join()
 
     async def _look(self) -> None:
         """Look at every member again and again."""
@@ -279,7 +266,7 @@ class Keeper(Generic[M]):
                 slot.cause = str(failed) if isinstance(failed, EngineFailed) else f"{slot.name}: {type(failed).__name__}: {failed}"
                 if slot.num_restarts >= self._config.restarts:
                     slot.state = State.GIVEN_UP
-                self._tell(Incident(slot.name, slot.cause, self._what_next(slot), (), {}))
+                self.tell(Incident(slot.name, slot.cause, self._what_next(slot), (), {}))
             self.changed()
 
     async def _join(self, slot: Slot[M], member: M) -> None:
@@ -291,10 +278,11 @@ class Keeper(Generic[M]):
         try:
             async with self.enter():
                 try:
-                    await self._prove(slot.name, member)
+                    await prove(slot.name, member, self.published, self._weights, self._config)
                     state = State.SERVING
                 except NotYet as why:
                     slot.cause, state = str(why), State.BEHIND
+                    self.tell(Incident(slot.name, slot.cause, f"{slot.name} samples nothing until then", (), {}))
                 slot.member, slot.state, slot.since = member, state, time.monotonic()
         except Exception:
             await asyncio.to_thread(member.kill)
@@ -302,25 +290,6 @@ class Keeper(Generic[M]):
         except BaseException:  # a cancellation: nothing is waited for any more
             member.kill()
             raise
-
-    async def _prove(self, name: str, member: M) -> None:
-        now = self.published
-        if now.paused:
-            await in_time(member.pause(), f"{name}: to pause", self._config.step_timeout_s)
-        if now.updated:
-            taking = self._weights.catch_up(member, now.version)
-            receipt = await in_time(taking, f"{name}: to take over weights", self._config.update_timeout_s)
-            if now.receipt is None:
-                now.receipt = receipt
-            elif wrong := differences(dict(now.receipt.resident or {}), receipt.resident or {}):
-                raise EngineFailed(f"{name} holds other weights than were published as version {now.version}: {', '.join(wrong[:5])}")
-        if now.score is not None:
-            arguments, expected = now.score
-            found = await in_time(member.score(*arguments), f"{name}: to score the probe", self._config.step_timeout_s)
-            if found != expected:
-                raise EngineFailed(f"{name} scores the probe of version {now.version} otherwise than the others did")
-        if now.asleep:
-            await in_time(member.sleep(), f"{name}: to sleep", self._config.step_timeout_s)
 
     def _stacks(self, lost: Mapping[str, M] = MappingProxyType({})) -> dict[str, str]:
         """Of all members that there are: one that hangs may wait for another."""
@@ -334,21 +303,3 @@ class Keeper(Generic[M]):
             left = len(self.up)
             return "it is not started again" + (f", {left} of {len(self.slots)} go on" if left else ", and no other is left")
         return f"it is started again ({slot.num_restarts + 1} of {self._config.restarts}); its requests go on elsewhere"
-
-
-async def in_time(work: Awaitable[T], what: str, timeout_s: float) -> T:
-    """What `work` gives.
-
-    Raises:
-        EngineLost: if it takes longer. An answer that came in time counts, however late this process looks.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=timeout_s)
-        if not task.done():
-            raise EngineLost(f"no answer within {timeout_s:g} s to {what}")
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})

@@ -72,8 +72,13 @@ class Start(Protocol[Started]):
     def __call__(self, given_up: threading.Event) -> Started: ...
 
 
-Have = Callable[[str, Callable[[Any], Awaitable[Receipt]]], Awaitable[Receipt]]
-"""Has a member, by its name, do something. Raises EngineLost if it is lost meanwhile; another comes in its place."""
+class Have(Protocol):
+    """Has a member, by its name, take weights over. Raises EngineLost if it is lost meanwhile; another comes in its place."""
+
+    def __call__(self, name: str, take: Callable[[Any], Awaitable[Receipt]], *, by_itself: bool = True) -> Awaitable[Receipt]:
+        """`by_itself`: whether it is lost when it takes longer than the pool lets it; else it may be held up by others, and whoever asks
+        sees to the time."""
+        ...
 
 
 class NotYet(Exception):

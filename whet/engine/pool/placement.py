@@ -23,11 +23,11 @@ def others(slots: Sequence[Slot[M]], failed_at: Collection[str]) -> bool:
 
 
 def move(slots: Sequence[Slot[M]], conversation: str, slot: Slot[M]) -> None:
-    """A conversation whose member cannot take its request stays with another from here on."""
-    homes = [found for found in slots if conversation in found.conversations and found is not slot]
-    for home in homes:
-        leave(conversation, home)
-    if homes:
+    """An open conversation that is not with a member stays there from here on: its own could not take its request, or it had none."""
+    for home in slots:
+        if conversation in home.conversations and home is not slot:
+            leave(conversation, home)
+    if conversation not in slot.conversations:
         settle(conversation, slot)
 
 

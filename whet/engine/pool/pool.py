@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -19,8 +17,9 @@ from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.keeper import Keeper
 from whet.engine.pool.member import Incident, M, Slot, Start, State, Tell, Weights
-from whet.engine.pool.placement import choose, in_flight, leave, move, others, settle
+from whet.engine.pool.placement import in_flight
 from whet.engine.pool.reply import PooledReply
+from whet.engine.pool.requests import Requests
 from whet.observe.metrics import Last, Metrics, Total
 from whet.types import Chunk, Receipt, Request, Scored
 
@@ -47,12 +46,11 @@ class EnginePool(Generic[M]):
         self, slots: Sequence[Slot[M]], weights: Weights[M], config: PoolConfig, *, deterministic: bool, tell: Tell = to_errors
     ) -> None:
         self._config, self._deterministic, self._weights = config, deterministic, weights
-        self._replies: dict[str, PooledReply] = {}
-        flying = lambda slot: in_flight(slot, self._replies)  # noqa: E731
+        replies: dict[str, PooledReply] = {}
+        flying = lambda slot: in_flight(slot, replies)  # noqa: E731
         self._keeper = Keeper(slots, weights, config, deterministic=deterministic, tell=tell, in_flight=flying)
-        self._torn: str | None = None
-        """Why the members hold half of a version, if they may: nothing is sampled then."""
-        self._num_retried = self._told_retried = self._told_restarts = 0
+        self._requests = Requests(self._keeper, replies, config, deterministic=deterministic)
+        self._told_retried = self._told_restarts = 0
         (first, *_) = self.members
         self._capabilities = replace(first.capabilities, shares_weights=False)
 
@@ -70,13 +68,17 @@ class EnginePool(Generic[M]):
         return self._keeper.published.version
 
     @property
+    def paused(self) -> bool:
+        return self._keeper.published.paused
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
     def metrics(self) -> Metrics:
         """`engine/...`: how many members serve; restarts and retried requests since it was last asked."""
-        restarts, retried = self._keeper.num_restarts - self._told_restarts, self._num_retried - self._told_retried
-        self._told_restarts, self._told_retried = self._keeper.num_restarts, self._num_retried
+        restarts, retried = self._keeper.num_restarts - self._told_restarts, self._requests.num_retried - self._told_retried
+        self._told_restarts, self._told_retried = self._keeper.num_restarts, self._requests.num_retried
         return {
             "engine/members_up": Last(float(len(self._keeper.up))),
             "engine/restarts": Total(float(restarts)),
@@ -85,47 +87,16 @@ class EnginePool(Generic[M]):
 
     def open(self, conversation: str) -> None:
         self._keeper.check_open()
-        slot = choose(self.slots, conversation)
-        if slot is not None:  # else whoever gets its first request
-            settle(conversation, slot)
+        self._requests.open(conversation)
 
     def release(self, conversation: str) -> None:
-        for slot in self.slots:
-            if conversation in slot.conversations:
-                leave(conversation, slot)
+        self._requests.release(conversation)
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        self._keeper.enter()
-        if request.id in self._replies:
-            raise ValueError(f"a request with the id {request.id!r} is already running")
-        reply = self._replies[request.id] = PooledReply(request)
-        try:
-            while True:
-                slot = await self._place(reply)
-                chunks = reply.cut(self.version) if slot is None else ()
-                for chunk in chunks:
-                    yield chunk
-                if slot is None:
-                    return
-                async with aclosing(self._from(slot, reply)) as stream:
-                    async for chunk in stream:
-                        yield chunk
-                if reply.over:
-                    return
-                self._num_retried += 1
-        finally:
-            del self._replies[request.id]
+    def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        return self._requests.generate(request)
 
     async def abort(self, request_id: str) -> None:
-        reply = self._replies.get(request_id)
-        if reply is None:
-            return
-        reply.aborted = True
-        self._keeper.changed()
-        for slot in self.slots:
-            if request_id in slot.requests:
-                timeout_s = self._config.health_timeout_s
-                await self._keeper.ask(slot, "to abort a request", lambda member: member.abort(request_id), timeout_s)
+        await self._requests.abort(request_id)
 
     async def pause(self) -> None:
         async with self._keeper.enter():
@@ -134,7 +105,7 @@ class EnginePool(Generic[M]):
 
     async def resume(self) -> None:
         async with self._keeper.enter():
-            self._check_whole()
+            self._keeper.published.check_whole()
             self._keeper.published.paused = False
             await self._keeper.everywhere("to resume", lambda member: member.resume(), self._config.step_timeout_s, behind=True)
 
@@ -152,7 +123,7 @@ class EnginePool(Generic[M]):
         asked = tokens, temperature, top_logprobs
         while True:
             async with self._keeper.enter():
-                self._check_whole()
+                self._keeper.published.check_whole()
                 timeout_s = self._config.step_timeout_s
                 answers = await self._keeper.everywhere("to score tokens", lambda member: member.score(*asked), timeout_s)
                 if answers:
@@ -176,34 +147,32 @@ class EnginePool(Generic[M]):
         async with self._keeper.enter():
             if now.updated and version <= now.version:
                 raise ValueError(f"the engine holds version {now.version} already, and was told to take over version {version}")
-            began = time.perf_counter()
             await self._keeper.gone()  # what is lost and lives on reads the memory that changes
             await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
             slots = {slot.name: slot for slot in self._keeper.there}
             members = {name: slot.member for name, slot in slots.items() if slot.member is not None}
 
-            async def have(name: str, take: Callable[[M], Awaitable[Receipt]]) -> Receipt:
-                for receipt in await self._keeper.ask(slots[name], "to take over weights", take, self._config.update_timeout_s):
+            async def have(name: str, take: Callable[[M], Awaitable[Receipt]], *, by_itself: bool = True) -> Receipt:
+                timeout_s = self._config.update_timeout_s if by_itself else None
+                for receipt in await self._keeper.ask(slots[name], "to take over weights", take, timeout_s):
                     return receipt
                 raise EngineLost(slots[name].cause)
 
             try:
                 now.receipt = await self._weights.spread(weights, version, members, have)
-                now.version, now.updated, now.asleep, now.score, self._torn = version, True, False, None, None
+                now.version, now.updated, now.asleep, now.score, now.torn = version, True, False, None, None
                 self._keeper.caught_up()
             except ValueError:  # nothing was changed
                 raise
             except BaseException as error:
-                self._torn = f"the engines may hold half of version {version}, and sample nothing: {type(error).__name__}: {error}"
+                now.torn = f"the engines may hold half of version {version}, and sample nothing: {type(error).__name__}: {error}"
                 if isinstance(error, Exception):
-                    await self._keeper.report(self._torn)
+                    await self._keeper.report(now.torn)
                 raise
             finally:
-                if self._torn is None and not now.paused:
+                if now.torn is None and not now.paused:
                     timeout_s = self._config.step_timeout_s
                     await self._keeper.everywhere("to resume", lambda member: member.resume(), timeout_s, behind=True)
-            if now.receipt is not None:
-                now.receipt = replace(now.receipt, pause_s=time.perf_counter() - began)
         while now.receipt is None:  # all were lost: whoever comes back takes the weights over
             await self._anyone()
         return now.receipt
@@ -264,67 +233,11 @@ class EnginePool(Generic[M]):
         if member is not None:
             await asyncio.to_thread(member.end)
 
-    # Where requests go.
-
-    async def _place(self, reply: PooledReply) -> Slot[M] | None:
-        """Who takes a request, waited for if need be; None: it was aborted meanwhile.
-
-        Raises:
-            EngineFailed: if nobody will.
-        """
-        while not reply.aborted:
-            self._keeper.enter()
-            self._check_whole()
-            slot = choose(self.slots, reply.request.conversation, reply.failed_at)
-            if slot is not None:
-                return slot
-            if self._keeper.hopeless:
-                raise self._keeper.nobody_left()
-            if reply.failure is not None and not others(self.slots, reply.failed_at):
-                raise reply.failure
-            await self._keeper.change()
-        return None
-
-    async def _from(self, slot: Slot[M], reply: PooledReply) -> AsyncGenerator[Chunk, None]:
-        """What a member samples of a request; when it is lost, or fails and another may try, it just ends."""
-        member, request = slot.member, reply.request
-        assert member is not None, "a request was placed where nobody is"
-        move(self.slots, request.conversation, slot)
-        slot.requests.add(request.id)
-        slot.breaker.passed()
-        try:
-            async with aclosing(member.generate(reply.rest)) as chunks:
-                async for chunk in chunks:
-                    if slot.member is not member:  # it was lost meanwhile: nobody knows from which weights this is
-                        break
-                    if chunk.finish is not None:
-                        slot.breaker.succeeded()
-                    for piece in reply.take(chunk):
-                        yield piece
-        except EngineLost as lost:
-            await self._keeper.lose(slot, member, str(lost))
-        except EngineFailed as failed:
-            if self._deterministic:  # a breaker goes by the clock
-                raise
-            slot.breaker.failed()
-            reply.failed_at.add(slot.name)
-            reply.failure = failed
-            if not others(self.slots, reply.failed_at):
-                raise
-        finally:
-            slot.requests.discard(request.id)
-            slot.breaker.ended()
-            self._keeper.changed()
-
     async def _anyone(self) -> None:
         """Wait until a member is up."""
         if self._keeper.hopeless:
             raise self._keeper.nobody_left()
         await self._keeper.change()
-
-    def _check_whole(self) -> None:
-        if self._torn is not None:
-            raise EngineFailed(self._torn)
 
     def _refuse_change(self) -> None:
         if self._deterministic:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -31,6 +32,8 @@ class PooledReply:
 
     failure: EngineFailed | None = None
     """What the last of them said."""
+    reading: asyncio.Future[Chunk | None] | None = None
+    """What its present member says next."""
 
     @property
     def over(self) -> bool:
@@ -54,6 +57,22 @@ class PooledReply:
             chunk_tokens=min(asked.chunk_tokens or HANDOVER_TOKENS, HANDOVER_TOKENS),
             num_begun=asked.num_begun + len(begun),
         )
+
+    async def next_of(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """A member's next chunk; None: it says no more, or is waited for no longer."""
+        reading = self.reading = asyncio.ensure_future(anext(chunks, None))
+        try:
+            await asyncio.wait({reading})
+        finally:
+            if not reading.done():
+                reading.cancel()
+                await asyncio.wait({reading})
+        return None if reading.cancelled() else reading.result()
+
+    def stop_reading(self) -> None:
+        """Wait for no more chunks."""
+        if self.reading is not None:
+            self.reading.cancel()
 
     def take(self, chunk: Chunk) -> Iterator[Chunk]:
         """Note a chunk; what whoever asked gets now."""

@@ -1,0 +1,152 @@
+"""Workers that are started elsewhere: each is given an `Invitation` and dials back.
+
+Both sides then prove to each other that they have the invitation's key (the challenge of `multiprocessing.connection`, an HMAC), and only
+after that is anything unpickled. The key is of one worker of one run, so whoever has it is part of the run, and pickles cross no trust
+boundary; it travels with what starts the worker, never on a command line. Nothing is encrypted: listen on loopback, or on a network whose
+machines are trusted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from whet.engine.base import EngineFailed
+from whet.engine.embedded.launch import LOOK_S, LOOPBACK, Link, Process, said, told
+
+if TYPE_CHECKING:
+    from whet.engine.embedded.worker import Setup
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""For whoever dials in to prove who it is, however many bytes it says."""
+MOST_CALLERS = 16
+"""That prove who they are at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where a worker dials, and what it proves itself with."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+    timeout_s: float
+    """How long is waited for whoever is invited; others may be before it."""
+
+    def accept(self) -> Connection:
+        """Dial, from the worker's side, and prove to each other who one is.
+
+        Raises:
+            OSError: if nobody listens there any more.
+            AuthenticationError: if who listens there has another key.
+        """
+        dialed = socket.create_connection((self.host, self.port), self.timeout_s)
+        return _proven(dialed, self.key, self.timeout_s, first=False)
+
+
+class DialingLauncher:
+    """Starts workers anywhere: each is given an invitation and dials back over TCP (`worker.dial`).
+
+    Args:
+        begin: has a process begin with an invitation, and does not wait for it: (name, invitation) -> the process.
+        address: of this machine, to listen on, which workers can reach. Loopback unless told otherwise.
+        timeout_s: for a worker to dial.
+    """
+
+    def __init__(self, begin: Callable[[str, Invitation], Process], address: str = LOOPBACK, timeout_s: float = 120.0) -> None:
+        self._begin, self.address, self._timeout_s = begin, address, timeout_s
+
+    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
+        if pipes:
+            raise ValueError(
+                f"{name} is to be of several processes, and only those that are started on this machine can be one copy; set "
+                "engine.embedded.tensor_parallel to 1"
+            )
+        key = secrets.token_bytes(32)
+        try:
+            listener = socket.create_server((self.address, 0))
+        except OSError as error:
+            why = f"{error.strerror}; is it an address of this machine?"
+            raise EngineFailed(f"{name}: nobody can dial back to {self.address}: {why}") from error
+        with listener:
+            process = self._begin(name, Invitation(self.address, listener.getsockname()[1], key, self._timeout_s))
+            try:
+                connection = self._wait(name, listener, key, process)
+            except BaseException:
+                process.kill()
+                raise
+        return told(Link(connection, process), setup)
+
+    def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process) -> Connection:
+        """The connection of whoever proves to be the worker; strangers are turned away, and do not hold it up."""
+        deadline, proven = time.monotonic() + self._timeout_s, SimpleQueue[Connection]()
+        threading.Thread(target=_hear_callers, args=(listener, key, proven), name=f"whet {name} calls", daemon=True).start()
+        while time.monotonic() < deadline:
+            with suppress(Empty):
+                return proven.get(timeout=LOOK_S)
+            if (ended := process.ended(0.0)) is not None:
+                raise EngineFailed(f"{name} ended before it dialed ({ended.words}){said(process)}") from None
+        raise EngineFailed(f"{name} did not dial back to {self.address} within {self._timeout_s:g} s{said(process)}")
+
+
+def _hear_callers(listener: socket.socket, key: bytes, proven: SimpleQueue[Connection]) -> None:
+    """Have each caller prove who it is, in a thread of its own, until the listener is closed."""
+    places = threading.Semaphore(MOST_CALLERS)
+
+    def hear(caller: socket.socket) -> None:
+        with suppress(AuthenticationError, OSError, EOFError):
+            proven.put(_proven(caller, key, HANDSHAKE_TIMEOUT_S, first=True))
+        places.release()
+
+    listener.settimeout(LOOK_S)
+    with suppress(OSError):
+        while places.acquire():
+            try:
+                caller, _ = listener.accept()
+            except TimeoutError:
+                places.release()
+            else:
+                threading.Thread(target=hear, args=(caller,), name="whet caller", daemon=True).start()
+
+
+def _proven(link: socket.socket, key: bytes, timeout_s: float, *, first: bool) -> Connection:
+    """A connection whose other end has the key, and shows it in time."""
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    beside, expired = link.dup(), threading.Event()
+
+    def cut() -> None:
+        expired.set()
+        with suppress(OSError):
+            beside.shutdown(socket.SHUT_RDWR)
+
+    connection = Connection(link.detach())
+    late = threading.Timer(timeout_s, cut)
+    late.daemon = True
+    late.start()
+    try:
+        for ask in (first, not first):
+            (deliver_challenge if ask else answer_challenge)(connection, key)
+    except AssertionError as odd:  # how the library says that this is no challenge
+        connection.close()
+        raise AuthenticationError("whoever is at the other end does not speak as a worker") from odd
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        late.cancel()
+        late.join()
+        beside.close()
+    if expired.is_set():
+        connection.close()
+        raise EOFError("whoever is at the other end took too long to show that it has the key")
+    return connection

@@ -1,0 +1,57 @@
+"""The first weights of a copy on another machine, which cannot map the memory where they lie: it asks for them piece by piece over its own
+connection, and says what it then holds.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+import torch
+
+from whet.engine.base import EngineFailed
+from whet.model.causal import CausalModel
+from whet.model.digest import differences, digests_of
+from whet.model.shared import SharedModel, attach, made_of
+
+PIECE_BYTES = 2**24
+"""On the way at a time."""
+PIECE, HELD = "piece", "held"
+"""What a copy says: where the piece begins that it asks for, and its bytes; the digests of everything that it holds."""
+
+
+class FirstWeights:
+    """Where copies elsewhere get them from.
+
+    Args:
+        shared: the model, which this machine can map.
+    """
+
+    def __init__(self, shared: SharedModel) -> None:
+        self._shared = shared
+
+    def piece(self, start: int, count: int) -> bytes:
+        with open(self._shared.path, "rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def check(self, name: str, held: dict[str, str]) -> None:
+        """Raises:
+        EngineFailed: if a copy holds anything else.
+        """
+        if wrong := differences(digests_of(attach(self._shared).named_state()), held):
+            raise EngineFailed(f"{name} began with other weights than it was sent: {', '.join(wrong[:5])}")
+
+
+def fetch(shared: SharedModel, connection: Connection) -> CausalModel:
+    """The model in memory of this process's own."""
+    tensors = [torch.empty(place.shape, dtype=place.dtype) for place in shared.places]
+    for place, tensor in zip(shared.places, tensors, strict=True):
+        data = tensor.view(-1).view(torch.uint8).numpy()
+        for start in range(0, len(data), PIECE_BYTES):
+            part = data[start : start + PIECE_BYTES]
+            connection.send((PIECE, (place.start + start, len(part))))
+            got = connection.recv_bytes_into(part)
+            assert got == len(part), f"{got} bytes of the first weights came in place of {len(part)}"
+    model = made_of(shared, tensors)
+    connection.send((HELD, digests_of(model.named_state())))
+    return model

@@ -1,0 +1,161 @@
+"""The requests of a pool: which member samples what, and where it goes on when a member is lost or fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Generic
+
+from whet.engine.base import EngineFailed, EngineLost, StaleCache
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.keeper import Keeper
+from whet.engine.pool.member import Incident, M, Slot
+from whet.engine.pool.placement import choose, in_flight, leave, move, others, settle
+from whet.engine.pool.reply import PooledReply
+from whet.types import Chunk, Request
+
+ABORTED_S = 1.0
+"""For a member to hand over what it sampled of a request that is aborted. One that hangs is not waited for: what it had handed over is
+there."""
+
+
+class Requests(Generic[M]):
+    """Those that are under way, and the conversations that are open.
+
+    Args:
+        keeper: of the members.
+        replies: to them, by their ids; filled here.
+        config: deadlines.
+        deterministic: a request that fails is not tried elsewhere.
+    """
+
+    def __init__(self, keeper: Keeper[M], replies: dict[str, PooledReply], config: PoolConfig, *, deterministic: bool) -> None:
+        self._keeper, self.replies, self._config, self._deterministic = keeper, replies, config, deterministic
+        self.num_retried = 0
+        self._open: set[str] = set()
+        self._asking: set[asyncio.Task[list[None]]] = set()
+        """Members that are told of an abort, and need not be waited for."""
+        self._stale: set[str] = set()
+        """Members that were told of as holding a stale cache."""
+
+    def open(self, conversation: str) -> None:
+        self._open.add(conversation)
+        slot = choose(self._keeper.slots, conversation)
+        if slot is not None:  # else whoever gets its first request
+            settle(conversation, slot)
+
+    def release(self, conversation: str) -> None:
+        self._open.discard(conversation)
+        for slot in self._keeper.slots:
+            if conversation in slot.conversations:
+                leave(conversation, slot)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """As `Engine.generate`."""
+        self._keeper.enter()
+        if request.id in self.replies:
+            raise ValueError(f"a request with the id {request.id!r} is already running")
+        reply = self.replies[request.id] = PooledReply(request)
+        try:
+            while True:
+                slot = await self._place(reply)
+                chunks = reply.cut(self._keeper.published.version) if slot is None else ()
+                for chunk in chunks:
+                    yield chunk
+                if slot is None:
+                    return
+                async with aclosing(self._from(slot, reply)) as stream:
+                    async for chunk in stream:
+                        yield chunk
+                if reply.over:
+                    return
+                self.num_retried += not reply.aborted
+        finally:
+            del self.replies[request.id]
+
+    async def abort(self, request_id: str) -> None:
+        """As `Engine.abort`."""
+        reply = self.replies.get(request_id)
+        if reply is None:
+            return
+        reply.aborted = True
+        self._keeper.changed()
+        asking = {
+            asyncio.ensure_future(
+                self._keeper.ask(slot, "to abort a request", lambda member: member.abort(request_id), self._config.health_timeout_s)
+            )
+            for slot in self._keeper.slots
+            if request_id in slot.requests
+        }
+        self._asking |= asking
+        for task in asking:
+            task.add_done_callback(self._asking.discard)
+        asyncio.get_running_loop().call_later(ABORTED_S, reply.stop_reading)
+        if asking:
+            await asyncio.wait(asking, timeout=ABORTED_S)
+
+    async def _place(self, reply: PooledReply) -> Slot[M] | None:
+        """Who takes a request, waited for if need be; None: it was aborted meanwhile.
+
+        Raises:
+            EngineFailed: if nobody will.
+        """
+        while not reply.aborted:
+            self._keeper.enter()
+            self._keeper.published.check_whole()
+            slot = choose(self._keeper.slots, reply.request.conversation, reply.failed_at)
+            if slot is not None:
+                return slot
+            if self._keeper.hopeless:
+                raise self._keeper.nobody_left()
+            if reply.failure is not None and not others(self._keeper.slots, reply.failed_at):
+                raise reply.failure
+            await self._keeper.change()
+        return None
+
+    async def _from(self, slot: Slot[M], reply: PooledReply) -> AsyncGenerator[Chunk, None]:
+        """What a member samples of a request; when it is lost, or fails and another may try, it just ends."""
+        member, request = slot.member, reply.request
+        assert member is not None, "a request was placed where nobody is"
+        if request.conversation in self._open:
+            move(self._keeper.slots, request.conversation, slot)
+        slot.requests.add(request.id)
+        number = slot.breaker.passed()
+        try:
+            async with aclosing(member.generate(reply.rest)) as chunks:
+                while (chunk := await reply.next_of(chunks)) is not None:
+                    if slot.member is not member:  # it was lost meanwhile: nobody knows from which weights this is
+                        break
+                    if chunk.finish is not None:
+                        slot.breaker.succeeded(number)
+                    for piece in reply.take(chunk):
+                        yield piece
+        except EngineLost as lost:
+            await self._keeper.lose(slot, member, str(lost))
+        except StaleCache as stale:
+            if slot.name not in self._stale:
+                self._stale.add(slot.name)
+                self._told(slot, stale, "nothing is tried again: what was proven of its weights does not hold")
+            raise
+        except EngineFailed as failed:
+            if self._deterministic:  # a breaker goes by the clock
+                raise
+            self._failed(slot, reply, failed, number)
+            if not others(self._keeper.slots, reply.failed_at):
+                raise
+        finally:
+            slot.requests.discard(request.id)
+            slot.breaker.ended(number)
+            self._keeper.changed()
+
+    def _failed(self, slot: Slot[M], reply: PooledReply, failed: EngineFailed, number: int) -> None:
+        reply.failed_at.add(slot.name)
+        reply.failure = failed
+        if slot.breaker.failed(number):
+            state = slot.breaker.state
+            self._told(slot, failed, "its requests are tried elsewhere" + ("" if state == "closed" else "; its circuit breaker is open"))
+
+    def _told(self, slot: Slot[M], error: EngineFailed, then: str) -> None:
+        cause = f"{slot.name} failed with a request and lives: {error}"
+        self._keeper.tell(Incident(slot.name, cause, then, in_flight(slot, self.replies), {}))
