@@ -132,7 +132,7 @@ def train(
                 observer.display.note(note)
             stale = uncorrected(config, algorithm)
             warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
-            with batches_kept(config, opened, learners.learner):
+            with batches_kept(config, opened, learners.learner), run.checkpoint.whole():
                 values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
             finish(config, observer, backend, parts.folder, opened.folder, lead)
     return values

@@ -211,7 +211,7 @@ async def save_at_the_end(run: Run, progress: Progress) -> None:
     """Save what is not saved yet. That it cannot be, on a full disk say, must not hide why the run ends."""
     try:
         with run.observer.phases.span("save"):
-            folder = await saved(run, progress)
+            folder = await saved(run, progress) or await run.compute(run.checkpoint.wait)
         if folder is not None:
             run.observer.display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
     except Exception as error:  # the run's own error follows

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from whet.algo import AlgorithmConfig
-from whet.checkpoint.store import CheckpointConfig
+from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig

@@ -211,7 +211,7 @@ def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: Torch
         run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, job.meter, opened.stop)
         observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
         warn_all(observer.display, [*opened.notes, *backend.notes, *notes_beside({"reference": job.reference})])
-        with batches_kept(config, opened, lambda _: backend):
+        with batches_kept(config, opened, lambda _: backend), run.checkpoint.whole():
             values = train_supervised(run)
         finish(config, observer, backend, folder, opened.folder)
     return values

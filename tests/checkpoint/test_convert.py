@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from tests.parallel.tiny_models import SIZES, step_of
+from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.convert import convert
-from whet.checkpoint.store import CheckpointConfig, CheckpointStore, find_checkpoint
+from whet.checkpoint.store import CheckpointStore, find_checkpoint
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.digest import digests_of

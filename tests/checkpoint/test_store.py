@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.checkpoint.store import MANIFEST, CheckpointConfig, CheckpointStore, RestoreConfig, find_checkpoint
+from whet.checkpoint.config import CheckpointConfig, RestoreConfig
+from whet.checkpoint.store import MANIFEST, CheckpointStore, find_checkpoint
 from whet.types import Progress
 
 

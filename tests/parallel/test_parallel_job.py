@@ -76,17 +76,24 @@ def test_a_job_may_choose_its_degrees_itself(folder):
     assert len(metrics_of(folder / "auto")) == len(metrics_of(folder / "auto-alone")) == 1
 
 
-def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder):
-    config = config_of(folder, "whole", {"shard": 2}, checkpoint={"interval": 1, "keep": 5})
-    as_job(2, ran, config)
-    shutil.copytree(folder / "whole", folder / "resumed")
-    saved = sorted((folder / "resumed/checkpoints").glob("rollout_*"))
-    assert len(saved) == 3
-    for later in (saved[-1], folder / "resumed/model"):
-        shutil.rmtree(later)
-    as_job(2, ran, config_of(folder, "resumed", {"shard": 2}, checkpoint={"interval": 1, "keep": 5}))
-    assert metrics_of(folder / "resumed") == metrics_of(folder / "whole")
-    assert (folder / "resumed/model/model.safetensors").read_bytes() == (folder / "whole/model/model.safetensors").read_bytes()
+@pytest.mark.parametrize("changes", [{}, pytest.param(PPO, marks=pytest.mark.slow)], ids=["grpo", "ppo"])
+def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder, changes):
+    """The second one from what is written while it goes on; and one process goes on from that with the same losses."""
+    whole, resumed, elsewhere = (f"{name}{len(changes)}" for name in ("whole", "resumed", "elsewhere"))
+    as_job(2, ran, config_of(folder, whole, {"shard": 2}, checkpoint={"interval": 1, "keep": 5}, **changes))
+    later = {"interval": 1, "keep": 5, "async_save": True}
+    as_job(2, ran, config_of(folder, resumed, {"shard": 2}, checkpoint=later, num_rollouts=2, **changes))
+    saved = sorted(path.parent.name for path in (folder / resumed / "checkpoints").glob("rollout_*/manifest.json"))
+    assert saved == ["rollout_000001", "rollout_000002"]
+    shutil.rmtree(folder / resumed / "model")
+    shutil.copytree(folder / resumed, folder / elsewhere)
+    as_job(2, ran, config_of(folder, resumed, {"shard": 2}, checkpoint=later, **changes))
+    assert metrics_of(folder / resumed) == metrics_of(folder / whole)
+    assert (folder / resumed / "model/model.safetensors").read_bytes() == (folder / whole / "model/model.safetensors").read_bytes()
+    train(config_of(folder, elsewhere, None, checkpoint=later, **changes))
+    for mine, theirs in zip(metrics_of(folder / elsewhere), metrics_of(folder / whole), strict=True):
+        for key in {"policy/loss", "optim/grad_norm", "critic/loss", "critic/grad_norm"} & theirs.keys():
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
 
 
 def refused(config):

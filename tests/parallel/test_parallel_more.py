@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import on_ranks
 from safetensors.torch import load_file
 from tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
+from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
 
 from whet.algo import LossTerms, Need
 from whet.algo.dpo import DpoConfig, dpo_loss
 from whet.algo.sft import sft_loss
+from whet.checkpoint.dcp import DcpReader
 from whet.core.batch import batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
@@ -393,3 +399,40 @@ def test_weights_are_not_loaded_beside_other_buffers(tmp_path):
     (name, _), *_ = with_bias(0.5).model.saved_buffers()
     with pytest.raises(AssertionError, match=f"its buffer {name} is not that"):
         on_ranks(2, load_with_bias, tmp_path, 0.5, SHARD)
+
+
+def staged(degrees, folder):
+    """What `stage` holds is written after another step was made; and again where the second rank's disk is full."""
+    backend = backend_of(model_of("tied"), degrees, optim={"lr": 1e-2})
+    algorithm, batch = step_of("grpo")
+
+    def step():
+        backend.forward_backward(batch, algorithm.loss)
+        backend.optim_step()
+
+    step()
+    backend.save(folder / "at_once")
+    write = backend.stage(folder / "later")
+    step()
+    write()
+    told = None
+    if dist.get_rank() == 1:
+        FileSystemWriter.write_data = full_disk
+    try:
+        backend.stage(folder / "full")()
+    except OSError as error:
+        told = str(error)
+    return told
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_staged_mesh_is_written_as_it_was_then_and_every_rank_hears_of_one_that_cannot_write(tmp_path):
+    told = on_ranks(2, staged, SHARD, tmp_path)
+    assert len(told) == 2 and all(text is not None and "rank 1: No space left on device" in text for text in told), told
+    for name in ("weights", "optimizer"):
+        mine, theirs = (DcpReader(tmp_path / which / name) for which in ("later", "at_once"))
+        assert mine.names == theirs.names
+        assert all(torch.equal(mine.read(each), theirs.read(each)) for each in mine.names)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from small_run import look, of
 
-from whet.checkpoint.store import CheckpointConfig, CheckpointStore
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.store import CheckpointStore
 from whet.model.causal import ModelConfig, load_causal
 from whet.observe import RecordWriter
 from whet.preflight import disk

@@ -7,7 +7,8 @@ from safetensors.torch import load_file, save_file
 from small_run import look, of, write_rows
 
 from whet import supervised
-from whet.checkpoint.store import CheckpointConfig, CheckpointStore
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.store import CheckpointStore
 from whet.config import load_config
 from whet.supervised_settings import SupervisedRunConfig
 from whet.types import Progress

@@ -13,7 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from whet.checkpoint.store import MANIFEST, CheckpointConfig, CheckpointStore
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.cli import app
 from whet.config import dump_toml
 from whet.env.rollout import failure_of

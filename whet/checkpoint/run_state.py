@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
-from whet.checkpoint.store import REFERENCE, CheckpointStore, Part, Saved, find_checkpoint
+from whet.checkpoint.config import Part
+from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
+from whet.train.alarm import RankHung
 from whet.train.base import Backend
+from whet.train.beside import Beside
 from whet.types import JSON, Progress
 
 STATE = "state.json"
@@ -69,11 +75,13 @@ class RunState:
         note: Callable[[str], None],
     ) -> None:
         self._store, self._backend, self._log = store, backend, log
-        self._parts, self._others, self._beside = dict(parts), dict(others), dict(beside or {})
+        self._parts, self._others, self._models = dict(parts), dict(others), dict(beside or {})
         self._reference_of_policy = reference_of_policy
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
-        """What the newest checkpoint holds, tensors aside: with nothing new since, nothing is saved."""
+        """What the newest checkpoint holds, tensors aside, be it still written: with nothing new since, nothing is saved."""
+        self._beside = Beside("checkpoint") if store.config.async_save else None
+        self._writing: Future[Path] | None = None
 
     @property
     def best(self) -> str | None:
@@ -92,7 +100,13 @@ class RunState:
         return progress
 
     def due(self, progress: Progress, total: int, metrics: Mapping[str, float]) -> bool:
-        """Whether to save now, `metrics` being what was measured of these weights."""
+        """Whether to save now, `metrics` being what was measured of these weights.
+
+        Raises:
+            OSError: if the checkpoint before could not be written meanwhile.
+        """
+        if self._writing is not None and self._writing.done():
+            self.wait()
         return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, self._others_state())
 
     def read(self) -> dict[str, JSON]:
@@ -101,7 +115,8 @@ class RunState:
         return {"log_offset": self._log.tell(), "parts": parts, "others": self._others_state()}
 
     def save(self, progress: Progress, metrics: Mapping[str, float], state: dict[str, JSON] | None = None) -> Path | None:
-        """Write a checkpoint, unless there is nothing new since the last one.
+        """Write a checkpoint, unless there is nothing new since the last one; with `async_save` after this has returned. The one before is
+        waited for.
 
         Args:
             progress: counters.
@@ -109,32 +124,73 @@ class RunState:
             state: what `read` gave, where the parts go on changing while this writes; None: it is read here.
 
         Returns:
-            Its folder, or None.
+            Its folder, once it is whole; None: there was nothing to save, or it is still written (`wait`).
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if it, or the one before, cannot be written.
         """
+        self.wait()
         state = self.read() if state is None else state
         others = state["others"]
         if self._saved == (progress, others):
             return None
+        models, texts = {"": self._backend, **self._models}, {STATE: json.dumps(state), "config.toml": self._config}
 
-        def write(folder: Path) -> None:
-            self._backend.save(folder)
-            for name, backend in self._beside.items():
-                backend.save(folder / name)
-            (folder / STATE).write_text(json.dumps(state))
-            (folder / "config.toml").write_text(self._config)
+        def stage(folder: Path) -> Callable[[], None]:
+            each = [
+                partial(backend.save, folder / name) if self._beside is None else backend.stage(folder / name)
+                for name, backend in models.items()
+            ]
+            return lambda: write_all(folder, each, texts)
 
-        folder = self._store.save(progress, metrics, self._facts, write)
+        finish = self._store.begin(progress, metrics, self._facts, stage)
+        if self._beside is not None:
+            self._writing = self._beside.do(finish)
+        folder = finish() if self._beside is None else None
         self._saved = replace(progress), others
         return folder
+
+    def wait(self) -> Path | None:
+        """Until the checkpoint that is being written is whole.
+
+        Returns:
+            Its folder; None: there is none.
+
+        Raises:
+            OSError: if it cannot be written; the run's state counts as not saved then.
+        """
+        writing, self._writing = self._writing, None
+        try:
+            return None if writing is None else writing.result()
+        except BaseException:
+            self._saved = None
+            raise
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Whatever ends the run in here, the checkpoint that is being written is finished first; unless a process hangs that would write
+        a part.
+
+        Raises:
+            OSError: if it cannot be written, and nothing else ended the run.
+        """
+        try:
+            yield
+        except RankHung:
+            raise
+        except BaseException:
+            try:
+                self.wait()
+            except OSError as error:
+                self._note(str(error))
+            raise
+        self.wait()
 
     def _others_state(self) -> JSON:
         return {name: other.state() for name, other in self._others.items()}
 
     def _go_on(self, saved: Saved) -> Progress:
-        if lacking := [name for name in self._beside if not (saved.folder / name).is_dir()]:
+        if lacking := [name for name in self._models if not (saved.folder / name).is_dir()]:
             raise ValueError(
                 f"{saved.folder} has no {' and no '.join(lacking)}: it was saved with other settings, so the run cannot go on from it; "
                 "choose another run_dir, and begin there with this checkpoint's weights (checkpoint.restore)"
@@ -154,14 +210,14 @@ class RunState:
             return Progress()
         saved = find_checkpoint(Path(chosen.path))
         progress = self._restore(saved, chosen.parts)
-        if REFERENCE in self._beside and self._reference_of_policy and not chosen.goes_on:
-            self._beside[REFERENCE].take_weights(self._backend.named_weights())
+        if REFERENCE in self._models and self._reference_of_policy and not chosen.goes_on:
+            self._models[REFERENCE].take_weights(self._backend.named_weights())
         self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
         return progress if chosen.goes_on else Progress()
 
     def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
         self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
-        for name, backend in self._beside.items():
+        for name, backend in self._models.items():
             if name == REFERENCE and "counters" not in names:
                 continue  # a run that begins has one of its own
             if (saved.folder / name).is_dir():
@@ -173,6 +229,14 @@ class RunState:
             if name in names:
                 part.restore(state[name])
         return saved.progress
+
+
+def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping[str, str]) -> None:
+    """Write what models write, and texts by the names of their files."""
+    for write in models:
+        write()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 def read_state(saved: Saved) -> dict[str, JSON]:

@@ -7,14 +7,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, model_validator
-
-from whet.config import Config
+from whet.checkpoint.config import CheckpointConfig
 from whet.observe.files import sync_folder
 from whet.train.batching import due
 from whet.types import JSON, Progress
@@ -23,53 +23,6 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 REFERENCE = "reference"
 """The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
-
-Part = Literal["weights", "optimizer", "data", "random", "counters"]
-"""What a checkpoint can give back one by one. The optimizer's part holds its place in the schedule."""
-
-
-class RestoreConfig(Config):
-    """Begin a new run with parts of another run's checkpoint."""
-
-    path: str
-    """A run's folder (its newest checkpoint), or one checkpoint's folder."""
-    parts: list[Part] = Field(default=["weights"], min_length=1)
-    """weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RestoreConfig:
-        if "optimizer" in self.parts and "weights" not in self.parts:
-            raise ValueError("the optimizer's state belongs to the checkpoint's weights: add weights to parts, or drop optimizer")
-        return self
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the new run goes on from where the other was, rather than beginning with what it had come to."""
-        return "counters" in self.parts
-
-
-class CheckpointConfig(Config):
-    """When to save, what to keep, and what to begin with."""
-
-    interval: int | None = Field(default=50, gt=0)
-    """Save after every so many rollouts (or steps of supervised training), and at the end; none: only at the end."""
-    keep: int = Field(default=2, gt=0)
-    """Checkpoints that stay on disk; older ones are removed."""
-    best: str | None = None
-    """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new
-    best saves at once."""
-    best_mode: Literal["max", "min"] = "max"
-    """Whether the highest or the lowest value of `best` is the best."""
-    resume: bool = True
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
-    restore: RestoreConfig | None = None
-    """What a run without a checkpoint of its own begins with."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> CheckpointConfig:
-        if self.best is None and self.best_mode == "min":
-            raise ValueError("best_mode says which value of checkpoint.best is the best; set best, too")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +48,16 @@ class CheckpointStore:
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
+        self._lock = threading.Lock()
+        """Held while checkpoints come and go: one may be written on another thread."""
 
     def due(self, done: int, total: int, metrics: Mapping[str, float]) -> bool:
         """Whether to save after `done` of `total` rollouts, `metrics` being what was just measured."""
         if due(done, total, self.config.interval):
             return True
         value = self._score(metrics)
-        return value is not None and done > 0 and all(value > other for other in self._scores().values())
+        with self._lock:
+            return value is not None and done > 0 and all(value > other for other in self._scores().values())
 
     def save(
         self,
@@ -110,6 +66,16 @@ class CheckpointStore:
         facts: Mapping[str, JSON],
         write: Callable[[Path], None],
     ) -> Path:
+        """`begin`, with parts that `write` writes into the folder that it is given, and the rest of it at once."""
+        return self.begin(progress, metrics, facts, lambda folder: partial(write, folder))()
+
+    def begin(
+        self,
+        progress: Progress,
+        metrics: Mapping[str, float],
+        facts: Mapping[str, JSON],
+        stage: Callable[[Path], Callable[[], None]],
+    ) -> Callable[[], Path]:
         """Write a checkpoint: parts first, manifest last, then the folder gets its name; then old ones go.
 
         A crash at any moment leaves the checkpoints that were there before; what it left half-written is removed by the next save.
@@ -119,29 +85,46 @@ class CheckpointStore:
             progress: the run's counters.
             metrics: what was measured of these weights.
             facts: about the run; `newest` gives them back.
-            write: writes the parts into the folder that it is given.
+            stage: is given the folder for the parts; what it returns writes them.
+
+        Returns:
+            What does the rest, on any thread, before the next one is begun; it returns the checkpoint's folder, and raises as this does.
 
         Raises:
             OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then. Or if an old one cannot be
                 removed; the new one is whole then.
         """
         draft = self.folder / f".writing_{progress.rollout_id:06d}"
-        target = self._free_name(progress.rollout_id)
-        try:
+        progress, metrics, facts = replace(progress), dict(metrics), dict(facts)
+        with self._written_or_gone(draft):
             self._remove_drafts()
             draft.mkdir(parents=True)
-            write(draft)
-            write_manifest(draft, progress, metrics, facts)
-            os.replace(draft, target)
-            sync_folder(self.folder)
+            write = stage(draft)
+
+        def finish() -> Path:
+            with self._written_or_gone(draft):
+                write()
+                write_manifest(draft, progress, metrics, facts)
+                with self._lock:
+                    target = self._free_name(progress.rollout_id)
+                    os.replace(draft, target)
+                sync_folder(self.folder)
+            try:
+                with self._lock:
+                    self._prune()
+            except OSError as error:
+                raise self._told("an old checkpoint cannot be removed", error) from error
+            return target
+
+        return finish
+
+    @contextmanager
+    def _written_or_gone(self, draft: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise self._told("a checkpoint cannot be written", error) from error
-        try:
-            self._prune()
-        except OSError as error:
-            raise self._told("an old checkpoint cannot be removed", error) from error
-        return target
 
     def newest(self) -> Saved | None:
         """The newest checkpoint, read and verified, or None.

@@ -136,7 +136,8 @@ class Alarm:
         Raises:
             RankHung: if one expired, here or elsewhere, in place of torch's error.
         """
-        self._doing.append((what, time.monotonic()))
+        entry = (what, time.monotonic())
+        self._doing.append(entry)
         try:
             yield
         except RuntimeError as error:
@@ -145,7 +146,7 @@ class Alarm:
                 raise
             raise RankHung(self.cause) from error
         finally:
-            self._doing.pop()
+            self._doing.remove(entry)  # another thread may do something, too
 
     def close(self) -> None:
         """The job ends."""

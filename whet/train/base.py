@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -106,7 +106,20 @@ class Backend(Annotator, Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on: weights, and where the model learns its optimizer and schedule."""
+        """Write everything that `load` needs to go on: weights, and where the model learns its optimizer and schedule.
+
+        Raises:
+            OSError: if it cannot be written, by any rank.
+        """
+        ...
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        """Copy what `save` would write into host memory. What is returned writes it, on any thread, while the model goes on learning; of
+        several that were staged, all ranks write in the same order.
+
+        Raises:
+            OSError: as `save`, when it is written.
+        """
         ...
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:

@@ -7,6 +7,7 @@ order, and find the same results.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,9 +23,12 @@ from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 from whet.train.alarm import Alarm, Situation
 from whet.train.base import Backend, Backward, NonFinite
+from whet.train.beside import Beside
 
 PATIENCE = timedelta(days=7)
 """How long the others wait for a call: a rollout or an evaluation may take long. They end at once when the leader does."""
+STAGE = "stage"
+"""The method that gives what is to be called beside computation."""
 STREAMS = ("named_weights", "named_state")
 """Methods that give weights one after another."""
 LEARNERS = "learners"
@@ -134,12 +138,18 @@ class Job:
         Args:
             models: by the names in the calls.
         """
+        beside, writing = Beside("checkpoint"), Future[None]()
+        writing.set_result(None)
         while (call := self._pass(None)) is not None:
             with self.over(call), suppress(NonFinite):
                 found = getattr(models[call.who], call.what)(*call.args, **call.kwargs)
                 if call.what in STREAMS:
                     for _ in found:  # each weight is put together by all
                         pass
+                elif call.what == STAGE:
+                    writing = beside.do(found)
+        with suppress(OSError):  # which the leader has heard, too
+            writing.result()
 
     def _pass(self, call: Call | None) -> Call | None:
         self._alarm.check()
@@ -204,6 +214,17 @@ class Led:
     def save(self, folder: Path) -> None:
         with self._tell("save", folder):
             self._backend.save(folder)
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        call = Call(self._who, STAGE, (folder,))
+        with self._job.tell(call):
+            write = self._backend.stage(folder)
+
+        def together() -> None:
+            with self._job.over(Call(self._who, "write", (folder,))):
+                write()
+
+        return together
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
         with self._tell("load", folder, weights=weights, optimizer=optimizer):

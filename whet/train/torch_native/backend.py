@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,11 +31,19 @@ from whet.train.torch_native.mesh import mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
-from whet.train.torch_native.saving import BUFFERS, check_buffers, read_tensors, save_tensors
+from whet.train.torch_native.saving import BUFFERS, check_buffers, in_host_memory, read_tensors, save_tensors
 from whet.types import JSON
 
 WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 """Of a checkpoint's files of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A model's part of a checkpoint, by the names of its files."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    texts: Mapping[str, JSON]
 
 
 class TorchBackend:
@@ -184,18 +193,31 @@ class TorchBackend:
         yield from self._ranks.given(self.model.saved_buffers(), self.dtype)
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(self._trained(), folder / WEIGHTS)
-        texts: dict[str, JSON] = {}
+        self._write(folder, self._kept())
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        kept = self._kept()
+        held = {file: {name: in_host_memory(tensor) for name, tensor in tensors.items()} for file, tensors in kept.tensors.items()}
+        return lambda: self._write(folder, replace(kept, tensors=held))
+
+    def _kept(self) -> Kept:
+        """What a checkpoint holds."""
+        tensors, texts = {WEIGHTS: self._trained()}, dict[str, JSON]()
         if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
-            write_tensors(buffers, folder / BUFFERS)
+            tensors[BUFFERS] = buffers
         if self.adapter is not None:
             texts["base.json"] = {"digest": self.adapter.base_digest()}
         if self.optimizer is not None:
-            save_tensors(self.optimizer.tensors(), folder / OPTIMIZER)
+            tensors[OPTIMIZER] = self.optimizer.tensors()
             texts["optimizer.json"] = {"steps": self.optimizer.steps}
+        return Kept(tensors, texts)
+
+    def _write(self, folder: Path, kept: Kept) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, tensors in kept.tensors.items():
+            save_tensors(tensors, folder / file, self._ranks.writers)
         if self._ranks.first:
-            for name, text in texts.items():
+            for name, text in kept.texts.items():
                 (folder / name).write_text(json.dumps(text))
 
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:

@@ -63,6 +63,8 @@ class Mesh:
     """(data, context, tensor)"""
     experts: DeviceMesh | None
     """(replicate, shard, expert): `shard` is what is left of it for the experts. None: no expert is spread."""
+    writers: ProcessGroup
+    """All ranks, for what they agree on while files are written beside computation; on CPUs."""
 
     @property
     def device_type(self) -> str:
@@ -119,4 +121,6 @@ def _make(config: ParallelConfig, device_type: str) -> Mesh:
     if config.expert > 1:
         left = sharded * config.tensor // config.expert
         experts = init_device_mesh(device_type, (config.replicate, left, config.expert), mesh_dim_names=("replicate", "shard", "expert"))
-    return Mesh(config, parameters, rows, experts)
+    writers = dist.new_group()
+    assert isinstance(writers, ProcessGroup)
+    return Mesh(config, parameters, rows, experts, writers)

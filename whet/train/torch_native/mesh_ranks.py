@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -55,6 +56,7 @@ class MeshRanks:
         self.context = context_of(model, mesh)
         self.vocabulary = vocabulary_of(model, mesh)
         self.row_ranks = mesh.config.context
+        self.writers: ProcessGroup | None = mesh.writers
         self.first = dist.get_rank() == 0
         self._trunk = shard_model(model, mesh, offload=offload)
 

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from whet.core.batch import TrainBatch
 from whet.core.logprobs import WHOLE, Vocabulary
@@ -39,6 +40,8 @@ class Ranks(Protocol):
     vocabulary: Vocabulary
     """What of it the model's logits are of."""
 
+    writers: ProcessGroup | None
+    """Over which they agree while they write files beside computation. None: there is one rank."""
     first: bool
     """Whether this process writes what there is to be written once."""
 
@@ -97,6 +100,7 @@ class OneRank:
 
     context: Context | None = None
     vocabulary: Vocabulary = WHOLE
+    writers: ProcessGroup | None = None
     first = True
     row_ranks = 1
 

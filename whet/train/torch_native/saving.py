@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -38,12 +42,37 @@ def check_buffers(file: Path, own: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors to a file, or what is spread over ranks to a folder of its name without the ending; all ranks call it then."""
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, writers: ProcessGroup | None = None) -> None:
+    """Write tensors to a file, or what is spread over ranks to a folder of its name without the ending; all ranks call it then.
+
+    Args:
+        tensors: by name.
+        file: see above.
+        writers: over which ranks agree on what is spread; None: the default group.
+
+    Raises:
+        OSError: if it cannot be written; of shards, by whichever rank.
+    """
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=file.with_suffix(""))
+        try:
+            save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=file.with_suffix(""), process_group=writers)
+        except CheckpointException as error:
+            raise _first_failure(error, file) from error
         return
     write_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
+
+
+def in_host_memory(tensor: Tensor) -> Tensor:
+    """A copy there, cut as it is."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _first_failure(error: CheckpointException, file: Path) -> BaseException:
+    """What the first rank that could not write raised, if it was the system's."""
+    rank, (found, _) = next(iter(error.failures.items()))
+    if isinstance(found, OSError):
+        return OSError(found.errno or errno.EIO, f"rank {rank}: {os.strerror(found.errno) if found.errno else found}", str(file))
+    return found
 
 
 def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,0 +1,59 @@
+"""`[checkpoint]`: when a run is saved, what is kept, and what it begins with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from whet.config import Config
+
+Part = Literal["weights", "optimizer", "data", "random", "counters"]
+"""What a checkpoint can give back one by one. The optimizer's part holds its place in the schedule."""
+
+
+class RestoreConfig(Config):
+    """Begin a new run with parts of another run's checkpoint."""
+
+    path: str
+    """A run's folder (its newest checkpoint), or one checkpoint's folder."""
+    parts: list[Part] = Field(default=["weights"], min_length=1)
+    """weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RestoreConfig:
+        if "optimizer" in self.parts and "weights" not in self.parts:
+            raise ValueError("the optimizer's state belongs to the checkpoint's weights: add weights to parts, or drop optimizer")
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the new run goes on from where the other was, rather than beginning with what it had come to."""
+        return "counters" in self.parts
+
+
+class CheckpointConfig(Config):
+    """When to save, what to keep, and what to begin with."""
+
+    interval: int | None = Field(default=50, gt=0)
+    """Save after every so many rollouts (or steps of supervised training), and at the end; none: only at the end."""
+    keep: int = Field(default=2, gt=0)
+    """Checkpoints that stay on disk; older ones are removed."""
+    best: str | None = None
+    """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new
+    best saves at once."""
+    best_mode: Literal["max", "min"] = "max"
+    """Whether the highest or the lowest value of `best` is the best."""
+    resume: bool = True
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    async_save: bool = False
+    """Go on while a checkpoint is written: weights and optimizer are copied into the memory of each process's machine first (as much as the
+    checkpoint has bytes; on a mesh each process copies its own part), and the next save waits for the one before."""
+    restore: RestoreConfig | None = None
+    """What a run without a checkpoint of its own begins with."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CheckpointConfig:
+        if self.best is None and self.best_mode == "min":
+            raise ValueError("best_mode says which value of checkpoint.best is the best; set best, too")
+        return self
