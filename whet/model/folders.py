@@ -81,14 +81,15 @@ def _to_disk(path: Path) -> None:
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder one after another; no file is read as a whole.
+    """The tensors of a folder one after another. One file is mapped at a time, and none is read as a whole.
 
     Raises:
         ValueError: as `open_weights`.
     """
-    with open_weights(folder) as files:
-        for name, file in files.items():
-            yield name, file.get_tensor(name)
+    for file, names in sorted(weight_files(folder).items()):
+        with _opened(folder / file, names) as tensors:
+            for name, opened in tensors.items():
+                yield name, opened.get_tensor(name)
 
 
 @contextmanager
@@ -98,24 +99,24 @@ def open_weights(folder: Path) -> Iterator[Mapping[str, Any]]:
     Raises:
         ValueError: if it has no weights, or a file or a tensor is missing or damaged: which is said.
     """
-    places: dict[str, Any] = {}
     with ExitStack() as files:
-        for file, names in sorted(weight_files(folder).items()):
-            path = folder / file
-            if not path.is_file():
-                raise ValueError(f"{folder} lacks {file}, which {INDEX} says holds {len(names)} tensors")
-            try:
-                opened = files.enter_context(safe_open(path, "pt"))
-            except SafetensorError as error:
-                raise ValueError(f"{path} is cut short or damaged: {error}") from error
+        found = [files.enter_context(_opened(folder / file, names)) for file, names in sorted(weight_files(folder).items())]
+        yield {name: opened for tensors in found for name, opened in tensors.items()}
+
+
+@contextmanager
+def _opened(path: Path, names: list[str]) -> Iterator[Mapping[str, Any]]:
+    """A file's tensors, which are to be these; none: whatever it has."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} lacks {path.name}, which {INDEX} says holds {len(names)} tensors")
+    try:
+        with safe_open(path, "pt") as opened:
             found = list(opened.keys())
             if lacking := sorted(set(names) - set(found)):
                 raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
-            places |= dict.fromkeys(names or found, opened)
-        try:
-            yield places
-        except SafetensorError as error:
-            raise ValueError(f"{folder} is cut short or damaged: {error}") from error
+            yield dict.fromkeys(names or found, opened)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is cut short or damaged: {error}") from error
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
