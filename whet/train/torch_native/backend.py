@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,16 +16,17 @@ from torch import Tensor
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.model.causal import CausalModel
+from whet.model.compiled import CompiledLayers
 from whet.model.forest_check import forest_fault
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import system_errors, write_tensors
-from whet.observe.metrics import Mean, Metrics, merge_metrics
+from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.flops import PassSize, pass_size
-from whet.train.torch_native.config import TrainConfig, rows_per_chunk
+from whet.train.torch_native.config import ALONE, TrainConfig, rows_per_chunk
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Row, Rows, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import mesh_of
@@ -57,7 +59,8 @@ class TorchBackend:
     With `config.parallel` every process of the job makes one, of the same whole model, which is sharded in place.
 
     Raises:
-        ValueError: if forests are asked for and the model cannot run them on its device, or the model or the job does not fit the degrees.
+        ValueError: if forests are asked for and the model cannot run them on its device, the model or the job does not fit the degrees, or
+            layers are to be compiled and cannot be.
     """
 
     def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None) -> None:
@@ -70,8 +73,11 @@ class TorchBackend:
         if total_steps is not None and config.lora is not None:
             self.adapter = add_adapter(model, config.lora)
         self._size, self.flops = pass_size(model), 0
+        self._compiled = CompiledLayers(model.hf) if config.compile else None
         self._ranks: Ranks = OneRank()
         if (degrees := config.degrees) is not None:
+            if config.compile:
+                raise ValueError(ALONE)
             self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), self._size, offload=config.offload)
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
@@ -107,7 +113,7 @@ class TorchBackend:
             raise ValueError(f"this backend cannot compute {need}")
         flops = 0
         columns = {name: torch.zeros(batch.num_tokens, dtype=torch.float32) for name in self._head.computes[need]}
-        with torch.no_grad():
+        with torch.no_grad(), self._passes():
             for micro in self._micro_batches(self._head.annotated(batch))[1]:
                 found = self._head.columns(micro, need)
                 for column, values in zip(columns.values(), found, strict=True):
@@ -125,29 +131,32 @@ class TorchBackend:
         metrics: Metrics = {}
         total, num_tokens, flops = 0.0, 0, 0
         count, micros = self._micro_batches(batch)
-        for i, micro in enumerate(micros):
-            part, num_computed = micro.part, micro.row.num_tokens
-            assert part.weights is not None
-            self._ranks.begin(last=i == count - 1)
-            found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad))
-            value = (part.weights * found.terms).sum()
-            number = float(value.detach())
-            bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, micro.samples)})"
-            if (fault := self._ranks.agree(bad)) is not None:
-                self.optimizer.zero_grad()
-                raise NonFinite(f"the loss of a micro-batch is {fault}")
-            value.backward()
-            if not micro.counts:
-                continue
-            total += number
-            num_tokens += num_computed
-            flops += self._size.forward(*_needed(micro)) + self._size.backward(*_needed(micro))
-            shared = Mean(part.num_tokens - num_computed, part.num_tokens)
-            metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
-            _scatter(logprobs, batch, micro, out.logprobs)
+        with self._passes():
+            for i, micro in enumerate(micros):
+                part, num_computed = micro.part, micro.row.num_tokens
+                assert part.weights is not None
+                self._ranks.begin(last=i == count - 1)
+                found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad))
+                value = (part.weights * found.terms).sum()
+                number = float(value.detach())
+                bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, micro.samples)})"
+                if (fault := self._ranks.agree(bad)) is not None:
+                    self.optimizer.zero_grad()
+                    raise NonFinite(f"the loss of a micro-batch is {fault}")
+                value.backward()
+                if not micro.counts:
+                    continue
+                total += number
+                num_tokens += num_computed
+                flops += self._size.forward(*_needed(micro)) + self._size.backward(*_needed(micro))
+                shared = Mean(part.num_tokens - num_computed, part.num_tokens)
+                metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
+                _scatter(logprobs, batch, micro, out.logprobs)
         self._ranks.columns([logprobs])
         together = self._ranks.add(Found(total, num_tokens, flops, metrics))
         self.flops += together.flops
+        if self._compiled is not None:
+            together.metrics["time/compile_s"] = Total(self._compiled.take_seconds())
         return Backward(together.loss, logprobs, together.metrics, together.num_tokens)
 
     def optim_step(self) -> Metrics:
@@ -251,6 +260,10 @@ class TorchBackend:
                 tensor.copy_(spread_like(found, tensor))
         if self.optimizer is not None:
             self.optimizer.refresh_masters()
+
+    def _passes(self) -> AbstractContextManager[None]:
+        """Inside, the model computes as it does for training."""
+        return nullcontext() if self._compiled is None else self._compiled.on()
 
     def _micro_batches(self, batch: TrainBatch) -> tuple[int, Iterator[MicroBatch]]:
         """How many there are, and each as it is laid out."""

@@ -12,6 +12,8 @@ from whet.train.torch_native.layout import Rows
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.optim_config import CUT_MATRICES, OptimConfig
 
+ALONE = "train.compile is for one device: on a mesh, layers are compiled anew for too many kinds of rows; leave it or train.parallel out"
+"""What is told of compiled layers on a mesh."""
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
 
@@ -37,6 +39,9 @@ class TrainConfig(Config):
     exchange_timeout_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """With several processes: how long one waits for the others in an exchange, before the run ends and names who did not come. It has to
     cover the most that one computes between two exchanges beyond another."""
+    compile: bool = False
+    """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in
+    `metrics.jsonl` has the seconds. On one device."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -44,6 +49,8 @@ class TrainConfig(Config):
     def _whole_matrices(self) -> TrainConfig:
         if self.optim.name == "muon" and self.parallel != "auto" and self.degrees is not None:
             raise ValueError(CUT_MATRICES)
+        if self.compile and self.parallel != "auto" and self.degrees is not None:
+            raise ValueError(ALONE)
         return self
 
     @property
