@@ -30,6 +30,8 @@ from transformers import Qwen3Config
 from whet.algo.sft import sft_loss
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.model.digest import digests_of
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.transport.base import Stream
 from whet.transport.changes import change_of
@@ -59,7 +61,7 @@ def receive(connection: Connection, size: str) -> None:
     """The other process: opens tickets, and says when it has the weights."""
     torch.set_num_threads(1)
     own = model(size)
-    receiver = Receiver("engine", own, lambda: dict(own.named_weights()))
+    receiver = Receiver("engine", own, lambda: dict(own.named_weights()), lambda: Naming(without_contents(own)))
     connection.send("ready")
     while (ticket := connection.recv()) is not None:
         if type(ticket).__name__ != "SharedTicket":

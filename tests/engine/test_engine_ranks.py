@@ -111,7 +111,7 @@ def lead(path, kind, dtype, new, spoil):
     ranks = met(path)
     core = EngineCore(held, **TIGHT, ranks=ranks)
     if not first:
-        ranks.follow(core, Receiver("rank", staged, dict))
+        ranks.follow(core, Receiver("rank", staged, dict, dict))
         return None
     out = [said(core)]
     copy_weights(dict(core.model.named_weights()), list(staged.named_weights()))
