@@ -174,9 +174,7 @@ class CopyProcess:
                 raise RuntimeError(f"{self.name} cannot be ended: the machine holds on to its process")
         if self._capabilities is None:  # nobody reads it yet
             self._outbox.put(NOTHING_MORE)
-        for link in self._links:
-            if link is not self._links[0] or self._capabilities is None:  # of the first, who reads it closes it
-                link.connection.close()
+        self._close()
 
     def send(self, message: object) -> None:
         """Have it sent; what it was told before comes first. Raises EngineLost if it is gone."""
@@ -217,8 +215,12 @@ class CopyProcess:
                 link.process.kill()
                 link.process.ended(CLOSE_TIMEOUT_S)
         self._tell_everybody()
+        self._close()
+
+    def _close(self) -> None:
         for link in self._links:
-            link.connection.close()
+            if link is not self._links[0] or self._capabilities is None:  # of the first, who reads it closes it
+                link.connection.close()
 
     def _read(self) -> None:
         try:
