@@ -23,13 +23,15 @@ class Silent:
         self.link = Link(Connection(mine.detach()), self)
         self._connection = Connection(self._theirs.detach())
         self._connection.send(("ready", Capabilities(4096, False, False)))
+        self._killing = threading.Lock()
 
     def start(self, name, setup, pipes=()):
         return self.link
 
     def kill(self):
-        if not self._connection.closed:
-            self._connection.close()
+        with self._killing:  # whoever reads it kills it, too
+            if not self._connection.closed:
+                self._connection.close()
 
     def ended(self, timeout_s):
         return Ended(-9) if self._connection.closed else None
