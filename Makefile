@@ -48,6 +48,7 @@ bench: setup
 	$(BIN)/python benchmarks/train_speed.py 3M
 	$(BIN)/python benchmarks/roofline.py 3M
 	$(BIN)/python benchmarks/parallel_bytes.py
+	$(BIN)/python benchmarks/weight_sync.py
 	if $(BIN)/python -c "import trl" 2>/dev/null; then $(BIN)/python benchmarks/grpo_step.py 3M; fi
 
 clean:
