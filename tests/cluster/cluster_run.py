@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import psutil
 
 from tests.e2e import tiny_run
 from tests.e2e.tiny_run import over, run_config
+from whet import commands
 from whet.config import dump_toml
 from whet.quickstart.model import SmallModelConfig
 from whet.settings import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=16, intermediate_size=48)
 """That two ranks can share."""
 
@@ -30,6 +34,37 @@ def config_of(folder: Path, name: str, **changes: Any) -> RunConfig:
     train = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64}
     own = {"num_rollouts": 3, "observe": {"display": "plain"}, "train": train}
     return run_config(folder, name, **over(own, changes))
+
+
+def folder_with_one_process(folder: Path) -> Path:
+    """With files, and the run `alone` of one process that others are compared with."""
+    make_files(folder)
+    commands.train(config_of(folder, "alone"))
+    return folder
+
+
+@contextmanager
+def cluster_by(script: str) -> Iterator[str]:
+    """A Ray cluster that a script of this folder starts, and ends when its input does; gives the line that it says, its address."""
+    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name(script))]
+    cluster = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert cluster.stdin is not None and cluster.stdout is not None
+    family: list[psutil.Process] = []
+    try:
+        line = cluster.stdout.readline().strip()
+        assert line, "the cluster did not start"
+        family = family_of(cluster.pid)
+        yield line
+    finally:
+        cluster.stdin.close()
+        try:
+            cluster.wait(30)
+        finally:
+            cluster.stdout.close()
+            for process in [*family, *family_of(cluster.pid)]:
+                if process.is_running():
+                    process.kill()
 
 
 def metrics_of(folder: Path, name: str) -> list[dict[str, float]]:

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from cluster_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of
-
-from whet import commands
-
-PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
+from cluster_run import PRIVATE, begin, cluster_by, config_of, ended, folder_with_one_process, metrics_of
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nodes")
-    make_files(folder)
-    commands.train(config_of(folder, "alone"))
-    return folder
+    return folder_with_one_process(tmp_path_factory.mktemp("nodes"))
 
 
 @pytest.fixture(scope="module")
 def address():
-    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ROOT / "tests/cluster/two_nodes.py")]
-    cluster = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert cluster.stdin is not None and cluster.stdout is not None
-    family = []
-    try:
-        line = cluster.stdout.readline().strip()
-        assert line, "the cluster did not start"
-        family = family_of(cluster.pid)
+    with cluster_by("two_nodes.py") as line:
         yield line
-    finally:
-        cluster.stdin.close()
-        try:
-            cluster.wait(30)
-        finally:
-            cluster.stdout.close()
-            for process in family:
-                if process.is_running():
-                    process.kill()
 
 
 @pytest.mark.slow

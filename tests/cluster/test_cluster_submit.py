@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT, config_of, family_of, make_files, metrics_of
-from test_cluster_nodes import PRIVATE
+from cluster_run import PRIVATE, cluster_by, config_of, folder_with_one_process, metrics_of
 
-from whet import commands
 from whet.config import dump_toml
 
 pytestmark = pytest.mark.slow
@@ -20,33 +18,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("submit")
-    make_files(folder)
-    commands.train(config_of(folder, "alone"))
-    return folder
+    return folder_with_one_process(tmp_path_factory.mktemp("submit"))
 
 
 @pytest.fixture(scope="module")
 def server():
-    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests/cluster/job_server.py")]
-    cluster = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert cluster.stdin is not None and cluster.stdout is not None
-    family = []
-    try:
-        line = cluster.stdout.readline().strip()
-        assert line.startswith("http://127.0.0.1:"), "the cluster did not start, or without a job server"
-        family = family_of(cluster.pid)
+    with cluster_by("job_server.py") as line:
+        assert line.startswith("http://127.0.0.1:"), "the cluster is without a job server"
         yield line
-    finally:
-        cluster.stdin.close()
-        try:
-            cluster.wait(30)
-        finally:
-            cluster.stdout.close()
-            for process in [*family, *family_of(cluster.pid)]:
-                if process.is_running():
-                    process.kill()
 
 
 def submit(server, config):

@@ -7,9 +7,17 @@ import signal
 import time
 
 import pytest
-from cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+from cluster_run import (
+    begin,
+    config_of,
+    ended,
+    family_of,
+    folder_with_one_process,
+    metrics_of,
+    rank_of,
+    wait_for_lines,
+)
 
-from whet import commands
 from whet.settings import RunConfig
 
 RAY = {"cluster": {"backend": "ray"}}
@@ -17,10 +25,7 @@ RAY = {"cluster": {"backend": "ray"}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("train")
-    make_files(folder)
-    commands.train(config_of(folder, "alone"))
-    return folder
+    return folder_with_one_process(tmp_path_factory.mktemp("train"))
 
 
 def test_what_a_process_is_told_is_the_whole_configuration(folder):

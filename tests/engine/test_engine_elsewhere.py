@@ -13,7 +13,7 @@ import torch
 from engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply_to
 
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import first
+from whet.engine.embedded import first_weights
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.dialing import DialingLauncher
 from whet.engine.embedded.engine import EmbeddedConfig
@@ -29,7 +29,7 @@ from whet.types import Request, SamplingParams
 
 SIZES = EmbeddedConfig(cache_tokens=1024, block_size=4, copies=2)
 FAR = "engine copy 1"
-MAPS_NOTHING = f"from whet.engine.embedded import first, worker; worker.attach = None; first.PIECE_BYTES = 1000; {DIALS}"
+MAPS_NOTHING = f"from whet.engine.embedded import first_weights, worker; worker.attach = None; first_weights.PIECE_BYTES = 1000; {DIALS}"
 ASKED = [Request(f"r{i}", (3 + i, 5, 7), SamplingParams(8, 1.0, seed=i)) for i in range(6)]
 
 
@@ -108,14 +108,14 @@ def test_memory_cannot_be_shared_with_another_machine(transport, tmp_path):
 
 
 def test_first_weights_that_were_changed_on_their_way_are_named(tmp_path, monkeypatch):
-    piece = first.FirstWeights.piece
+    piece = first_weights.FirstWeights.piece
 
     def spoiled(self, *asked):
         data = bytearray(piece(self, *asked))
         data[0] ^= 1
         return bytes(data)
 
-    monkeypatch.setattr(first.FirstWeights, "piece", spoiled)
+    monkeypatch.setattr(first_weights.FirstWeights, "piece", spoiled)
     with pytest.raises(EngineFailed, match=r"engine copy 1 began with other weights than it was sent: (lm_head|model)\."):
         copies_of("broadcast", tmp_path)
 

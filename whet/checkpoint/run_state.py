@@ -14,8 +14,8 @@ from typing import Protocol, get_args, runtime_checkable
 from whet.checkpoint.config import Part
 from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
 from whet.train.alarm import RankHung
+from whet.train.background import Background
 from whet.train.base import Backend
-from whet.train.beside import Beside
 from whet.types import JSON, Progress
 
 STATE = "state.json"
@@ -80,7 +80,7 @@ class RunState:
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
         """What the newest checkpoint holds, tensors aside, be it still written: with nothing new since, nothing is saved."""
-        self._beside = Beside("checkpoint") if store.config.async_save else None
+        self._background = Background("checkpoint") if store.config.async_save else None
         self._writing: Future[Path] | None = None
 
     @property
@@ -138,15 +138,15 @@ class RunState:
 
         def stage(folder: Path) -> Callable[[], None]:
             each = [
-                partial(backend.save, folder / name) if self._beside is None else backend.stage(folder / name)
+                partial(backend.save, folder / name) if self._background is None else backend.stage(folder / name)
                 for name, backend in models.items()
             ]
             return lambda: write_all(folder, each, texts)
 
         finish = self._store.begin(progress, metrics, self._facts, stage)
-        if self._beside is not None:
-            self._writing = self._beside.do(finish)
-        folder = finish() if self._beside is None else None
+        if self._background is not None:
+            self._writing = self._background.do(finish)
+        folder = finish() if self._background is None else None
         self._saved = replace(progress), others
         return folder
 

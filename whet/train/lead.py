@@ -22,8 +22,8 @@ from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 from whet.train.alarm import Alarm, Situation
+from whet.train.background import Background
 from whet.train.base import Backend, Backward, NonFinite
-from whet.train.beside import Beside
 
 PATIENCE = timedelta(days=7)
 """How long the others wait for a call: a rollout or an evaluation may take long. They end at once when the leader does."""
@@ -138,7 +138,7 @@ class Job:
         Args:
             models: by the names in the calls.
         """
-        beside, writing = Beside("checkpoint"), Future[None]()
+        background, writing = Background("checkpoint"), Future[None]()
         writing.set_result(None)
         while (call := self._pass(None)) is not None:
             with self.over(call), suppress(NonFinite):
@@ -147,7 +147,7 @@ class Job:
                     for _ in found:  # each weight is put together by all
                         pass
                 elif call.what == STAGE:
-                    writing = beside.do(found)
+                    writing = background.do(found)
         with suppress(OSError):  # which the leader has heard, too
             writing.result()
 

@@ -19,9 +19,9 @@ from whet.engine.embedded.compiled import NotCompiled
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.native import NativeDecode, checked
+from whet.engine.embedded.own_memory import OwnMemory
 from whet.engine.embedded.paged import Planned, buckets, lay_out
 from whet.engine.embedded.ranks import Alone, Ranks
-from whet.engine.embedded.rest import OwnMemory
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
-from whet.engine.embedded import first
+from whet.engine.embedded import first_weights
 from whet.engine.embedded.launch import LOOK_S, Launcher, Link, said
 from whet.engine.embedded.ranks import LOST, Links
 from whet.engine.embedded.runner import CLOSED
@@ -67,7 +67,7 @@ class CopyProcess:
         self._failure: str | None = None
         pipes = [socket.socketpair() for _ in devices[1:]]
         ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
-        self._first = first.FirstWeights(setup.model)
+        self._first = first_weights.FirstWeights(setup.model)
         self._links: list[Link] = []
         try:
             for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
@@ -105,9 +105,9 @@ class CopyProcess:
             except (EOFError, OSError):
                 raise EngineFailed(self._culprit("did not start")) from None
             match kind:
-                case first.PIECE:
+                case first_weights.PIECE:
                     self._outbox.put(self._first.piece(*told))
-                case first.HELD:
+                case first_weights.HELD:
                     self._first.check(self.name, told)
                 case _:
                     self._capabilities = told

@@ -27,7 +27,7 @@ from whet.engine.base import EngineFailed, EngineRefused, StaleCache
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
-from whet.engine.embedded.first import fetch
+from whet.engine.embedded.first_weights import fetch
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import SAY_STACKS
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Beside:
+class Background:
     """The thread. Unlike that of an executor, a process that ends does not wait for it.
 
     Args:
