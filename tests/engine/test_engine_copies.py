@@ -186,6 +186,24 @@ def test_it_can_be_paused_asked_refused_and_aborted(engine):
     asyncio.run(main())
 
 
+def test_an_id_may_be_used_again_while_answers_to_the_last_are_on_their_way(engine):
+    copy = engine.members[0]
+    given_up = Request("z", (1, 2), SamplingParams(200), chunk_tokens=1)
+    wanted = Request("z", (5, 6, 7), SamplingParams(8, seed=3), chunk_tokens=1)
+
+    async def main():
+        expected = (await reply_to(copy, replace(wanted, id="alone"))).tokens
+        before = copy.generate(given_up)
+        await anext(before)
+        with copy._lock:  # nothing reaches the copy meanwhile, and it goes on with what it has
+            await before.aclose()
+            asked = asyncio.ensure_future(reply_to(copy, wanted))
+            await asyncio.sleep(0.2)
+        assert (await asked).tokens == expected
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
 def test_a_copy_that_dies_is_named_and_the_others_take_over_its_requests():
     told = []
 

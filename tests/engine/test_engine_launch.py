@@ -97,6 +97,26 @@ def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
         stranger.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_stranger_who_is_heard_with_an_error_leaves_his_place_to_others(monkeypatch):
+    monkeypatch.setattr(dialing, "MOST_CALLERS", 1)
+    prove, worker = dialing._proven, threading.Event()
+
+    def fails_at_first(link, key, timeout_s, *, first):
+        if first and not worker.is_set():
+            worker.set()
+            raise RuntimeError("of no kind that was thought of")
+        return prove(link, key, timeout_s, first=first)
+
+    def begin(name, invitation):
+        socket.create_connection((invitation.host, invitation.port)).close()
+        threading.Thread(target=lambda: worker.wait() and invitation.accept()).start()
+        return Somebody()
+
+    monkeypatch.setattr(dialing, "_proven", fails_at_first)
+    DialingLauncher(begin, timeout_s=5.0).start("w", "a setup")  # type: ignore[arg-type]
+
+
 def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monkeypatch):
     monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 0.5)
     cut = threading.Event()

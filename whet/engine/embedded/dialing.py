@@ -103,9 +103,11 @@ def _hear_callers(listener: socket.socket, key: bytes, proven: SimpleQueue[Conne
     places = threading.Semaphore(MOST_CALLERS)
 
     def hear(caller: socket.socket) -> None:
-        with suppress(AuthenticationError, OSError, EOFError):
-            proven.put(_proven(caller, key, HANDSHAKE_TIMEOUT_S, first=True))
-        places.release()
+        try:
+            with suppress(AuthenticationError, OSError, EOFError):
+                proven.put(_proven(caller, key, HANDSHAKE_TIMEOUT_S, first=True))
+        finally:
+            places.release()
 
     listener.settimeout(LOOK_S)
     with suppress(OSError):
@@ -136,7 +138,7 @@ def _proven(link: socket.socket, key: bytes, timeout_s: float, *, first: bool) -
     try:
         for ask in (first, not first):
             (deliver_challenge if ask else answer_challenge)(connection, key)
-    except AssertionError as odd:  # how the library says that this is no challenge
+    except (AssertionError, ValueError) as odd:  # how the library says that this is no challenge
         connection.close()
         raise AuthenticationError("whoever is at the other end does not speak as a worker") from odd
     except BaseException:

@@ -57,8 +57,8 @@ class CopyProcess:
         self.processes = [setup.name if len(devices) == 1 else f"{setup.name}, rank {rank}" for rank in ranks]
         """What each of its processes is called by who sends weights: another one that is started in its place is called otherwise."""
         self._capabilities: Capabilities | None = None
-        self._requests: dict[str, Waiting] = {}
-        self._calls: dict[int, Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
+        """By the numbers of what was asked: an id of a request may be used again while answers to the last one are on their way."""
         self._numbers = itertools.count()
         self._outbox = SimpleQueue[bytes]()
         """What is to be sent: nobody but a thread waits where a copy reads nothing."""
@@ -124,10 +124,11 @@ class CopyProcess:
         self.send(("tell", "release", (conversation,)))
 
     async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        waiting = self._requests[request.id] = Waiting(asyncio.get_running_loop())
+        number = next(self._numbers)
+        waiting = self._waiting[number] = Waiting(asyncio.get_running_loop())
         finished = False
         try:
-            self.send(("generate", request))
+            self.send(("generate", number, request))
             while not finished:
                 answer = await waiting.answers.get()
                 if isinstance(answer, Exception):
@@ -136,10 +137,10 @@ class CopyProcess:
                 finished = answer.finish is not None
                 yield answer
         finally:
-            del self._requests[request.id]
+            del self._waiting[number]
             if not finished:  # the consumer went away early
                 with contextlib.suppress(EngineFailed):
-                    self.send(("drop", request.id))
+                    self.send(("drop", number))
 
     async def abort(self, request_id: str) -> None:
         await self.call("abort", request_id)
@@ -194,12 +195,12 @@ class CopyProcess:
     async def call(self, method: str, *arguments: object) -> Any:
         """Call a method over there."""
         number = next(self._numbers)
-        waiting = self._calls[number] = Waiting(asyncio.get_running_loop())
+        waiting = self._waiting[number] = Waiting(asyncio.get_running_loop())
         try:
             self.send(("call", number, method, arguments))
             answer = await waiting.answers.get()
         finally:
-            del self._calls[number]
+            del self._waiting[number]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -225,7 +226,9 @@ class CopyProcess:
     def _read(self) -> None:
         try:
             while True:
-                self._hand_over(self._links[0].connection.recv())
+                number, answer = self._links[0].connection.recv()
+                if (waiting := self._waiting.get(number)) is not None:
+                    waiting.put(answer)
         except (EOFError, OSError, TypeError):  # TypeError: the connection was closed meanwhile
             self._failure = self._failure or self._culprit("died")
             self._kill()
@@ -242,14 +245,8 @@ class CopyProcess:
             link.process.ended(CLOSE_TIMEOUT_S)  # how it ended is to be seen before the first is ended, too
             self._kill(first_only=True)
 
-    def _hand_over(self, message: tuple[str, Any, Any]) -> None:
-        kind, key, value = message
-        waiting = (self._calls if kind in ("returned", "raised") else self._requests).get(key)
-        if waiting is not None:
-            waiting.put(value)
-
     def _tell_everybody(self) -> None:
-        for waiting in [*self._calls.values(), *self._requests.values()]:
+        for waiting in list(self._waiting.values()):
             waiting.put(EngineLost(self._failure))
 
     def _kill(self, *, first_only: bool = False) -> None:

@@ -71,9 +71,9 @@ class Setup:
 class Copy:
     """An embedded engine at the end of a connection.
 
-    Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", request), ("drop", request id).
-    Messages out: what `first.fetch` says, ("ready", capabilities), ("returned", number, value), ("raised", number, error),
-    ("chunk", request id, chunk), ("ended", request id, error).
+    Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", number, request), ("drop", number).
+    Messages out: what `first_weights.fetch` says, then ("ready", capabilities), then (number, answer): what a call returned, a chunk, or the
+    error that was raised.
     """
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
@@ -99,7 +99,7 @@ class Copy:
             ranks=ranks,
         )
         self._receiver = _receiver(setup, weights, model)
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -127,28 +127,27 @@ class Copy:
                 task = asyncio.create_task(self._answer(number, made))
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
-            case ("generate", request):
-                self._running[request.id] = asyncio.create_task(self._generate(request))
-            case ("drop", request_id):
-                if (task := self._running.get(request_id)) is not None:
+            case ("generate", number, request):
+                task = self._running[number] = asyncio.create_task(self._generate(number, request))
+                task.add_done_callback(lambda _: self._running.pop(number))  # also of one that is dropped before it began
+            case ("drop", number):
+                if (task := self._running.get(number)) is not None:
                     task.cancel()
             case _:
                 raise AssertionError(f"an engine's copy was sent {message!r}")
 
     async def _answer(self, number: int, made: Coroutine[Any, Any, Any]) -> None:
         try:
-            self._connection.send(("returned", number, await made))
+            self._connection.send((number, await made))
         except Exception as error:  # raised again where it was called
-            self._connection.send(("raised", number, _portable(error)))
+            self._connection.send((number, _portable(error)))
 
-    async def _generate(self, request: Request) -> None:
+    async def _generate(self, number: int, request: Request) -> None:
         try:
             async for chunk in self._engine.generate(request):
-                self._connection.send(("chunk", request.id, chunk))
+                self._connection.send((number, chunk))
         except Exception as error:  # raised again where the request came from
-            self._connection.send(("ended", request.id, _portable(error)))
-        finally:
-            del self._running[request.id]
+            self._connection.send((number, _portable(error)))
 
     async def _begin(self, version: int, ticket: Ticket) -> Receipt:
         """Take over the weights that a ticket stands for."""
