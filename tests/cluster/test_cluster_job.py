@@ -113,23 +113,32 @@ def test_a_job_that_ends_well(tmp_path, capfd):
     assert (tmp_path / "run" / LOG).read_text() == told.err
 
 
+def test_who_does_not_end_with_the_leader_is_named_and_killed(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(supervise, "FOLLOW_S", 0.5)
+    start, processes = started(program("pass"), program("time.sleep(60)"), program("pass"))
+    assert Job(3, tmp_path / LOG).run(start) == 0
+    assert capfd.readouterr().err == "warning: rank 1 of 3 had not ended 0.5 s after the run had, and was killed\n"
+    assert all(gone(process.pid) for process in processes)
+
+
 def test_a_silent_job_leaves_no_log(tmp_path):
     start, _ = started(program("pass"), program("pass"))
     assert Job(2, tmp_path / LOG).run(start) == 0
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("follows", ["sys.exit(1)", "os.abort()"])
 @pytest.mark.parametrize(
     ("last", "how"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("raise MemoryError('all gone')", "ended with exit status 1")],
 )
-def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_path, last, how):
+def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_path, last, how, follows):
     sign = str(tmp_path / "failing")
     waits = program(f"""
         while not os.path.exists({sign!r}):
             time.sleep(0.01)
         time.sleep(0.3)
-        sys.exit(1)
+        {follows}
     """)
     fails = program(f"[print('step', i) for i in range({LAST_LINES + 5})]; time.sleep(0.1); open({sign!r}, 'w').close(); {last}")
     start, processes = started(waits, fails, program("time.sleep(60)"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -74,6 +75,14 @@ def test_each_phase_has_a_peak_of_its_own():
     assert values["memory/update_peak_gib"] - now == pytest.approx(size / 2**30, rel=0.1)
     assert values["memory/values_peak_gib"] - now < 0.1 * size / 2**30
     assert flatten(memory())["memory/rss_peak_gib"] >= values["memory/update_peak_gib"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_who_started_a_process_is_not_its_own():
+    mine = bytearray(2**30)
+    told = "from whet.observe import flatten, memory; print(flatten(memory())['memory/rss_peak_gib'])"
+    peak = float(subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout)
+    assert 0.05 < peak < len(mine) / 2**30
 
 
 def test_a_peak_that_cannot_begin_anew_is_not_told(monkeypatch, tmp_path):

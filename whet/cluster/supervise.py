@@ -20,6 +20,8 @@ LAST_LINES = 20
 """Of what a process said, for the error that names it."""
 GRACE_S = 5.0
 """How long the others may take to end by themselves once one has failed: the leader writes down how the run ended."""
+FOLLOW_S = 60.0
+"""How long the others may take to end once the leader has ended well: nothing is left for them to do."""
 END_S = 30.0
 """How long a killed process may take to be gone; one that waits for a disk takes long."""
 LOG = "processes.log"
@@ -56,7 +58,7 @@ class Job:
         """Start all and wait for their end.
 
         Returns:
-            The exit status of the leader, if it ended the job in its own words; 0: all ended well.
+            The exit status of the leader, if it ended the job in its own words; 0: it ended well.
 
         Raises:
             JobFailed: if another one failed first, or the leader could not say why.
@@ -65,16 +67,22 @@ class Job:
             try:
                 for rank in range(len(self._last)):
                     self._processes.append(start(rank, self._teller(rank)))
-                while self._running and not self._failures:
+                while 0 in self._running and not self._failures:
                     self._next(None)
+                if not self._failures:
+                    self._wait(lambda: not self._running or bool(self._failures), FOLLOW_S)
                 if self._failures:  # who else ends now ends because of that one, or is what that one ended because of
                     self._wait(lambda: not self._running, GRACE_S)
-                failures = list(self._failures)
+                failures, late = list(self._failures), sorted(self._running)
             finally:
                 self._end()
         if not failures:
+            for rank in late:
+                text = f"warning: rank {rank} of {len(self._last)} had not ended {FOLLOW_S:g} s after the run had, and was killed"
+                say(text, sys.stderr)
+                self._write(text)
             return 0
-        rank, ended = next((found for found in failures if found[1].code is None or found[1].code < 0), failures[0])
+        rank, ended = next((found for found in failures if _from_outside(found[1])), failures[0])
         if rank == 0 and ended.code is not None and ended.code > 1:  # a command's error, or a signal's: it has told
             return ended.code
         raise JobFailed(self._report(rank, ended))
@@ -158,3 +166,9 @@ class Job:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _from_outside(ended: Ended) -> bool:
+    """Whether a process was killed or is gone, so that it did not end because of another. One that aborts may: so NCCL's watchdog ends a
+    process when another's connection breaks."""
+    return ended.code is None or (ended.code < 0 and ended.code != -signal.SIGABRT)

@@ -72,8 +72,8 @@ class Copy:
     """An embedded engine at the end of a connection.
 
     Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", number, request), ("drop", number).
-    Messages out: what `first_weights.fetch` says, then ("ready", capabilities), then (number, answer): what a call returned, a chunk, or the
-    error that was raised.
+    Messages out: what `first_weights.fetch` says, then ("ready", capabilities), then (number, answer): what a call returned, a chunk, or an
+    error to raise.
     """
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
