@@ -65,7 +65,7 @@ def test_a_ppo_run_trains_policy_and_critic_and_says_how_well_the_critic_predict
     assert rows[-1]["run/optimizer_step"] == 8
     first, last = tensors(ppo, 1, "critic"), tensors(ppo, 4, "critic")
     assert first["score.weight"].abs().max() > 0 and not same(first, last)
-    assert json.loads((ppo / "checkpoints/rollout_000004/critic/optimizer.json").read_text()) == {"steps": 8}
+    assert json.loads((ppo / "checkpoints/rollout_000004/critic/optimizer.json").read_text()) == {"name": "adamw", "steps": 8}
     assert not (ppo / "model/score").exists() and "score.weight" not in load_file(ppo / "model/model.safetensors")
 
 

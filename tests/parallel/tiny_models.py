@@ -35,6 +35,7 @@ SIZES = {
 }
 CONFIGS = {
     "dense": lambda: Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "wide": lambda: Qwen3Config(**SIZES | {"hidden_size": 64, "intermediate_size": 256}, tie_word_embeddings=False),
     "tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "moe": lambda: Qwen3MoeConfig(
         **SIZES, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True

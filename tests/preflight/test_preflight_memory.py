@@ -56,7 +56,7 @@ def test_parameters_gradients_and_optimizer_are_those_of_a_run(shape, dtype):
     assert plan.bytes_of("optimizer moments") == nbytes(t for key, t in kept.items() if key.startswith("exp_avg"))
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_an_optimizer_step_takes_is_planned(dtype, name):
     meta, model = pair(qwen3(), dtype=dtype)

@@ -246,7 +246,7 @@ def test_weights_alone_are_what_a_bfloat16_step_goes_on_from(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trained = backend(policy())
     trained.save(tmp_path)
-    assert json.loads((tmp_path / "optimizer.json").read_text()) == {"steps": 0}
+    assert json.loads((tmp_path / "optimizer.json").read_text()) == {"name": "adamw", "steps": 0}
     path = tmp_path / "weights.safetensors"
     weights = load_file(path)
     name = "model.layers.0.self_attn.q_proj.weight"

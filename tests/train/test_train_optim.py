@@ -282,16 +282,3 @@ def test_muon_is_refused_on_a_mesh():
 def test_muons_momentum_is_for_those_who_use_it():
     with pytest.raises(ValueError, match=r"momentum=0.9 has no effect with name=adamw; set name=muon"):
         OptimConfig(momentum=0.9)
-
-
-def test_a_state_of_the_other_optimizer_is_refused():
-    model = network()
-    states = {}
-    for name in ("adamw", "muon"):
-        optimizer = Optimizer(layered(model), OptimConfig(**SETTINGS, name=name), 3)
-        backward(model, 0)
-        optimizer.step()
-        states[name] = optimizer.tensors()
-    for name, other in (("adamw", "muon"), ("muon", "adamw")):
-        with pytest.raises(ValueError, match=r"no (step|momentum_buffer) of layers.0.weight: it was saved with another optim.name"):
-            Optimizer(layered(model), OptimConfig(**SETTINGS, name=name), 3).load_tensors(states[other], 1)

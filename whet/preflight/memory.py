@@ -183,11 +183,11 @@ class OptimizerBytes:
 def optimizer_bytes(trained: Mapping[str, Tensor], train: TrainConfig) -> OptimizerBytes:
     """Bytes of the optimizer of some parameters, which are on the meta device."""
     optimizer, gradients, scratch = _stepped(trained, train)
-    sizes = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "momentum_buffer": 0, "step": 0}
+    sizes = {"master": 0, "step": 0, "moment": 0}
     for key, tensor in optimizer.tensors().items():
-        sizes[key.partition("/")[0]] += tensor.nbytes
-    moments = sizes["exp_avg"] + sizes["exp_avg_sq"] + sizes["momentum_buffer"]
-    return OptimizerBytes(sizes["master"], moments, gradients, scratch)
+        kind = key.partition("/")[0]
+        sizes[kind if kind in sizes else "moment"] += tensor.nbytes
+    return OptimizerBytes(sizes["master"], sizes["moment"], gradients, scratch)
 
 
 def optimizer_parts(trained: Mapping[str, Tensor], work: Workload) -> list[Part]:

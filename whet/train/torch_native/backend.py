@@ -33,11 +33,18 @@ from whet.train.torch_native.mesh import mesh_of
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
-from whet.train.torch_native.saving import BUFFERS, check_buffers, in_host_memory, read_tensors, save_tensors
+from whet.train.torch_native.saving import (
+    BUFFERS,
+    OPTIMIZER,
+    PLACE,
+    WEIGHTS,
+    check_buffers,
+    in_host_memory,
+    load_optimizer,
+    read_tensors,
+    save_tensors,
+)
 from whet.types import JSON
-
-WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
-"""Of a checkpoint's files of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +225,7 @@ class TorchBackend:
             texts["base.json"] = {"digest": self.adapter.base_digest()}
         if self.optimizer is not None:
             tensors[OPTIMIZER] = self.optimizer.tensors()
-            texts["optimizer.json"] = {"steps": self.optimizer.steps}
+            texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps}
         return Kept(tensors, texts)
 
     def _write(self, folder: Path, kept: Kept) -> None:
@@ -236,8 +243,7 @@ class TorchBackend:
             check_buffers(folder / BUFFERS, self.model.saved_buffers())
             self._take(read_tensors(folder / WEIGHTS, self._trained()), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
-            steps = json.loads((folder / "optimizer.json").read_text())["steps"]
-            self.optimizer.load_tensors(read_tensors(folder / OPTIMIZER, self.optimizer.possible_tensors()), steps)
+            load_optimizer(self.optimizer, folder)
 
     def _trained(self) -> dict[str, Tensor]:
         """What a checkpoint holds: every weight, or the adapter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from whet.model.shards import spread_like, whole
 from whet.observe.metrics import Last, Mean, Metrics
 from whet.train.base import NonFinite
+from whet.train.torch_native.optim_8bit import AdamW8bit, check_blocks
 from whet.train.torch_native.optim_config import OptimConfig, by_mesh, lr_at, torch_optimizers
 
 
@@ -39,8 +40,8 @@ class Optimizer:
         for name, param in self._params.items():
             own = param.dtype in (torch.float32, torch.float64) and not offload
             self._masters[name] = param if own else _master_of(param, torch.device("cpu") if offload else param.device)
-        self.adamw, self.muon = torch_optimizers(self._masters, config)
-        self._of_muon = {id(p) for group in (self.muon.param_groups if self.muon is not None else []) for p in group["params"]}
+        self.adamw, self._other = torch_optimizers(self._masters, config)
+        self._of_other = {id(p) for group in (self._other.param_groups if self._other is not None else []) for p in group["params"]}
 
     @property
     def masters(self) -> list[Tensor]:
@@ -50,7 +51,7 @@ class Optimizer:
     @property
     def _steppers(self) -> list[torch.optim.Optimizer]:
         """torch's optimizers."""
-        return [each for each in (self.adamw, self.muon) if each is not None]
+        return [each for each in (self.adamw, self._other) if each is not None]
 
     def step(self) -> Metrics:
         """Clip, step, zero.
@@ -91,10 +92,7 @@ class Optimizer:
         for name, master in self._masters.items():
             if master.dtype != self._params[name].dtype:
                 out[f"master/{name}"] = master.detach()
-            if self._by_muon(name):
-                out |= {f"momentum_buffer/{name}": state for state in self._state(name).values()}
-                continue
-            for key, value in (self._state(name) or {"step": torch.zeros(())}).items():
+            for key, value in (self._stepper(name).state.get(master) or self._untouched(name)).items():
                 out[f"{key}/{name}"] = value
         return out
 
@@ -103,9 +101,7 @@ class Optimizer:
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             own = {"master": master} if master.dtype != self._params[name].dtype else {}
-            adamw = {"exp_avg": master, "exp_avg_sq": master, "step": torch.zeros(())}
-            moments = {"momentum_buffer": master} if self._by_muon(name) else adamw
-            out |= {f"{key}/{name}": tensor.detach() for key, tensor in (own | moments).items()}
+            out |= {f"{key}/{name}": tensor.detach() for key, tensor in (own | self._blank(name)).items()}
         return out
 
     def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
@@ -123,26 +119,43 @@ class Optimizer:
             if master.dtype != self._params[name].dtype:
                 with torch.no_grad():
                     master.copy_(spread_like(_entry(tensors, "master", name, master), master))
-            if self._by_muon(name):
-                assert self.muon is not None
-                if f"momentum_buffer/{name}" in tensors or f"step/{name}" in tensors:  # the latter: of AdamW, which is refused
-                    self.muon.state[master] = {"momentum_buffer": _moment(tensors, "momentum_buffer", name, master)}
-                continue
-            step = _entry(tensors, "step", name, torch.zeros(()))
-            if step > 0:
-                assert self.adamw is not None
-                moments = {key: _moment(tensors, key, name, master) for key in ("exp_avg", "exp_avg_sq")}
-                place = master.device if self.adamw.defaults["fused"] else torch.device("cpu")
-                self.adamw.state[master] = {"step": step.to(place, copy=True), **moments}
+            blank = self._blank(name)
+            if "step" in blank:
+                touched = bool(_entry(tensors, "step", name, blank["step"]) > 0)
+            else:
+                touched = any(f"{key}/{name}" in tensors for key in blank)
+            if touched:
+                state = {key: spread_like(_entry(tensors, key, name, like), like) for key, like in blank.items()}
+                self._stepper(name).state[master] = {key: value.to(blank[key].device, copy=True) for key, value in state.items()}
 
-    def _by_muon(self, name: str) -> bool:
-        return id(self._masters[name]) in self._of_muon
+    def check_saved(self, names: Collection[str]) -> None:
+        """Refuse the names of a checkpoint's tensors where this optimizer cannot take over what they hold.
 
-    def _state(self, name: str) -> dict[str, Tensor]:
-        """torch's state of a parameter; empty if it never had a gradient."""
-        stepper = self.muon if self._by_muon(name) else self.adamw
+        Raises:
+            ValueError: if moments of eight bits are in other blocks.
+        """
+        if self.config.name == "adamw_8bit":
+            check_blocks(names, self._masters)
+
+    def _stepper(self, name: str) -> torch.optim.Optimizer:
+        """Which one steps a parameter."""
+        stepper = self._other if id(self._masters[name]) in self._of_other else self.adamw
         assert stepper is not None
-        return stepper.state.get(self._masters[name], {})
+        return stepper
+
+    def _blank(self, name: str) -> dict[str, Tensor]:
+        """What a parameter's state consists of; what the entries hold is of no meaning."""
+        master, stepper = self._masters[name], self._stepper(name)
+        if isinstance(stepper, AdamW8bit):
+            return stepper.blank(master)
+        if isinstance(stepper, torch.optim.Muon):
+            return {"momentum_buffer": master}
+        place = master.device if stepper.defaults["fused"] else torch.device("cpu")
+        return {"step": torch.zeros((), device=place), "exp_avg": master, "exp_avg_sq": master}
+
+    def _untouched(self, name: str) -> dict[str, Tensor]:
+        """The state of a parameter that never had a gradient."""
+        return {} if isinstance(self._stepper(name), torch.optim.Muon) else {"step": torch.zeros(())}
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
@@ -177,10 +190,6 @@ def _master_of(param: Tensor, device: torch.device) -> Tensor:
 
     param.register_post_accumulate_grad_hook(collect)
     return master
-
-
-def _moment(tensors: Mapping[str, Tensor], key: str, name: str, master: Tensor) -> Tensor:
-    return spread_like(_entry(tensors, key, name, master), master).to(master.device, copy=True)
 
 
 def _entry(tensors: Mapping[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:

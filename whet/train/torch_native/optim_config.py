@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,11 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from whet.config import Config, refuse_unread
+from whet.train.torch_native.optim_8bit import AdamW8bit, blocks_of
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 """Of a parameter's name: that it is one of a numbered layer's, not of embedding or head."""
 CUT_MATRICES = "optim.name=muon orthogonalizes whole matrices, and train.parallel cuts them over ranks; use adamw, or one device"
 """What is told of Muon on a mesh."""
+MatrixOptimizer = AdamW8bit | torch.optim.Muon
+"""What may step matrices in AdamW's place."""
 FUSED = ("cpu", "cuda")
 """Devices on which AdamW's step is one kernel, without copies of what it steps."""
 
@@ -26,9 +29,10 @@ FUSED = ("cpu", "cuda")
 class OptimConfig(Config):
     """The optimizer and its schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """adamw (arXiv 1711.05101), by torch's fused kernels where the device has them; muon: layers' matrices are stepped by their
-    orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else by AdamW; on one device."""
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw (arXiv 1711.05101), by torch's fused kernels where the device has them; adamw_8bit: matrices of 4096 entries and more on
+    a rank keep their moments in eight bits (arXiv 2110.02861, by torchao: `whet[8bit]`), and all else is adamw's; muon: layers' matrices
+    are stepped by their orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else is adamw's; on one device."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -70,38 +74,47 @@ def lr_at(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
 
 
-def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[torch.optim.AdamW | None, torch.optim.Muon | None]:
-    """torch's optimizers of some parameters: AdamW, and Muon for layers' matrices if it is asked for. None: it has nothing to step.
+def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[torch.optim.AdamW | None, MatrixOptimizer | None]:
+    """The optimizers of some parameters: torch's AdamW, and another one for the matrices that it is for, if it is asked for. None: it has
+    nothing to step.
 
     Args:
         named: what they step, by the parameters' names; of one device.
         config: the settings.
 
     Raises:
-        ValueError: for Muon over ranks: its update is of whole matrices.
+        ValueError: for Muon over ranks: its update is of whole matrices; or torchao is not installed.
     """
-    chosen = [name for name, p in named.items() if config.name == "muon" and p.dim() == 2 and IN_A_LAYER.search(name)]
-    if any(isinstance(named[name], DTensor) for name in chosen):
-        raise ValueError(CUT_MATRICES)
-    muon = None
-    if chosen:
-        muon = torch.optim.Muon(
-            [named[name] for name in chosen],
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
+    chosen = _matrices(named, config)
+    other = _optimizer_of(chosen.values(), config) if chosen else None
     groups: list[dict[str, Any]] = []
     for members in by_mesh(p for name, p in named.items() if name not in chosen):
         groups.append({"params": [m for m in members if m.dim() >= 2], "weight_decay": config.weight_decay})
         groups.append({"params": [m for m in members if m.dim() < 2], "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
     if not groups:
-        return None, muon
+        return None, other
     fused = all(p.device.type in FUSED for p in named.values())
     way = {"fused": True} if fused else {"foreach": True}
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, **way), muon
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, **way), other
+
+
+def _matrices(named: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
+    """Those that AdamW does not step."""
+    if config.name == "adamw_8bit":
+        return {name: p for name, p in named.items() if blocks_of(p) is not None}
+    if config.name == "muon":
+        return {name: p for name, p in named.items() if p.dim() == 2 and IN_A_LAYER.search(name)}
+    return {}
+
+
+def _optimizer_of(matrices: Collection[Tensor], config: OptimConfig) -> MatrixOptimizer:
+    if config.name == "adamw_8bit":
+        return AdamW8bit(matrices, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+    if any(isinstance(p, DTensor) for p in matrices):
+        raise ValueError(CUT_MATRICES)
+    how = {"momentum": config.momentum, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return torch.optim.Muon(matrices, lr=config.lr, **how)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

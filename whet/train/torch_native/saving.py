@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -20,7 +22,10 @@ from torch.distributed.tensor import DTensor
 
 from whet.model.dcp_files import DcpFiles
 from whet.model.tensor_files import write_tensors
+from whet.train.torch_native.optim import Optimizer
 
+WEIGHTS, OPTIMIZER, PLACE = "weights.safetensors", "optimizer.safetensors", "optimizer.json"
+"""Of a checkpoint: its files of tensors, and which optimizer it is of, with its place in the schedule."""
 BUFFERS = "buffers.safetensors"
 """Of a checkpoint: what belongs to the model beside its weights and no optimizer changes, such as the routing bias of DeepSeek-V3."""
 
@@ -101,3 +106,27 @@ def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]
             raise ValueError(f"{path} is of another model: {name} is {described}, not {tensor.dtype} {tuple(tensor.shape)}")
     load(out, storage_reader=reader, no_dist=not dist.is_initialized())
     return out
+
+
+def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
+    """Take over a checkpoint's moments, masters and place in the schedule.
+
+    Raises:
+        ValueError: if it is of another optimizer or model, or of a layout whose moments cannot be taken over.
+    """
+    name, saved = optimizer.config.name, json.loads((folder / PLACE).read_text())
+    if saved["name"] != name:
+        raise ValueError(
+            f"{folder / PLACE} is of optim.name={saved['name']}, and this run has optim.name={name}: set it to {saved['name']}, or begin a "
+            "run with the checkpoint's weights alone (checkpoint.restore)"
+        )
+    optimizer.check_saved(_names(folder / OPTIMIZER))
+    optimizer.load_tensors(read_tensors(folder / OPTIMIZER, optimizer.possible_tensors()), saved["steps"])
+
+
+def _names(file: Path) -> set[str]:
+    """Of all tensors that `save_tensors` wrote."""
+    if file.is_file():
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    return set(DcpFiles(file.with_suffix("")).read_metadata().state_dict_metadata)
