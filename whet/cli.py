@@ -66,38 +66,25 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
 
     Example: whet train examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B num_rollouts=100
     """
-    from whet.config import load_config
-    from whet.job import train
-    from whet.settings import RunConfig
-
-    guarded(lambda: train(load_config(RunConfig, config, overrides or []), _command_line()))
+    _train("train", config, overrides)
 
 
 @app.command()
 def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
-    from whet.config import load_config
-    from whet.supervised_settings import SupervisedRunConfig
-
-    guarded(lambda: _supervised().sft(load_config(SupervisedRunConfig, config, overrides or []), _command_line()))
+    _train("sft", config, overrides)
 
 
 @app.command()
 def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Learn from preference pairs without a reward model (DPO, IPO). `whet dpo --keys` lists all settings."""
-    from whet.config import load_config
-    from whet.supervised_settings import DpoRunConfig
-
-    guarded(lambda: _supervised().dpo(load_config(DpoRunConfig, config, overrides or []), _command_line()))
+    _train("dpo", config, overrides)
 
 
 @app.command()
 def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Train a reward model on preference pairs. `whet rm --keys` lists all settings."""
-    from whet.config import load_config
-    from whet.supervised_settings import RewardModelRunConfig
-
-    guarded(lambda: _supervised().reward_model(load_config(RewardModelRunConfig, config, overrides or []), _command_line()))
+    _train("rm", config, overrides)
 
 
 @app.command()
@@ -320,10 +307,13 @@ def _commands() -> ModuleType:
     return whet.commands
 
 
-def _supervised() -> ModuleType:
-    import whet.supervised
+def _train(command: str, config: Path, overrides: list[str] | None) -> None:
+    """Train as one of the commands does, in as many processes as the settings ask for."""
+    from whet.config import load_config
+    from whet.job import train
+    from whet.supervised_settings import RUN_CONFIGS
 
-    return whet.supervised
+    guarded(lambda: train(load_config(RUN_CONFIGS[command], config, overrides or []), _command_line()))
 
 
 def _command_line() -> str:

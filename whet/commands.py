@@ -58,7 +58,7 @@ from whet.train.alarm import RankHung, Situation
 from whet.train.base import Backend, Learner, NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
-from whet.train.lead import ALONE, BEGIN, Lead
+from whet.train.lead import ALONE, Lead, begin
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group
 
@@ -95,7 +95,7 @@ def train(
         num_learning = check_warmup(config, num_rollouts)
         tell = incidents_of(opened, observer)
         with build_parts(config, texts, trainable=True, tell=tell) as parts:  # the weights take long: all else was read before
-            with lead.tell(BEGIN):
+            with lead.tell(begin(num_rollouts)):
                 backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
                 learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
             policy = learners.learner("policy")

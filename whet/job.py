@@ -1,35 +1,41 @@
-"""`whet train` in the processes of a job: one runs it, the others compute with it."""
+"""The commands that train, in the processes of a job: one runs the command, the others compute with it."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from whet import commands
+from whet import commands, supervised
 from whet.algo import StepPlan, build_algorithm
-from whet.build import length_of_run, read_texts
-from whet.build_learners import build_learners, check_models, check_warmup
+from whet.build_learners import build_learners, check_warmup
+from whet.build_supervised import build_supervised
 from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
+from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal
 from whet.observe import build_display
 from whet.preflight.auto import Chosen, auto_degrees
 from whet.process import prepare_process
-from whet.settings import RunConfig
+from whet.settings import BaseRunConfig, RunConfig
 from whet.stop import SIGNALS, Stopped
+from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
 from whet.train.alarm import Alarm
 from whet.train.batching import plan_batch
-from whet.train.lead import BEGIN, LEARNERS, Job
+from whet.train.lead import ALONE, LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.mesh import ParallelConfig
+
+Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 RANK = ("-m", "whet.rank")
 """What the interpreter runs in a process of a job."""
@@ -39,17 +45,29 @@ START_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others until all have their models; afterwards it is `train.exchange_timeout_s`."""
 
 
-def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]:
-    """`commands.train`, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command that trains."""
 
-    Returns:
-        The leader's results; nothing where another process leads. They are in the run's `metrics.jsonl`, too.
+    lead: Callable[..., object]
+    """Runs it, given the settings, what was typed, who tells the other processes, and notes for the person who starts it."""
+    models: Callable[..., dict[str, Any]]
+    """What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""
+
+
+def train(config: BaseRunConfig, command: str | None = None) -> None:
+    """What the settings are for, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
+
+    Args:
+        config: settings of a command that trains.
+        command: what was typed; the same goes on with a run that was stopped.
 
     Raises:
         ValueError: if torchrun started another number of processes than the degrees ask for.
         JobFailed: if a process of the job did not end well.
         SystemExit: with the status of a leader that ended the job, and said why.
     """
+    command = command or f"whet {kind_of(config)}"
     if "WORLD_SIZE" in os.environ:
         if config.cluster.backend == "ray" and TORCHRUN in os.environ:
             raise ValueError("cluster.backend=ray has Ray start the processes, but torchrun has started this one: use one of the two")
@@ -58,50 +76,57 @@ def train(config: RunConfig, command: str = "whet train") -> Mapping[str, float]
             check_count(num_ranks_of(config), count)
         elif count == 1:
             config = with_degrees(config, None)
-        return commands.train(config, command) if count == 1 else join(config, command)
+        return alone(config, command) if count == 1 else join(config, command)
     if config.train.parallel == "auto":
         config = settled_here(config)
     wanted = num_ranks_of(config)
     if wanted == 1 and config.cluster.backend == "local":
-        return commands.train(config, command)
+        return alone(config, command)
     status = launch(config, command, wanted)
     if status:
         raise SystemExit(status)
-    return {}
 
 
-def launch(config: RunConfig, command: str, num_ranks: int) -> int:
+def alone(config: BaseRunConfig, command: str) -> None:
+    """The command in this process."""
+    PROGRAMS[type(config)].lead(config, command, ALONE, ())
+
+
+def launch(config: BaseRunConfig, command: str, num_ranks: int) -> int:
     """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
-    line = json.dumps({"config": config.model_dump(mode="json", exclude_unset=True), "command": command})
+    line = json.dumps({"kind": kind_of(config), "config": config.model_dump(mode="json", exclude_unset=True), "command": command})
     if config.cluster.backend == "ray":
         return run_on_ray(config.cluster, num_ranks, config.num_engines_apart, RANK, line, Path(config.run_dir))
     return run_local(num_ranks, RANK, line, Path(config.run_dir))
 
 
-def join(config: RunConfig, command: str) -> Mapping[str, float]:
-    """This process's part of a job. Returns the leader's results."""
+def join(config: BaseRunConfig, command: str) -> None:
+    """This process's part of a job."""
     with joined(config) as job:
         config, notes = settled(config, job)
         if not job.leads:
-            follow(config, job)
-            return {}
+            return follow(config, job)
         try:
-            values = commands.train(config, command, job, notes)
+            PROGRAMS[type(config)].lead(config, command, job, notes)
         except (*commands.STOPS, Stopped, KeyboardInterrupt):
             with suppress(RuntimeError):  # where the others failed too, nobody listens
                 job.end()
             raise
         job.end()
-        return values
 
 
-def num_ranks_of(config: RunConfig) -> int:
+def kind_of(config: BaseRunConfig) -> str:
+    """The command that the settings are of."""
+    return next(name for name, settings in RUN_CONFIGS.items() if settings is type(config))
+
+
+def num_ranks_of(config: BaseRunConfig) -> int:
     """Processes that the degrees ask for."""
     degrees = config.train.degrees
     return 1 if degrees is None else degrees.num_ranks
 
 
-def settled_here(config: RunConfig) -> RunConfig:
+def settled_here(config: Settings) -> Settings:
     """The settings with the degrees that `auto` stands for on all of this machine's devices; says why.
 
     Raises:
@@ -122,12 +147,12 @@ def settled_here(config: RunConfig) -> RunConfig:
     return with_degrees(config, chosen.degrees)
 
 
-def with_degrees(config: RunConfig, degrees: ParallelConfig | None) -> RunConfig:
+def with_degrees(config: Settings, degrees: ParallelConfig | None) -> Settings:
     """The same settings, with these degrees."""
     return config.model_copy(update={"train": config.train.model_copy(update={"parallel": degrees})})
 
 
-def settled(config: RunConfig, job: Job) -> tuple[RunConfig, tuple[str, ...]]:
+def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
     """The settings with the degrees that `auto` stands for, which the leader chooses for all, and why.
 
     Raises:
@@ -165,7 +190,7 @@ def check_count(wanted: int, count: int) -> None:
 
 
 @contextmanager
-def joined(config: RunConfig) -> Iterator[Job]:
+def joined(config: BaseRunConfig) -> Iterator[Job]:
     """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
     backend = "gloo"
     if torch.cuda.is_available():
@@ -183,24 +208,42 @@ def joined(config: RunConfig) -> Iterator[Job]:
         dist.destroy_process_group()
 
 
-def follow(config: RunConfig, job: Job) -> None:
+def follow(config: BaseRunConfig, job: Job) -> None:
     """Make the models that the leader makes, and the calls that it tells, to the end of the run.
 
     A signal that asks the run to end is the leader's to answer: it saves, which takes all processes.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    if not job.begins():
+    begun = job.begins()
+    if begun is None:
         return
     prepare_process(config)
-    plan = plan_batch(config.batch)
+    with job.over(begun):
+        models = PROGRAMS[type(config)].models(config, *begun.args)
+    job.follow(models)
+
+
+def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
+    """Those of `whet train`."""
+    plan, folder = plan_batch(config.batch), resolve_model_path(config.model.path)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
-    check_models(config, algorithm)
-    texts = read_texts(config)
-    source = commands.training_source(config, texts)
-    num_rollouts = length_of_run(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
-    with job.over(BEGIN):
-        model = load_causal(texts.folder, config.model, trainable=True)
-        policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
-        learners = build_learners(config, policy, texts.folder, algorithm, plan, num_rollouts)
-    job.follow({LEARNERS: learners, "policy": policy, **learners.beside})
+    model = load_causal(folder, config.model, trainable=True)
+    policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
+    learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
+    return {LEARNERS: learners, "policy": policy, **learners.beside}
+
+
+def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:
+    """Those of the commands that learn from data as they are."""
+    policy, learner = build_supervised(config, resolve_model_path(config.model.path), num_steps)
+    return {LEARNERS: learner, "policy": policy, **learner.beside}
+
+
+PROGRAMS: dict[type[BaseRunConfig], Program] = {
+    RunConfig: Program(commands.train, models_of_rollouts),
+    SupervisedRunConfig: Program(supervised.sft, models_of_steps),
+    DpoRunConfig: Program(supervised.dpo, models_of_steps),
+    RewardModelRunConfig: Program(supervised.reward_model, models_of_steps),
+}
+"""By their settings."""

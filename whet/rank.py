@@ -7,13 +7,13 @@ import json
 from whet.cli import guarded
 from whet.cluster.process import read_line
 from whet.job import train
-from whet.settings import RunConfig
+from whet.supervised_settings import RUN_CONFIGS
 
 
 def main() -> None:
     """Train as told in a line of JSON (`whet.job.launch`)."""
     told = json.loads(read_line())
-    config = RunConfig.model_validate(told["config"])
+    config = RUN_CONFIGS[told["kind"]].model_validate(told["config"])
     guarded(lambda: train(config, told["command"]), told["command"])
 
 

@@ -91,6 +91,13 @@ class BaseRunConfig(Config):
     """Display, trackers and records."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When to save."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """Where the run's processes are."""
+
+    @property
+    def num_engines_apart(self) -> int:
+        """Processes that an engine has beside the trainer's."""
+        return 0
 
 
 class RunConfig(BaseRunConfig):
@@ -125,8 +132,6 @@ class RunConfig(BaseRunConfig):
     """The teacher, for distillation."""
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Sampling engine."""
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
-    """Where the run's processes are."""
     sync: SyncConfig = Field(default_factory=SyncConfig)
     """How new weights reach engines in processes of their own."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from whet.algo.base import LossFunction, Need
-from whet.algo.dpo import dpo_loss
-from whet.algo.reward_model import reward_model_loss
-from whet.algo.sft import sft_loss
 from whet.build import build_observer, build_run_state, length_of_run
-from whet.build_learners import build_reference, meter_of
+from whet.build_supervised import build_supervised
 from whet.checkpoint.run_state import Stateful
-from whet.checkpoint.store import REFERENCE
 from whet.commands import batches_kept, finish, warn_all
-from whet.core.batch import TokenOutputs, TrainBatch, batch_of
+from whet.core.batch import TrainBatch, batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
@@ -26,16 +19,14 @@ from whet.data.preference import PreferenceSource, preference_source
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.loop import Evaluated
-from whet.model.causal import load_causal
-from whet.model.scalar import ScalarModel, load_scalar
-from whet.observe import Headline, Meter, Metrics, merge_metrics
+from whet.model.decoder import DecoderModel
+from whet.observe import Headline, Metrics, merge_metrics
 from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, held_out_rows
-from whet.train.base import Annotator, Backend
-from whet.train.learners import notes_beside
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.alarm import Situation
+from whet.train.lead import ALONE, Lead, begin
 
 COMMON = (
     Headline("optim/grad_norm", "grad", ".3f"),
@@ -59,7 +50,7 @@ RM_HEADLINES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Program:
     """What makes one kind of run differ from another."""
 
     command: str
@@ -67,21 +58,21 @@ class Job:
     num_steps: int
     source: Stateful
     take: Callable[[], TrainBatch]
-    loss: LossFunction
-    held_out: HeldOut | None
+    """What the next step learns from, weighed."""
     facts: dict[str, str]
-    meter: Meter
-    reference: Annotator | None = None
-    kept_reference: Backend | None = None
-    """The reference, where checkpoints hold it."""
+    held_out: PreferenceSource | None = None
+    renderer: Renderer | None = None
+    """Whose padding the model is to know, where transformers reads scores."""
 
 
-def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
+def sft(config: SupervisedRunConfig, command: str = "whet sft", lead: Lead = ALONE, notes: Sequence[str] = ()) -> Path:
     """`whet sft`: supervised fine-tuning to its end.
 
     Args:
         config: the run's settings.
         command: what was typed; the same goes on with a run that was stopped.
+        lead: tells the other processes of the job what all of them do.
+        notes: what the person who starts the run should know already.
 
     Returns:
         The folder of the exported model.
@@ -90,20 +81,18 @@ def sft(config: SupervisedRunConfig, command: str = "whet sft") -> Path:
         folder, renderer = model_and_renderer(config)
         source = supervised_source(config.data, renderer, run_seed=config.seed)
         num_steps = length_of_run(len(source), config.samples_per_step, config.num_steps, config.num_epochs, "num_steps")
-        backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
         reducer = REDUCERS[config.reducer]
 
         def take() -> TrainBatch:
             batch = batch_of(source.next(config.samples_per_step))
             return batch.with_(weights=reducer(batch))
 
-        facts = {"model": str(folder), "conversations": str(len(source)), "device": str(backend.model.device)}
-        job = Job("sft", SFT_HEADLINES, num_steps, source, take, sft_loss, None, facts, meter_of(config, backend))
-        run_job(config, opened, folder, backend, job)
+        program = Program("sft", SFT_HEADLINES, num_steps, source, take, {"conversations": str(len(source))})
+        run_program(config, opened, folder, program, lead, notes)
     return opened.folder / "model"
 
 
-def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
+def dpo(config: DpoRunConfig, command: str = "whet dpo", lead: Lead = ALONE, notes: Sequence[str] = ()) -> dict[str, float]:
     """`whet dpo`: direct preference optimization to its end, and the model exported to `<run_dir>/model`. Arguments as for `sft`.
 
     Returns:
@@ -111,55 +100,31 @@ def dpo(config: DpoRunConfig, command: str = "whet dpo") -> dict[str, float]:
     """
     with open_run(config, command) as opened:
         folder, renderer = model_and_renderer(config)
-        source, held = pair_sources(config, renderer)
-        num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
-        backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
-        reference, kept = build_reference(config, folder, backend)
-        loss, meter = dpo_loss(config.dpo), meter_of(config, backend)
-
-        def take() -> TrainBatch:
-            batch = pair_batch(source.next(config.pairs_per_step))
-            with meter.phase(Need.REF_LOGPROBS.value, reference):
-                return reference.annotate(batch, Need.REF_LOGPROBS)
-
-        def judge(batch: TrainBatch) -> Metrics:
-            batch = backend.annotate(reference.annotate(batch, Need.REF_LOGPROBS), Need.OLD_LOGPROBS)
-            assert batch.old_logprobs is not None
-            return loss(batch, TokenOutputs(batch.old_logprobs, torch.zeros_like(batch.old_logprobs))).metrics
-
-        facts = {"model": str(folder), **pair_facts(source, held), "device": str(backend.model.device)}
-        measured = held_out(config, held, judge)
-        job = Job("dpo", DPO_HEADLINES, num_steps, source, take, loss, measured, facts, meter, reference, kept)
-        return run_job(config, opened, folder, backend, job)
+        return run_program(config, opened, folder, on_pairs(config, renderer, "dpo", DPO_HEADLINES), lead, notes)
 
 
-def reward_model(config: RewardModelRunConfig, command: str = "whet rm") -> dict[str, float]:
+def reward_model(
+    config: RewardModelRunConfig, command: str = "whet rm", lead: Lead = ALONE, notes: Sequence[str] = ()
+) -> dict[str, float]:
     """`whet rm`: a reward model to its end, exported to `<run_dir>/model` for `AutoModelForSequenceClassification`. As `dpo` otherwise."""
     with open_run(config, command) as opened:
         folder, renderer = model_and_renderer(config)
-        source, held = pair_sources(config, renderer)
-        num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
-        model = load_scalar(folder, config.model, trainable=True, new_head="normal", seed=config.seed)
-        note_padding(model, renderer)
-        backend = TorchBackend(model, config.train, num_steps)
-        loss = reward_model_loss(config.rm)
-
-        def take() -> TrainBatch:
-            return pair_batch(source.next(config.pairs_per_step))
-
-        def judge(batch: TrainBatch) -> Metrics:
-            batch = backend.annotate(batch, Need.SCORES)
-            assert batch.scores is not None
-            nothing = torch.zeros_like(batch.scores)
-            return loss(batch, TokenOutputs(nothing, nothing, scores=batch.scores)).metrics
-
-        facts = {"model": str(folder), **pair_facts(source, held), "device": str(model.device)}
-        measured = held_out(config, held, judge)
-        job = Job("rm", RM_HEADLINES, num_steps, source, take, loss, measured, facts, meter_of(config, backend))
-        return run_job(config, opened, folder, backend, job)
+        program = replace(on_pairs(config, renderer, "rm", RM_HEADLINES), renderer=renderer)
+        return run_program(config, opened, folder, program, lead, notes)
 
 
-def note_padding(model: ScalarModel, renderer: Renderer) -> None:
+def on_pairs(config: PairRunConfig, renderer: Renderer, command: str, headlines: tuple[Headline, ...]) -> Program:
+    """What runs on preference pairs have in common."""
+    source, held = pair_sources(config, renderer)
+    num_steps = length_of_run(len(source), config.pairs_per_step, config.num_steps, config.num_epochs, "num_steps")
+
+    def take() -> TrainBatch:
+        return pair_batch(source.next(config.pairs_per_step))
+
+    return Program(command, headlines, num_steps, source, take, pair_facts(source, held), held)
+
+
+def note_padding(model: DecoderModel, renderer: Renderer) -> None:
     """Have transformers read a batch's scores where whet does, at each last token: it goes by the config's padding, in which no
     turn may end."""
     text = model.config.get_text_config()
@@ -187,31 +152,42 @@ def pair_facts(source: PreferenceSource, held: PreferenceSource | None) -> dict[
     return facts if held is None else {**facts, "held out": str(len(held))}
 
 
-def held_out(config: PairRunConfig, held: PreferenceSource | None, judge: Callable[[TrainBatch], Metrics]) -> HeldOut | None:
-    """Every held-out pair through `judge`, a step's worth at a time; its metrics are `eval/...` then."""
+def held_out(config: BaseRunConfig, held: PreferenceSource | None, measure: Callable[[TrainBatch], Metrics]) -> HeldOut | None:
+    """Every held-out pair through `measure`, a step's worth at a time; its metrics are `eval/...` then."""
     if held is None:
         return None
+    assert isinstance(config, PairRunConfig), "pairs are held out of pairs"
     pairs = held.all()
 
-    def measure() -> Metrics:
+    def measure_all() -> Metrics:
         metrics: Metrics = {}
         for start in range(0, len(pairs), config.pairs_per_step):
-            metrics = merge_metrics(metrics, judge(pair_batch(pairs[start : start + config.pairs_per_step])))
+            metrics = merge_metrics(metrics, measure(pair_batch(pairs[start : start + config.pairs_per_step])))
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    return HeldOut(measure, config.evaluate.interval, config.evaluate.before_training)
+    return HeldOut(measure_all, config.evaluate.interval, config.evaluate.before_training)
 
 
-def run_job(config: BaseRunConfig, opened: OpenRun, folder: Path, backend: TorchBackend, job: Job) -> dict[str, float]:
+def run_program(
+    config: BaseRunConfig, opened: OpenRun, folder: Path, program: Program, lead: Lead, notes: Sequence[str]
+) -> dict[str, float]:
     """Train to the end, with everything that any run has: checkpoints, metrics, a display, a model at the end."""
-    with closing(build_observer(config, opened, job.headlines)) as observer:
+    with closing(build_observer(config, opened, program.headlines)) as observer:
+        with lead.tell(begin(program.num_steps)):
+            backend, learner = build_supervised(config, folder, program.num_steps, lead)
+        if program.renderer is not None:
+            note_padding(backend.model, program.renderer)
         evaluated = Evaluated()
-        beside = {} if job.kept_reference is None else {REFERENCE: job.kept_reference}
-        state = build_run_state(config, opened, backend, observer, job.source, {"evaluated": evaluated}, beside)
-        run = SupervisedRun(job.num_steps, job.take, job.loss, backend, job.held_out, evaluated, state, observer, job.meter, opened.stop)
-        observer.display.start(f"whet {job.command}: {opened.folder}", job.num_steps, job.facts)
-        warn_all(observer.display, [*opened.notes, *backend.notes, *notes_beside({"reference": job.reference})])
-        with batches_kept(config, opened, lambda _: backend), run.checkpoint.whole():
+        state = build_run_state(config, opened, learner.policy, observer, program.source, {"evaluated": evaluated}, learner.beside)
+        measured = held_out(config, program.held_out, learner.measure)
+        run = SupervisedRun(program.num_steps, program.take, learner, measured, evaluated, state, observer, opened.stop)
+        lead.describe(lambda: Situation(observer.phases.present))
+        facts = {"model": str(folder), **program.facts, "device": str(backend.model.device)}
+        observer.display.start(f"whet {program.command}: {opened.folder}", program.num_steps, facts)
+        for note in notes:
+            observer.display.note(note)
+        warn_all(observer.display, [*opened.notes, *learner.notes])
+        with batches_kept(config, opened, lambda _: learner.policy), run.checkpoint.whole():
             values = train_supervised(run)
-        finish(config, observer, backend, folder, opened.folder)
+        finish(config, observer, backend, folder, opened.folder, lead)
     return values

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from whet.algo.base import LossFunction
 from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
 from whet.loop import Evaluated, Observer
-from whet.observe import Meter, Metrics, flatten, merge_metrics
-from whet.observe.meter import UPDATE
+from whet.observe import Metrics, flatten, merge_metrics
 from whet.stop import Stop
-from whet.train.base import Backend
 from whet.train.batching import due
-from whet.train.learners import optimizer_step
+from whet.train.supervised import SupervisedLearner
 from whet.types import Progress
 
 
@@ -37,15 +34,13 @@ class SupervisedRun:
 
     num_steps: int
     take: Callable[[], TrainBatch]
-    """What the next step learns from, weighed and annotated."""
-    loss: LossFunction
-    backend: Backend
+    """What the next step learns from, weighed."""
+    learner: SupervisedLearner
     held_out: HeldOut | None
     evaluated: Evaluated
     """The last values of what is held out; a checkpoint has them too."""
     checkpoint: RunState
     observer: Observer
-    meter: Meter
     stop: Stop
 
 
@@ -63,13 +58,11 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         log(run, 0, {})
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
-            batch = run.take()
-            with run.meter.phase(UPDATE, run.backend):
-                found, metrics = optimizer_step(run.backend, batch, run.loss)
-        run.observer.phases.add_tokens("update", found.num_tokens)
+            update = run.learner.update(run.take())
+        run.observer.phases.add_tokens("update", update.num_tokens)
         progress.optimizer_step += 1
         progress.rollout_id += 1
-        values = log(run, progress.optimizer_step, merge_metrics(metrics, run.meter.take()))
+        values = log(run, progress.optimizer_step, update.metrics)
         save_if_due(run, progress, values)
         run.stop.check()
     return run.evaluated.values

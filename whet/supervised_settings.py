@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from whet.algo.dpo import DpoConfig
 from whet.algo.reward_model import RewardModelConfig
-from whet.config import Config
+from whet.cluster.config import ENGINE_KEYS
+from whet.config import Config, refuse_unread
 from whet.core.weights import ReducerName
 from whet.data.preference import PreferenceConfig
 from whet.data.supervised import SupervisedConfig
@@ -91,13 +92,12 @@ class RewardModelRunConfig(PairRunConfig):
 
 
 def refuse_settings(config: BaseRunConfig) -> None:
-    """Refuse what would have no effect: a function that would never be called, processes that nobody would lead.
+    """Refuse what would have no effect: a function that would never be called, what is said of an engine that there is not.
 
     Raises:
         ValueError: naming it.
     """
-    if config.train.degrees is not None:
-        raise ValueError("train.parallel is for `whet train`: a run without rollouts has one process; leave the section out")
+    refuse_unread(config.cluster, ENGINE_KEYS, "(cluster) in a run without rollouts, which has no engine", "use `whet train`")
     hook = config.observe.on_rollout
     if hook is not None:
         raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")

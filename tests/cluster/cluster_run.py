@@ -17,8 +17,9 @@ from tests.e2e import tiny_run
 from tests.e2e.tiny_run import over, run_config
 from whet import commands
 from whet.config import dump_toml
+from whet.job import kind_of
 from whet.quickstart.model import SmallModelConfig
-from whet.settings import RunConfig
+from whet.settings import BaseRunConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -73,12 +74,12 @@ def metrics_of(folder: Path, name: str) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key != "train/shared"} for line in lines]
 
 
-def begin(config: RunConfig, **environment: str) -> subprocess.Popen[str]:
-    """`whet train`, in a process of its own."""
+def begin(config: BaseRunConfig, **environment: str) -> subprocess.Popen[str]:
+    """`whet train`, or what else the settings are for, in a process of its own."""
     path = Path(config.run_dir).with_suffix(".toml")
     path.write_text(dump_toml(config))
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-m", "whet", "train", str(path)]
+    command = [sys.executable, "-m", "whet", kind_of(config), str(path)]
     return subprocess.Popen(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -18,7 +18,9 @@ from cluster_run import (
     wait_for_lines,
 )
 
+from tests.e2e.tiny_pairs import make_pairs, pair_settings
 from whet.settings import RunConfig
+from whet.supervised_settings import RewardModelRunConfig
 
 RAY = {"cluster": {"backend": "ray"}}
 
@@ -47,6 +49,17 @@ def test_a_job_is_started_and_trains_as_one_process_does(folder, where):
     for mine, theirs in zip(metrics_of(folder, name), metrics_of(folder, "alone"), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
     assert not (folder / name / "processes.log").exists(), "nothing was said"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [{}, RAY], ids=["local", "ray"])
+def test_a_job_without_rollouts_is_started_likewise(tmp_path, where):
+    make_pairs(tmp_path)
+    settings = pair_settings(tmp_path, "pairs", observe={"display": "plain"}, **where)
+    settings["train"]["parallel"] = {"shard": 2}
+    status, out, err = ended(begin(RewardModelRunConfig.model_validate(settings)))
+    assert status == 0, err
+    assert "step 8/8" in out and (tmp_path / "pairs/model/model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny_run import QUESTIONS, SHAPE
-
-from whet.quickstart.model import make_model
+from tests.e2e.tiny_run import QUESTIONS, SHAPE
+from whet.quickstart.model import SmallModelConfig, make_model
 
 GOOD, BAD = "Yes, thank you.", "No, go away!"
 
 
-def make_pairs(folder: Path, *, flipped: bool = False) -> None:
+def make_pairs(folder: Path, *, flipped: bool = False, shape: SmallModelConfig = SHAPE) -> None:
     """A model, training pairs and held-out ones, which are never flipped."""
-    make_model(folder / "model", [*QUESTIONS, GOOD, BAD] * 2, SHAPE, 0)
+    make_model(folder / "model", [*QUESTIONS, GOOD, BAD] * 2, shape, 0)
     names = ("rejected", "chosen") if flipped else ("chosen", "rejected")
     write(folder / "pairs.jsonl", [{"prompt": q, names[0]: GOOD, names[1]: BAD} for q in QUESTIONS[:3]])
     write(folder / "held.jsonl", [{"prompt": QUESTIONS[3], "chosen": GOOD, "rejected": BAD}])

@@ -16,7 +16,7 @@ from ranks import as_job
 
 from whet.train import alarm
 from whet.train.alarm import Alarm, Answer, RankHung, Situation, late
-from whet.train.lead import BEGIN, Call, Job
+from whet.train.lead import Call, Job, begin
 
 TIMEOUT_S = 1.5
 
@@ -45,7 +45,7 @@ def hangs(folder, victim, how):
     dist.all_gather_object(pids, os.getpid())
     if job.leads:
         job.describe(lambda: Situation("update", ("trajectory 7/0",)))
-    with job.over(BEGIN):
+    with job.over(begin(1)):
         dist.barrier()
     told = None
     try:

@@ -16,7 +16,6 @@ from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
 from whet.commands import STOPS
 from whet.config import dump_toml
 from whet.job import train
-from whet.supervised_settings import SupervisedRunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,9 +121,3 @@ def test_torchrun_starts_a_job(folder):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert (folder / "torchrun/model/model.safetensors").is_file()
-
-
-def test_runs_without_rollouts_refuse_several_processes(folder):
-    settings = {"model": {"path": str(folder / "model")}, "train": {"parallel": {"shard": 2}}, "num_steps": 1}
-    with pytest.raises(ValueError, match=r"train.parallel is for `whet train`"):
-        SupervisedRunConfig.model_validate({**settings, "data": {"path": "x.jsonl"}, "samples_per_step": 1})

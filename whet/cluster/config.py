@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from whet.config import Config, refuse_unread
 
+ENGINE_KEYS = ("layout", "engine_cpus", "engine_gpus")
+"""Settings of where an engine is."""
+
 
 class ClusterConfig(Config):
     """Where the processes of a run are started: those of `train.parallel`, and those of the engine (docs/cluster.md)."""

@@ -85,6 +85,13 @@ def read_meta_scalar(folder: Path, config: ModelConfig, *, key: str = "model.pat
     return ScalarModel(hf)
 
 
+def meta_like(model: CausalModel | ScalarModel, hf_config: PreTrainedConfig, config: ModelConfig) -> CausalModel | ScalarModel:
+    """A model of the same kind and the given shape, without contents and not checked."""
+    if isinstance(model, CausalModel):
+        return meta_causal(hf_config, config)
+    return ScalarModel(_without_contents(AutoModelForSequenceClassification, hf_config, config))
+
+
 def meta_causal(hf_config: PreTrainedConfig, config: ModelConfig) -> CausalModel:
     """A model of the given shape, without contents and not checked."""
     return CausalModel(_without_contents(AutoModelForCausalLM, hf_config, config))

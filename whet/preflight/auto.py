@@ -8,11 +8,12 @@ from whet.algo import StepPlan, build_algorithm
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device
 from whet.model.lora import add_adapter
-from whet.model.meta import read_meta
-from whet.preflight.budget import device_memory, workload
+from whet.model.meta import read_meta, read_meta_scalar
+from whet.preflight.budget import device_memory, units, workload
 from whet.preflight.layouts import Devices, Step, choose, layouts, reasons
 from whet.preflight.scene import Scene
-from whet.settings import RunConfig
+from whet.settings import BaseRunConfig, RunConfig
+from whet.supervised_settings import RewardModelRunConfig
 from whet.train.batching import plan_batch
 from whet.train.torch_native.mesh import ParallelConfig
 
@@ -25,7 +26,7 @@ class Chosen:
     notes: tuple[str, ...]
 
 
-def auto_degrees(config: RunConfig, count: int, per_node: int) -> Chosen:
+def auto_degrees(config: BaseRunConfig, count: int, per_node: int) -> Chosen:
     """Of the layouts that fit, the one whose exchanges take the least time.
 
     Args:
@@ -36,18 +37,22 @@ def auto_degrees(config: RunConfig, count: int, per_node: int) -> Chosen:
     Raises:
         ValueError: if nothing fits; the text says what to change.
     """
-    model = read_meta(resolve_model_path(config.model.path), config.model)
+    read = read_meta_scalar if isinstance(config, RewardModelRunConfig) else read_meta
+    model = read(resolve_model_path(config.model.path), config.model)
     if config.train.lora is not None:
         add_adapter(model, config.train.lora)
-    plan = plan_batch(config.batch)
-    steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens)
-    scene = Scene(config, batch=plan, algorithm=build_algorithm(config.algo, steps), model=model)
+    scene, budget = Scene(config, model=model), config.train.max_tokens_per_device
+    if isinstance(config, RunConfig):
+        plan, longest = plan_batch(config.batch), config.rollout.max_tokens
+        algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, longest))
+        scene.batch, scene.algorithm, samples = plan, algorithm, plan.samples_per_step
+    else:
+        lengths, samples = units(scene, budget)
+        longest = sum(lengths)
     device = pick_device(config.model.device)
     memory, _ = device_memory(device)
     devices = Devices(count, memory // per_node if device.type == "cpu" else memory, per_node)
-    step = Step(
-        plan.samples_per_step, config.rollout.max_tokens, config.train.max_tokens_per_device, lambda row_ranks: workload(scene, row_ranks)
-    )
+    step = Step(samples, longest, budget, lambda row_ranks: workload(scene, row_ranks))
     found = layouts(model, config.model, step, devices)
     best = choose(found, devices)
     first = f"train.parallel: auto chose {best.name} of {len(found)} layouts for {count} devices"

@@ -63,7 +63,6 @@ def check_memory(scene: Scene) -> Iterator[Note]:
     if degrees is None:
         plan = plan_memory(model, work)
     else:
-        assert isinstance(model, CausalModel), "only `whet train` has several processes"
         plan = MeshPlanner(model, scene.config.model).plan(work, degrees)
         yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
     if scene.beside is not None:
@@ -96,13 +95,9 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
     config = scene.config
     budget = config.train.max_tokens_per_device * row_ranks
     offloaded = config.train.offload and pick_device(config.model.device).type != "cpu"
-    if isinstance(config, SupervisedRunConfig):
-        longest = scene.longest or (config.data.max_tokens or budget,)
-        return Workload(config.train, largest_row(longest, budget, config.samples_per_step), offloaded=offloaded)
-    if isinstance(config, PairRunConfig):
-        longest = scene.longest or (config.data.max_tokens or budget // 2,) * 2
-        row = largest_row(longest, budget, config.pairs_per_step)
-        reference = isinstance(config, DpoRunConfig)
+    if isinstance(config, SupervisedRunConfig | PairRunConfig):
+        longest, count = units(scene, budget)
+        row, reference = largest_row(longest, budget, count), isinstance(config, DpoRunConfig)
         return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
     config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
@@ -131,6 +126,15 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
             config.engine_sleeps,
         ),
     )
+
+
+def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:
+    """Of a step of a run without rollouts: lengths of the largest unit's samples, as far as they are known, and how many units it has."""
+    config = scene.config
+    if isinstance(config, SupervisedRunConfig):
+        return scene.longest or (config.data.max_tokens or budget,), config.samples_per_step
+    assert isinstance(config, PairRunConfig)
+    return scene.longest or (config.data.max_tokens or budget // 2,) * 2, config.pairs_per_step
 
 
 def device_memory(device: torch.device) -> tuple[int, str]:

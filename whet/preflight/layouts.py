@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from whet.model.causal import CausalModel, ModelConfig
+from whet.model.causal import ModelConfig
 from whet.preflight.findings import bytes_text
 from whet.preflight.memory import PHASES, MemoryPlan, Part, Workload, plan_memory
-from whet.preflight.mesh_memory import MeshPlanner, check_divides
+from whet.preflight.mesh_memory import MeshPlanner, Planned, check_divides
 from whet.preflight.traffic import Flow, Passes, flows_of, seconds_of
 from whet.train.torch_native.mesh import ParallelConfig
 
@@ -84,7 +84,7 @@ def name_of(degrees: ParallelConfig) -> str:
     return (text or "one device") + (f", expert {degrees.expert}" if degrees.expert > 1 else "")
 
 
-def degrees_for(model: CausalModel, devices: Devices, samples: int) -> Iterator[ParallelConfig]:
+def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[ParallelConfig]:
     """The degrees that a model can be spread by, so that every device has work.
 
     Tensor and context stay inside a node: they exchange something in every layer, and wait for it.
@@ -131,7 +131,7 @@ def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices
     return Layout(degrees, tuple(flows), seconds_of(flows, devices.per_node, INSIDE, BETWEEN), plan)
 
 
-def layouts(model: CausalModel, config: ModelConfig, step: Step, devices: Devices) -> list[Layout]:
+def layouts(model: Planned, config: ModelConfig, step: Step, devices: Devices) -> list[Layout]:
     """Every way to spread a model over the devices that its plan allows; those that exchange for the least time first, of equals the
     plainer one."""
     planner = MeshPlanner(model, config)

@@ -11,14 +11,17 @@ from torch import Tensor
 from whet.model.causal import CausalModel, ModelConfig
 from whet.model.decoder import DecoderModel
 from whet.model.lora import add_adapter
-from whet.model.meta import meta_causal
+from whet.model.meta import meta_like
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
+from whet.model.scalar import ScalarModel
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_parts, update_parts
 from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.mesh_ranks import head_size
 
+Planned = CausalModel | ScalarModel
+"""What is planned."""
 PASSES: tuple[Phase, ...] = ("loss", "backward")
 MORE = "raise train.parallel.shard"
 FEW = (2, 3)
@@ -37,13 +40,13 @@ class MeshPlanner:
         config: how the model is held.
     """
 
-    def __init__(self, model: CausalModel, config: ModelConfig) -> None:
+    def __init__(self, model: Planned, config: ModelConfig) -> None:
         self.model, self.config = model, config
         shapes = {tuple(tuple(p.shape) for p in layer.parameters()) for layer in layers_of(model.hf)}
         self._depth = len(layers_of(model.hf))
         self._few = FEW if len(shapes) == 1 and self._depth > max(FEW) else ()
         self._groups: dict[tuple[int, int], Groups] = {}
-        self._cut: dict[int, CausalModel] = {}
+        self._cut: dict[int, Planned] = {}
         self._passed: dict[tuple[int, int, tuple[int, ...]], list[Part]] = {}
 
     def groups(self, degrees: ParallelConfig) -> Groups:
@@ -76,7 +79,7 @@ class MeshPlanner:
         ]
         return MemoryPlan(tuple(grown))
 
-    def _plan(self, model: CausalModel, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
+    def _plan(self, model: Planned, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
         computed = model.dtype.itemsize
         trains = any(p.requires_grad for p in model.hf.parameters())
         kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype)
@@ -95,12 +98,13 @@ class MeshPlanner:
             frozen = sum(p.numel() for p in kept.values()) * computed
             parts.append(Part("reference model", frozen, ALWAYS, work.reference_advice))
         if work.sampling is not None:
+            assert isinstance(model, CausalModel), "only a language model samples"
             engine = sum(p.nbytes for p in model.hf.parameters())
             parts.append(Part("engine weights", engine, ALWAYS, "choose a smaller model: the first process holds the engine's, whole"))
             parts += engine_parts(model, work.sampling)
         return MemoryPlan((*parts, *self._passes(model, work, degrees)))
 
-    def _passes(self, model: CausalModel, work: Workload, degrees: ParallelConfig) -> list[Part]:
+    def _passes(self, model: Planned, work: Workload, degrees: ParallelConfig) -> list[Part]:
         """What the passes over a rank's part of the largest row hold, counted on the model that the rank computes."""
         chunk = rows_per_chunk(work.train, model.vocab_size)
         lengths = work.lengths if degrees.context == 1 else (-(-sum(work.lengths) // degrees.context),)
@@ -112,7 +116,7 @@ class MeshPlanner:
             )
         return self._passed[key]
 
-    def _with_layers(self, num: int, work: Workload) -> CausalModel:
+    def _with_layers(self, num: int, work: Workload) -> Planned:
         """The same model with so many layers."""
         if num not in self._cut:
             shape = copy.deepcopy(self.model.config)
@@ -121,7 +125,7 @@ class MeshPlanner:
                 if isinstance(value, list) and len(value) == self._depth:  # one entry for each layer
                     setattr(text, key, value[:num])
             text.num_hidden_layers = num
-            cut = self._cut[num] = meta_causal(shape, self.config)
+            cut = self._cut[num] = meta_like(self.model, shape, self.config)
             if work.train.lora is not None:
                 add_adapter(cut, work.train.lora)
         return self._cut[num]
@@ -161,7 +165,7 @@ def _together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
     return max(sizes, default=0), groups_of(model, degrees).rest
 
 
-def check_divides(model: CausalModel, tensor: int) -> None:
+def check_divides(model: Planned, tensor: int) -> None:
     """Refuse widths that so many ranks of `tensor` cannot share.
 
     Raises:
@@ -173,7 +177,7 @@ def check_divides(model: CausalModel, tensor: int) -> None:
             raise ValueError(f"train.parallel: {type(model.hf).__name__} has {key}={known[key]}, which {tensor} ranks cannot share")
 
 
-def rank_model(model: CausalModel, config: ModelConfig, tensor: int) -> CausalModel:
+def rank_model(model: Planned, config: ModelConfig, tensor: int) -> Planned:
     """The model that each of so many ranks of `tensor` computes: a share of heads, widths and vocabulary; without contents.
 
     Raises:
@@ -189,4 +193,4 @@ def rank_model(model: CausalModel, config: ModelConfig, tensor: int) -> CausalMo
     text.head_dim = size
     text.vocab_size = -(-text.vocab_size // tensor)
     text.pad_token_id = None  # it might lie outside of a rank's vocabulary
-    return meta_causal(shape, config)
+    return meta_like(model, shape, config)

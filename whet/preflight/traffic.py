@@ -14,6 +14,7 @@ from torch import nn
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
+from whet.model.scalar import ScalarModel
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.mesh_ranks import head_size
 
@@ -79,7 +80,7 @@ def own_size(param: nn.Parameter, cut: Cut) -> int:
     return param.numel() // size * -(-size // cut.parts)
 
 
-def flows_of(model: CausalModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> list[Flow]:
+def flows_of(model: CausalModel | ScalarModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> list[Flow]:
     """Every kind of exchange of a step.
 
     Args:
@@ -102,7 +103,7 @@ def share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _sharding(model: CausalModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
+def _sharding(model: DecoderModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
     """Each layer is put together for the forward pass and again for the backward pass, the rest once; gradients are scattered."""
     size = model.dtype.itemsize
     block = degrees.shard * degrees.context * degrees.tensor
@@ -116,7 +117,7 @@ def _sharding(model: CausalModel, groups: Groups, degrees: ParallelConfig, passe
     yield Flow("gradients of replicas", 2 * share(degrees.replicate) * kept * REDUCED_BYTES, block * degrees.replicate)
 
 
-def _tensor(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
+def _tensor(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
     """Hidden states are added up behind the attention, the feed-forward part and the embedding; on the way back before every matrix
     whose outputs are cut: queries, keys, values, gate and up of a gated part, and the head."""
     if degrees.tensor == 1:
@@ -134,7 +135,7 @@ def _tensor(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Iter
     yield Flow("hidden states of tensor ranks", sent * passes.micro_batches, degrees.tensor)
 
 
-def _context(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
+def _context(model: CausalModel | ScalarModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
     """Ulysses: queries, keys, values and outputs are exchanged; else keys and values are gathered, and their gradients scattered."""
     if degrees.context == 1:
         return
@@ -151,7 +152,7 @@ def _context(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Ite
     yield Flow("tokens of context ranks", sent * passes.micro_batches, ranks * degrees.tensor)
 
 
-def _experts(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
+def _experts(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
     """Each token goes to its experts and back, forward and backward; as if the router sent as many to every rank."""
     if degrees.expert == 1:
         return
@@ -162,7 +163,7 @@ def _experts(model: CausalModel, degrees: ParallelConfig, passes: Passes) -> Ite
     yield Flow("tokens of experts", sent * passes.micro_batches, degrees.expert)
 
 
-def _moe_layers(model: CausalModel) -> int:
+def _moe_layers(model: DecoderModel) -> int:
     """Layers with experts."""
     return sum(any(p.dim() == 3 for p in layer.parameters()) for layer in layers_of(model.hf))
 

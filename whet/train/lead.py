@@ -33,6 +33,8 @@ STREAMS = ("named_weights", "named_state")
 """Methods that give weights one after another."""
 LEARNERS = "learners"
 """Whom a call is to that is of all models together."""
+JOB = "job"
+"""Whom the first call of a run is to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,10 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-BEGIN = Call("job", "begin")
-"""The first of a run: whatever else can be wrong was looked at by the leader, and all make their models now."""
+def begin(num_steps: int) -> Call:
+    """The first of a run of so many rollouts, or steps without rollouts: whatever else can be wrong was looked at by the leader, and all
+    make their models now."""
+    return Call(JOB, "begin", (num_steps,))
 
 
 class Lead(Protocol):
@@ -116,7 +120,7 @@ class Job:
         """While a process makes a call. The first makes groups; from then on all have their deadline but the one that calls come over."""
         with self._alarm.over(f"{call.who}.{call.what}"):
             yield
-        if call == BEGIN:
+        if call.who == JOB:
             self._alarm.bound(self._group)
 
     def led(self, who: str, backend: Backend) -> Backend:
@@ -126,9 +130,9 @@ class Job:
         """No further call comes."""
         self._pass(None)
 
-    def begins(self) -> bool:
-        """Whether the leader came as far as to make models, waited for."""
-        return self._pass(None) == BEGIN
+    def begins(self) -> Call | None:
+        """The leader's `begin`, waited for; None: it did not come as far as to make models."""
+        return self._pass(None)
 
     def follow(self, models: Mapping[str, Any]) -> None:
         """Make the calls that are told, until there are no more.

@@ -61,7 +61,7 @@ class TrainConfig(Config):
             ValueError: if it was not.
         """
         if self.parallel == "auto":
-            raise ValueError("train.parallel=auto is for `whet train`: write the degrees, or leave it out")
+            raise ValueError("train.parallel=auto is for the commands that train: write the degrees, or leave it out")
         return self.parallel if self.parallel is not None and self.parallel.num_ranks > 1 else None
 
 

@@ -1,0 +1,67 @@
+"""The model that learns from data as they are, and the reference that it may be compared with; the same in every process of a job."""
+
+from __future__ import annotations
+
+import torch
+
+from whet.algo.base import LossFunction, Need
+from whet.core.batch import TokenOutputs, TrainBatch
+from whet.observe.meter import UPDATE, Meter
+from whet.observe.metrics import Metrics, merge_metrics
+from whet.train.base import Annotator, Backend
+from whet.train.lead import ALONE, LEARNERS, Call, Lead
+from whet.train.learners import Update, notes_beside, optimizer_step
+
+
+class SupervisedLearner:
+    """Steps on batches, and measures of them.
+
+    Args:
+        policy: the backend that trains.
+        loss: what it learns by.
+        meter: watches what the passes cost.
+        measured_by: what of the policy a measure is computed from.
+        reference: a frozen model whose log-probs the loss compares with; None: it does not.
+        beside: what a checkpoint holds beside the policy, by name.
+        lead: tells the other processes of the job what all of them do.
+    """
+
+    def __init__(
+        self,
+        policy: Backend,
+        loss: LossFunction,
+        meter: Meter,
+        measured_by: Need = Need.OLD_LOGPROBS,
+        reference: Annotator | None = None,
+        beside: dict[str, Backend] | None = None,
+        lead: Lead = ALONE,
+    ) -> None:
+        self._loss, self._meter, self._measured_by, self._reference, self._lead = loss, meter, measured_by, reference, lead
+        self.policy = lead.led("policy", policy)
+        self.beside = {name: lead.led(name, backend) for name, backend in (beside or {}).items()}
+        self._policy = policy
+
+    @property
+    def notes(self) -> list[str]:
+        """What the person who starts a run should know of the models."""
+        return [*self._policy.notes, *notes_beside({"reference": self._reference})]
+
+    def update(self, batch: TrainBatch) -> Update:
+        """One optimizer step on a batch whose weights are assigned."""
+        with self._lead.tell(Call(LEARNERS, "update", (batch,))):
+            if self._reference is not None:
+                with self._meter.phase(Need.REF_LOGPROBS.value, self._reference):
+                    batch = self._reference.annotate(batch, Need.REF_LOGPROBS)
+            with self._meter.phase(UPDATE, self._policy):
+                found, metrics = optimizer_step(self._policy, batch, self._loss)
+            return Update(merge_metrics(metrics, self._meter.take()), None, found.num_tokens)
+
+    def measure(self, batch: TrainBatch) -> Metrics:
+        """The loss's metrics of a batch that does not train."""
+        with self._lead.tell(Call(LEARNERS, "measure", (batch,))):
+            if self._reference is not None:
+                batch = self._reference.annotate(batch, Need.REF_LOGPROBS)
+            batch = self._policy.annotate(batch, self._measured_by)
+            nothing = torch.zeros(batch.num_tokens)
+            logprobs = nothing if batch.old_logprobs is None else batch.old_logprobs
+            return self._loss(batch, TokenOutputs(logprobs, nothing, scores=batch.scores)).metrics
