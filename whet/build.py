@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from whet.build_engine import Syncing, engine_model, engine_of
-from whet.checkpoint.random_state import RandomState
+from whet.checkpoint.random_state import RandomStates
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.ray_engine import engine_launcher
@@ -299,15 +299,16 @@ def build_run_state(
     data: Stateful,
     others: Mapping[str, Stateful],
     beside: Mapping[str, Backend] | None = None,
+    lead: Lead = ALONE,
 ) -> RunState:
-    """How a run saves and goes on. Arguments as for `RunState`."""
+    """How a run saves and goes on. Arguments as for `RunState`; `lead` tells the other processes of the job what all of them do."""
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
     return RunState(
         CheckpointStore(opened.folder / "checkpoints", config.checkpoint),
         backend,
         log,
-        parts={"data": data, "random": RandomState()},
+        parts={"data": data, "random": RandomStates(lead)},
         others=others,
         beside=beside,
         reference_of_policy=not has_reference_path(config),

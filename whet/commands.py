@@ -119,7 +119,7 @@ def train(
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners.beside),
+                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners.beside, lead),
                 observer=observer,
                 stop=opened.stop,
                 thread=parts.thread,

@@ -19,6 +19,7 @@ from whet import commands, supervised
 from whet.algo import StepPlan, build_algorithm
 from whet.build_learners import build_learners, check_warmup
 from whet.build_supervised import build_supervised
+from whet.checkpoint.random_state import RANDOM, RandomStates
 from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
@@ -221,7 +222,7 @@ def follow(config: BaseRunConfig, job: Job) -> None:
     prepare_process(config)
     with job.over(begun):
         models = PROGRAMS[type(config)].models(config, *begun.args)
-    job.follow(models)
+    job.follow({**models, RANDOM: RandomStates()})
 
 
 def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def run_program(
         if program.renderer is not None:
             note_padding(backend.model, program.renderer)
         evaluated = Evaluated()
-        state = build_run_state(config, opened, learner.policy, observer, program.source, {"evaluated": evaluated}, learner.beside)
+        others: dict[str, Stateful] = {"evaluated": evaluated}
+        state = build_run_state(config, opened, learner.policy, observer, program.source, others, learner.beside, lead)
         measured = held_out(config, program.held_out, learner.measure)
         run = SupervisedRun(program.num_steps, program.take, learner, measured, evaluated, state, observer, opened.stop)
         lead.describe(lambda: Situation(observer.phases.present))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import as_job
 from safetensors.torch import load_file
 
@@ -93,6 +94,25 @@ def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder, changes):
     for mine, theirs in zip(metrics_of(folder / elsewhere), metrics_of(folder / whole), strict=True):
         for key in {"policy/loss", "optim/grad_norm", "critic/loss", "critic/grad_norm"} & theirs.keys():
             assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
+
+
+def drawn(config, seeds_apart):
+    """What torch's generator gives on this process after a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        if seeds_apart:  # as a user's code may, that draws on every process
+            for module in ("whet.job", "whet.opened"):
+                patch.setattr(f"{module}.prepare_process", lambda *_: torch.manual_seed(100 + dist.get_rank()))
+        train(config)
+    return float(torch.rand(()))
+
+
+def test_every_process_goes_on_with_its_own_random_states(folder):
+    """A third one, which was not there before, keeps what it has."""
+    checkpoint = {"interval": 1}
+    first = as_job(2, drawn, config_of(folder, "random", {"shard": 2}, num_rollouts=1, checkpoint=checkpoint), True)
+    assert first[0] != first[1]
+    assert as_job(2, drawn, config_of(folder, "random", {"shard": 2}, num_rollouts=1, checkpoint=checkpoint), False) == first
+    assert as_job(3, drawn, config_of(folder, "random", {"shard": 3}, num_rollouts=1, checkpoint=checkpoint), False)[:2] == first
 
 
 def refused(config):

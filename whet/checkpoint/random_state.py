@@ -1,4 +1,4 @@
-"""The states of every random generator of the process, as JSON."""
+"""The states of every random generator, of this process and of all of a job, as JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import random
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from whet.train.lead import ALONE, Call, Lead
 from whet.types import JSON
+
+RANDOM = "random"
+"""Whom calls are to that are of all processes' generators."""
 
 
 class RandomState:
@@ -34,6 +39,33 @@ class RandomState:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         for device, text in enumerate(state["cuda"][:devices]):
             torch.cuda.set_rng_state(_from_text(text), device)
+
+
+class RandomStates:
+    """The generators of every process of a job, by rank. A job of more processes than there were leaves the further ones as they are.
+
+    Args:
+        lead: tells the other processes what all of them do.
+    """
+
+    def __init__(self, lead: Lead = ALONE) -> None:
+        self._lead = lead
+
+    def state(self) -> JSON:
+        with self._lead.tell(Call(RANDOM, "state")):
+            own = RandomState().state()
+            states: list[JSON] = [own]
+            if dist.is_initialized():
+                states = [None] * dist.get_world_size()
+                dist.all_gather_object(states, own)
+            return states
+
+    def restore(self, state: JSON) -> None:
+        """Take over what `state` gave."""
+        with self._lead.tell(Call(RANDOM, "restore", (state,))):
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            if rank < len(state):
+                RandomState().restore(state[rank])
 
 
 def _to_text(state: Tensor) -> str:

@@ -20,7 +20,7 @@ from whet.train.batching import due
 from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 REFERENCE = "reference"
 """The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
 
