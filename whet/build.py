@@ -117,14 +117,15 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell 
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
     held_as = engine_model(config.model, sizes, apart=apart)
-    own = trainable and (sizes.has_own_weights or config.train.degrees is not None or apart)
+    own = trainable and (sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
         scoring = _scoring(config.reward, folder, rewards)  # before the weights, which take long
-        model = load_causal(folder, config.model if trainable else held_as, trainable=trainable)
+        spread = trainable and config.train.spreads
+        model = load_causal(folder, config.model if trainable else held_as, trainable=trainable, spread=spread)
         held = load_causal(folder, held_as, trainable=False) if own else model
         grammars = Grammars(texts.renderer, held.vocab_size)
         steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")

@@ -167,7 +167,7 @@ def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -
     """
     if policy.adapter is not None:
         return policy.base(), None
-    copy = TorchBackend(load_causal(folder, config.model, trainable=False), config.train, None)
+    copy = TorchBackend(load_causal(folder, config.model, trainable=False, spread=config.train.spreads), config.train, None)
     store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
     return copy, copy if store.keeps_reference() else None
 
@@ -185,12 +185,12 @@ def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[A
 def _frozen(config: RunConfig, policy_folder: Path, folder: Path, key: str) -> Backend:
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
-    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key), config.train, None)
+    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key, spread=config.train.spreads), config.train, None)
 
 
 def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
     folder = policy_folder if chosen.path is None else resolve_model_path(chosen.path)
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
-    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path")
+    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=config.train.spreads)
     return TorchBackend(model, critic_train(config, chosen), total_steps)

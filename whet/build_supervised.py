@@ -29,11 +29,11 @@ def build_supervised(config: BaseRunConfig, folder: Path, num_steps: int, lead: 
         lead: tells the other processes of the job what all of them do.
     """
     if isinstance(config, RewardModelRunConfig):
-        scores = load_scalar(folder, config.model, trainable=True, new_head="normal", seed=config.seed)
+        scores = load_scalar(folder, config.model, trainable=True, new_head="normal", seed=config.seed, spread=config.train.spreads)
         backend = TorchBackend(scores, config.train, num_steps)
         loss = reward_model_loss(config.rm)
         return backend, SupervisedLearner(backend, loss, meter_of(config, backend), Need.SCORES, lead=lead)
-    backend = TorchBackend(load_causal(folder, config.model, trainable=True), config.train, num_steps)
+    backend = TorchBackend(load_causal(folder, config.model, trainable=True, spread=config.train.spreads), config.train, num_steps)
     if not isinstance(config, DpoRunConfig):
         return backend, SupervisedLearner(backend, sft_loss, meter_of(config, backend), lead=lead)
     reference, kept = build_reference(config, folder, backend)

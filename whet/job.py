@@ -229,7 +229,7 @@ def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
     """Those of `whet train`."""
     plan, folder = plan_batch(config.batch), resolve_model_path(config.model.path)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
-    model = load_causal(folder, config.model, trainable=True)
+    model = load_causal(folder, config.model, trainable=True, spread=config.train.spreads)
     policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
     learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
     return {LEARNERS: learners, "policy": policy, **learners.beside}

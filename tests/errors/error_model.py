@@ -134,7 +134,7 @@ MODEL = (
         title="A model folder without weights",
         cause="Only the small files were copied, or a download broke off.",
         remedy="Copy or download the whole folder.",
-        words=("model.path: mine has no weights (model.safetensors)",),
+        words=("mine has no weights (model.safetensors)",),
         provoke=no_weights,
         seen_by_check=True,
     ),
@@ -155,7 +155,7 @@ MODEL = (
         words=("have 3 tensors of other shapes", "model.layers.0.mlp.down_proj.weight: (16, 24), not (16, 32)"),
         provoke=other_shapes,
         seen_by_check=True,
-        check_words=("3 tensors in mine do not fit config.json", "model.layers.0.mlp.down_proj.weight is (16, 24), not (16, 32)"),
+        check_words=("3 tensors in mine do not fit config.json", "model.layers.0.mlp.down_proj.weight: (16, 24), not (16, 32)"),
     ),
     Case(
         id="no-tokenizer",

@@ -110,7 +110,7 @@ def test_folders_that_hold_no_model_are_refused(tmp_path, folder):
     whole = (folder / "model.safetensors").read_bytes()
     for content in (b"", b"not a tensor", whole[: len(whole) // 2], whole[:-1]):
         (folder / "model.safetensors").write_bytes(content)
-        with pytest.raises(ValueError, match=r"the weights .*model\.safetensors are cut short or damaged; copy or download them again"):
+        with pytest.raises(ValueError, match=r"model\.path: .*model\.safetensors is cut short or damaged .*; copy or download it again"):
             load_causal(folder, config(), trainable=False)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no weights \(model\.safetensors\)"):

@@ -8,7 +8,9 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, Qwen3Config, Qwen3MoeConfig
 
 from whet.model.causal import ModelConfig, load_causal, random_causal
-from whet.model.meta import NotCompared, meta_causal, read_header, read_meta, take_weights, weight_files, weight_headers
+from whet.model.contents import Contents
+from whet.model.headers import read_header, weight_files, weight_headers
+from whet.model.meta import meta_causal, read_meta
 
 SIZES = {
     "vocab_size": 61,
@@ -46,7 +48,7 @@ def saved(shape, folder):
 
 def report_of(folder, **changes):
     model = read_meta(folder, settings(**changes))
-    return model, take_weights(model, weight_headers(folder))
+    return model, Contents(model.hf, folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,26 +91,27 @@ def test_a_misfit_is_told_with_both_shapes(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 28}))
     _, report = report_of(folder)
-    assert "model.layers.0.mlp.down_proj.weight is (32, 24), not (32, 28)" in report.misfits
+    assert "model.layers.0.mlp.down_proj.weight: (32, 24), not (32, 28) (model.safetensors)" in report.misfits
     assert len(report.misfits) == 6 and not report.missing
     with pytest.raises(ValueError, match=r"down_proj.weight: \(32, 24\), not \(32, 28\)"):
         load_causal(folder, settings(), trainable=False)
 
 
-def test_a_weight_without_a_place_is_unused_and_no_fault(tmp_path):
+def test_a_weight_without_a_place_is_told_with_its_file(tmp_path):
     folder = saved("tied", tmp_path)
     whole = load_file(folder / "model.safetensors")
     save_file({**whole, "model.extra_head.weight": torch.zeros(2)}, folder / "model.safetensors", {"format": "pt"})
     _, report = report_of(folder)
-    assert report.unused == ("model.extra_head.weight",) and not report.missing and not report.misfits
-    load_causal(folder, settings(), trainable=False)
+    assert report.unused == ("model.extra_head.weight (model.safetensors)",) and not report.missing and not report.misfits
+    with pytest.raises(ValueError, match=r"have 1 tensors that .* no place for, among them model\.extra_head\.weight \(model\.safe"):
+        load_causal(folder, settings(), trainable=False)
 
 
-def test_quantized_weights_are_not_compared(tmp_path):
+def test_quantized_weights_are_refused(tmp_path):
     folder = saved("tied", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(NotCompared, match="quantized"):
+    with pytest.raises(ValueError, match="holds quantized weights"):
         report_of(folder)
 
 
@@ -146,8 +149,8 @@ def test_damaged_and_absent_files_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"has no weights \(model\.safetensors\); copy"):
         weight_headers(folder)
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(NotCompared, match=r"pytorch_model.bin is in torch's own format"):
-        weight_headers(folder)
+    with pytest.raises(ValueError, match=r"in torch's own format \(pytorch_model.bin\), a pickle, which is not read: write"):
+        load_causal(folder, settings(), trainable=False)
 
 
 UNUSABLE = r"config\.json cannot be used"

@@ -8,18 +8,16 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from pydantic import Field, model_validator
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from whet.config import Config, refuse_unread
 from whet.model.attention import ATTENTION
+from whet.model.contents import Contents, settle_rest, without_tensors
 from whet.model.decoder import DecoderModel
 from whet.model.recompute import Recompute, recompute_layers
 
 DType = Literal["float32", "bfloat16", "float64"]
-WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
-"""Files of weights, and the index of those in several files, which loading checks."""
 Model = TypeVar("Model", bound=DecoderModel)
 
 
@@ -114,70 +112,57 @@ class CausalModel(DecoderModel):
         return {"logits": self.hf(input_ids=tokens[None], use_cache=False).logits[0]}
 
 
-def load_causal(folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True, key: str = "model.path") -> CausalModel:
+def load_causal(
+    folder: Path, config: ModelConfig, *, trainable: bool, check: bool = True, key: str = "model.path", spread: bool = False
+) -> CausalModel:
     """Load a model folder. `check` compares whet's attention with the model's own; weights that are not finite do not pass it.
 
     Args:
-        folder: in Hugging Face format.
+        folder: in Hugging Face format, with its weights as safetensors.
         config: how the model is held; its path is not looked at.
         trainable: whether its weights get gradients.
         check: see above.
         key: the setting that named the folder, for error messages.
+        spread: whether ranks of a mesh are to hold it: its tensors then stay without contents until these have shared them out
+            (`DecoderModel.fill`), and it is checked there.
 
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
     """
     hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
-    hf, report = read_model(AutoModelForCausalLM, "a causal language model", folder, hf_config, config, key=key)
-    check_weights(folder, report, key=key)
-    return prepare(hf, config, trainable=trainable, check=check)
+    model = CausalModel(bare_model(AutoModelForCausalLM, "a causal language model", folder, hf_config, config, key=key))
+    model.contents = contents_of(model.hf, folder, key=key)
+    return settle(model, config, trainable=trainable, check=check, spread=spread)
 
 
-def read_model(
+def bare_model(
     kind: Any, called: str, folder: Path, hf_config: PreTrainedConfig, config: ModelConfig, *, key: str
-) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """A folder's model as a transformers auto class loads it, on the CPU, and transformers' report of the weights, for `check_weights`.
+) -> PreTrainedModel:
+    """A folder's model by a transformers auto class, all but the contents of its files of weights.
 
     Raises:
-        ValueError: if there are no weights, or they cannot be loaded.
+        ValueError: if its config.json makes none.
     """
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
-        raise ValueError(f"{key}: {folder} has no weights (model.safetensors); copy or download the whole model there")
     try:
-        found = kind.from_pretrained(
-            folder,
-            config=hf_config,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION,
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused by `check_weights`, with their names
-        )
+        hf = without_tensors(kind, hf_config, getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code)
+        settle_rest(hf, folder)
     except Exception as error:  # transformers raises what its parts raise
-        if damaged := _damaged(folder):
-            raise ValueError(f"{key}: the weights {damaged} are cut short or damaged; copy or download them again") from error
         raise unloadable(folder, error, key=key, called=called) from error
-    return found
+    return hf
 
 
-def check_weights(folder: Path, report: Mapping[str, Any], *, key: str) -> None:
-    """Refuse what transformers would make up.
+def contents_of(hf: PreTrainedModel, folder: Path, *, key: str, headless: bool = False) -> Contents:
+    """What a folder's files have of a model, which must be all of it and no more. Arguments as for `Contents`.
 
     Raises:
-        ValueError: with the tensors that the files lack, or that have other shapes.
+        ValueError: naming the setting, and what is wrong.
     """
-    advice = "they are of another model or incomplete; copy or download the whole model there"
-    if missing := sorted(report["missing_keys"]):
-        raise ValueError(
-            f"{key}: the weights in {folder} lack {len(missing)} tensors that its config.json asks for, "
-            f"among them {', '.join(missing[:3])}; {advice}"
-        )
-    if other := sorted(report["mismatched_keys"]):
-        name, found, wanted = other[0]
-        raise ValueError(
-            f"{key}: the weights in {folder} have {len(other)} tensors of other shapes than its config.json asks for, "
-            f"among them {name}: {tuple(found)}, not {tuple(wanted)}; {advice}"
-        )
+    try:
+        found = Contents(hf, folder, headless=headless)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+    found.check(key)
+    return found
 
 
 def unloadable(folder: Path, error: Exception, *, key: str = "model.path", called: str = "a causal language model") -> ValueError:
@@ -200,18 +185,22 @@ def prepare(hf: PreTrainedModel, config: ModelConfig, *, trainable: bool, check:
     return settle(CausalModel(hf), config, trainable=trainable, check=check)
 
 
-def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = True) -> Model:
-    """Put a model on its device, in the state that whet needs, and check it."""
+def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = True, spread: bool = False) -> Model:
+    """Put a model on its device, in the state that whet needs, and check it; of one that is to be spread, the mesh does both."""
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
         raise ValueError("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
-    model.hf.to(device)  # pyright: ignore[reportArgumentType]
     model.hf.eval()  # no dropout: the trainer differentiates what the engine samples from
     if config.dtype == "float64" and model.hf._can_set_experts_implementation():
         model.hf.set_experts_implementation("eager")  # grouped matrix products have no float64
     model.hf.requires_grad_(trainable)
-    if check:
-        model.check()
+    if spread:
+        model.computes_on = device
+    else:
+        model.fill(device)
+        model.hf.to(device)  # pyright: ignore[reportArgumentType]
+        if check:
+            model.check()
     if trainable and config.gradient_checkpointing:
         recompute_layers(model.hf, config.gradient_checkpointing, config.gradient_checkpointing_every)
     return model
@@ -230,14 +219,3 @@ def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "mo
     except Exception as error:  # transformers raises what its parts raise
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"{key}: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}") from error
-
-
-def _damaged(folder: Path) -> Path | None:
-    """The first file of weights that is not whole, if any."""
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except (SafetensorError, OSError):
-            return path
-    return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from whet.model.attention import ATTENTION, Attend, PackedRow
+from whet.model.contents import Contents
 
 PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
 """Two sequences that share a row when a model is checked."""
@@ -42,7 +43,9 @@ class DecoderModel(ABC):
         self.adapter: Merging | None = None
         """What was put on its layers to be trained in their place."""
         self.computes_on: torch.device | None = None
-        """Where its parameters lie elsewhere between passes."""
+        """Where its parameters lie elsewhere between passes, or have no contents yet."""
+        self.contents: Contents | None = None
+        """What its tensors are to be read from, as long as they have no contents."""
         self.config = cast(PreTrainedConfig, hf.config)
         self.decoder = cast(nn.Module, hf.base_model)
         text = self._text = self.config.get_text_config()
@@ -56,6 +59,16 @@ class DecoderModel(ABC):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.hf.parameters()).dtype
+
+    def fill(self, device: torch.device) -> None:
+        """Read from files what tensors have no contents, if any: what this process keeps of each, to a device.
+
+        Raises:
+            ValueError: as `Contents.fill`.
+        """
+        if self.contents is not None:
+            self.contents.fill(device)
+            self.contents = None
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of a row.
@@ -143,12 +156,13 @@ class DecoderModel(ABC):
             theirs = [self.own_outputs(piece) for piece in pieces]
         finally:
             self.hf.set_attn_implementation(ATTENTION)
+        tolerance = PROBE_TOLERANCE[hidden[0].dtype]
         for what in mine[0]:
-            self._compare(what, *(torch.cat([found[what].float() for found in each]) for each in (mine, theirs)))
+            self._compare(what, tolerance, *(torch.cat([found[what].float() for found in each]) for each in (mine, theirs)))
 
-    def _compare(self, what: str, mine: Tensor, theirs: Tensor) -> None:
+    def _compare(self, what: str, tolerance: float, mine: Tensor, theirs: Tensor) -> None:
         distance, norm = float((mine - theirs).norm()), float(theirs.norm())
-        if not distance <= PROBE_TOLERANCE[self.dtype] * norm:
+        if not distance <= tolerance * norm:
             raise ValueError(
                 f"{type(self.hf).__name__} gives other {what} through whet's attention than through its own (distance {distance:.2g}; "
                 f"norm {norm:.2g}): it has a feature that whet does not support yet"

@@ -141,10 +141,10 @@ def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:
         init_lora_weights=True if config.init == "kaiming" else "gaussian",
         task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
     )
-    device = "meta" if model.device.type == "meta" else None
+    bare = next(model.hf.parameters()).is_meta
     model.hf.requires_grad_(False)
     try:
-        peft.inject_adapter_in_model(peft_config, model.hf, ADAPTER, low_cpu_mem_usage=device is not None)
+        peft.inject_adapter_in_model(peft_config, model.hf, ADAPTER, low_cpu_mem_usage=bare)
     except ValueError as error:
         name = type(model.hf).__name__
         raise ValueError(f"train.lora.target_modules = {config.target_modules!r} does not fit {name}: {error}") from error
@@ -152,12 +152,25 @@ def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:
     odd = [name for name, module in layers.items() if not isinstance(module.get_base_layer(), nn.Linear)]
     if odd:
         raise ValueError(f"train.lora.target_modules names {odd[0]}, which is no linear layer; name linear layers, or use all-linear")
+    if model.contents is not None:
+        for layer in layers.values():
+            _draw(layer, peft_config.init_lora_weights, model.dtype)
     if scalar:
         model.head.requires_grad_(True)
         peft_config.modules_to_save = [head]
     peft_config.target_modules = sorted(layers)
     adapter = model.adapter = Adapter(model, config, layers, peft_config)
     return adapter
+
+
+def _draw(layer: Any, init: Any, dtype: torch.dtype) -> None:
+    """Give a new adapter of a layer without contents its own, as peft draws them beside one that has some."""
+    parts = [each[ADAPTER].to_empty(device="cpu") for each in (layer.lora_A, layer.lora_B)]
+    for part in parts:
+        part.reset_parameters()
+    layer.reset_lora_parameters(ADAPTER, init)
+    for part in parts:
+        part.weight.data = part.weight.data.to(dtype).float()
 
 
 def require_peft() -> None:

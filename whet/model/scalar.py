@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.causal import ModelConfig, check_weights, read_config, read_model, settle
+from whet.model.causal import ModelConfig, bare_model, contents_of, read_config, settle
 from whet.model.decoder import DecoderModel
 
 HEAD = "score"
@@ -73,6 +73,7 @@ def load_scalar(
     seed: int = 0,
     check: bool = True,
     key: str = "model.path",
+    spread: bool = False,
 ) -> ScalarModel:
     """Load a folder of a sequence classification model with one label, or give a causal language model's decoder a new head.
 
@@ -84,6 +85,7 @@ def load_scalar(
         seed: of a normal head.
         check: compare whet's attention with the model's own.
         key: the setting that named the folder, for error messages.
+        spread: as for `load_causal`.
 
     Raises:
         ValueError: if the folder holds no such model, or one that whet cannot run; the text says which and why.
@@ -96,14 +98,13 @@ def load_scalar(
             "holds a reward model (AutoModelForSequenceClassification with one label)"
         )
     require_one_label(folder, hf_config, headless=headless, key=key)
-    with torch.random.fork_rng(devices=[]):  # transformers draws a head that the files lack; the run's generator is left alone
-        hf, report = read_model(AutoModelForSequenceClassification, KIND, folder, hf_config, config, key=key)
-    made = {f"{HEAD}.weight"} & set(report["missing_keys"]) if headless else set[str]()
-    check_weights(folder, {**report, "missing_keys": set(report["missing_keys"]) - made}, key=key)
-    model = ScalarModel(hf)
-    if made and new_head is not None:
+    model = ScalarModel(bare_model(AutoModelForSequenceClassification, KIND, folder, hf_config, config, key=key))
+    if headless and new_head is not None:
+        weight = model.head.weight
+        model.head.weight = nn.Parameter(torch.empty_like(weight, device="cpu"))
         fill_head(model, new_head, seed)
-    return settle(model, config, trainable=trainable, check=check)
+    model.contents = contents_of(model.hf, folder, key=key, headless=headless)
+    return settle(model, config, trainable=trainable, check=check, spread=spread)
 
 
 def is_headless(hf_config: PreTrainedConfig) -> bool:

@@ -11,9 +11,11 @@ from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser, parse_hermes
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.causal import CausalModel, pick_device
+from whet.model.contents import Contents
+from whet.model.headers import weight_files
 from whet.model.lora import add_adapter
-from whet.model.meta import NotCompared, read_meta, read_meta_scalar, take_weights, weight_files, weight_headers
-from whet.model.scalar import ScalarModel
+from whet.model.meta import read_meta, read_meta_scalar
+from whet.model.scalar import ScalarModel, is_headless
 from whet.model.twin import NoTwin, small_twin
 from whet.preflight.beside import check_beside
 from whet.preflight.boundary import run_user_code
@@ -61,29 +63,21 @@ def check_model(scene: Scene) -> Iterator[Note]:
 
 
 def _weights(folder: Path, model: CausalModel | ScalarModel) -> Iterator[Note]:
-    try:
-        headers = weight_headers(folder)
-    except NotCompared as reason:
-        yield skip(f"weights: not compared with config.json: {reason}")
-        return
-    size = sum(path.stat().st_size for path in weight_files(folder))
-    kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in headers.values()}))
-    what = f"{len(headers)} tensors in {several(len(weight_files(folder)), 'file')}, {bytes_text(size)} of {kinds}"
-    try:
-        report = take_weights(model, headers)
-    except NotCompared as reason:
-        yield skip(f"weights: {what}; not compared with config.json: {reason}")
-        return
-    if report.missing:
-        names = ", ".join(report.missing[:SHOWN])
-        yield fail(f"weights: {len(report.missing)} tensors that config.json asks for are not in {folder}, among them {names}")
-    if report.misfits:
-        shown = "; ".join(report.misfits[:SHOWN])
-        yield fail(f"weights: {len(report.misfits)} tensors in {folder} do not fit config.json: {shown}")
-    if report.unused:
-        names = ", ".join(report.unused[:SHOWN])
-        yield warn(f"weights: {len(report.unused)} tensors in {folder} have no place in the model, among them {names}")
-    if not (report.missing or report.misfits):
+    contents = Contents(model.hf, folder, headless=isinstance(model, ScalarModel) and is_headless(model.config))
+    files, headers = weight_files(folder), contents.headers.values()
+    size = sum(path.stat().st_size for path in files)
+    kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in headers}))
+    if contents.missing:
+        names = ", ".join(contents.missing[:SHOWN])
+        yield fail(f"weights: {len(contents.missing)} tensors that config.json asks for are not in {folder}, among them {names}")
+    if contents.misfits:
+        shown = "; ".join(contents.misfits[:SHOWN])
+        yield fail(f"weights: {len(contents.misfits)} tensors in {folder} do not fit config.json: {shown}")
+    if contents.unused:
+        names = ", ".join(contents.unused[:SHOWN])
+        yield fail(f"weights: {len(contents.unused)} tensors in {folder} have no place in the model, among them {names}")
+    if not (contents.missing or contents.misfits or contents.unused):
+        what = f"{len(headers)} tensors in {several(len(files), 'file')}, {bytes_text(size)} of {kinds}"
         yield ok(f"weights: {what}; every tensor of the model is there, in its shape")
 
 

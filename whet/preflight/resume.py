@@ -8,7 +8,7 @@ from pathlib import Path
 from whet.checkpoint.run_state import read_state
 from whet.checkpoint.store import CheckpointStore, Saved, find_checkpoint
 from whet.config import dump_toml
-from whet.model.meta import read_header
+from whet.model.headers import read_header
 from whet.opened import changed_settings
 from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.scene import Scene

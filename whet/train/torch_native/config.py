@@ -64,6 +64,11 @@ class TrainConfig(Config):
             raise ValueError("train.parallel=auto is for the commands that train: write the degrees, or leave it out")
         return self.parallel if self.parallel is not None and self.parallel.num_ranks > 1 else None
 
+    @property
+    def spreads(self) -> bool:
+        """Whether each process holds a part of the model. Raises as `degrees`."""
+        return self.degrees is not None
+
 
 def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
     """Rows of logits that log-probs are computed from at a time."""

@@ -41,13 +41,13 @@ class MeshRanks:
     """The ranks of a mesh, and a model that is spread over them.
 
     Args:
-        model: whole on every rank; it is sharded in place.
+        model: whole on every rank, or on every rank without contents; it is sharded in place, and what files have of it is read then.
         mesh: the ranks.
         size: of the model's passes.
         offload: whether what a rank keeps of the parameters lies in the CPU's memory.
 
     Raises:
-        ValueError: if the model cannot be cut by the mesh's degrees.
+        ValueError: if the model cannot be cut by the mesh's degrees, its files are damaged, or whet cannot run it.
     """
 
     def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh, size: PassSize, *, offload: bool = False) -> None:
@@ -59,6 +59,21 @@ class MeshRanks:
         self.writers: ProcessGroup | None = mesh.writers
         self.first = dist.get_rank() == 0
         self._trunk = shard_model(model, mesh, offload=offload)
+        if model.contents is not None:
+            self._fill(model, offload=offload)
+
+    def _fill(self, model: CausalModel | ScalarModel, *, offload: bool) -> None:
+        """Each rank reads its parts of the model, which all check together."""
+        device, fault = model.device, None
+        try:
+            model.fill(torch.device("cpu") if offload else device)
+        except ValueError as error:
+            fault = str(error)
+        if (fault := self.agree(fault)) is not None:
+            raise ValueError(fault)
+        model.computes_on = device if offload else None
+        self.forward(model.check)
+        self.rest()
 
     def forward(self, compute: Callable[[], T]) -> T:
         return cast(T, self._trunk(compute))

@@ -41,7 +41,7 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
     float32.
 
     Args:
-        model: whole on every rank, with the same weights; it may be on the CPU, and ends up on the mesh's devices.
+        model: whole on every rank, with the same weights, on the CPU perhaps, and ends up on the mesh's devices; or without contents.
         mesh: the ranks.
         offload: whether what a rank keeps lies in the CPU's memory; what it computes with does not.
 
