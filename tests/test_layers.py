@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
 LAYERS = [
-    {"types"},
+    {"types", "background"},
     {"config"},
     {"core"},
     {"observe"},

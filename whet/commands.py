@@ -278,7 +278,7 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
 def training_source(config: RunConfig, texts: Texts) -> Source:
     """The training prompts."""
     if config.data.source is not None:
-        return own_source(config.data.source, config.data.source_options, config.seed)
+        return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
     return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
 
 

@@ -42,6 +42,8 @@ class DataConfig(RowConfig):
     (docs/extending.md)."""
     source_options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
+    source_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """How long each of its calls may take."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Drop the tasks with longer prompts (they are counted)."""
     shuffle: bool = True
@@ -53,7 +55,7 @@ class DataConfig(RowConfig):
             found = "neither is set" if self.train is None else "both are set"
             raise ValueError(f"prompts come from files (train) or from a source of your own (source), and {found}; set one of them")
         if self.source is None:
-            refuse_unread(self, ["source_options"], "without source", "name a function in source")
+            refuse_unread(self, ["source_options", "source_timeout_s"], "without source", "name a function in source")
         else:
             why = f"with source={self.source!r}, which says by itself what comes when"
             refuse_unread(self, ["max_prompt_tokens", "shuffle"], why, "see to it in there")
@@ -189,7 +191,7 @@ class RunConfig(BaseRunConfig):
 def training_rows(config: RunConfig) -> SourceConfig:
     """The training prompts' files, columns and order."""
     assert config.data.train is not None, "the run has a source of its own"
-    options = config.data.model_dump(exclude={"train", "source", "source_options"})
+    options = config.data.model_dump(exclude={"train", "source", "source_options", "source_timeout_s"})
     return SourceConfig(path=config.data.train, seed=config.seed, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import threading
 
 import pytest
 
@@ -68,15 +69,15 @@ def code(tmp_path):
 
 
 def test_it_gives_tasks_with_a_cursor(code):
-    source = own_source(f"{code}:Sums", {"limit": 3}, 5)
+    source = own_source(f"{code}:Sums", {"limit": 3}, 5, 60)
     first = source.next(12)
     assert [task.id for task in first] == [str(i) for i in range(12)] and source.epoch == 1 and len(source) == 9
     state = source.state()
     more = source.next(2)
-    again = own_source(f"{code}:Sums", {"limit": 3}, 5)
+    again = own_source(f"{code}:Sums", {"limit": 3}, 5, 60)
     again.restore(state)
     assert again.next(2) == more and again.find("3") == first[3]
-    assert own_source(f"{code}:Sums", {"limit": 100}, 6).next(4) != own_source(f"{code}:Sums", {"limit": 100}, 5).next(4)
+    assert own_source(f"{code}:Sums", {"limit": 100}, 6, 60).next(4) != own_source(f"{code}:Sums", {"limit": 100}, 5, 60).next(4)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_it_gives_tasks_with_a_cursor(code):
 )
 def test_what_is_no_source_is_refused_by_key(code, name, options, words):
     with pytest.raises(ValueError, match=r"^data\.source") as fault:
-        own_source(f"{code}:{name}", options, 0)
+        own_source(f"{code}:{name}", options, 0, 60)
     assert words in str(fault.value)
 
 
@@ -131,8 +132,25 @@ class Fake:
 )
 def test_a_wrong_answer_names_the_key(answers, ask, words):
     with pytest.raises(HookFailed, match=r"^data\.source = 'my_code:Fake' ") as fault:
-        ask(OwnSource("my_code:Fake", Fake(**answers)))
+        ask(OwnSource("my_code:Fake", lambda: Fake(**answers), 60))
     assert words in str(fault.value)
+
+
+def test_a_call_that_hangs_is_named_with_its_place_and_not_made_again(code):
+    made, never = Fake(), threading.Event()
+
+    def hangs(n):
+        never.wait()
+
+    made.next = hangs
+    source = OwnSource("my_code:Fake", lambda: made, 0.5)
+    for ask in (lambda: source.next(1), source.state):
+        with pytest.raises(HookFailed) as fault:
+            ask()
+        told = str(fault.value)
+        assert told.startswith("data.source = 'my_code:Fake' hangs: next(1) has not returned for 0.5 s (at ")
+        assert "test_own_source.py" in told and "in hangs" in told and "raise data.source_timeout_s" in told
+    never.set()
 
 
 @pytest.mark.parametrize(
@@ -153,4 +171,4 @@ def test_files_or_a_source(settings, words):
 
 def test_configuration_errors_come_as_such(code):
     with pytest.raises(ConfigError, match=r"data\.source 'no_such_module_y:f': no module named"):
-        own_source("no_such_module_y:f", {}, 0)
+        own_source("no_such_module_y:f", {}, 0, 60)

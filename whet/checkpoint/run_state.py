@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
+from whet.background import Background
 from whet.checkpoint.config import Part
 from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
 from whet.train.alarm import RankHung
-from whet.train.background import Background
 from whet.train.base import Backend
 from whet.types import JSON, Progress
 

@@ -5,7 +5,7 @@ from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import changed_settings, refuse_unread
 from whet.config.errors import ConfigError
-from whet.config.hook import Hook, HookFailed
+from whet.config.hook import Hook, HookFailed, place_in
 from whet.config.load import load_config, read_tree
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
 
@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "dump_toml",
     "load_config",
+    "place_in",
     "read_tree",
     "refuse_unread",
     "resolve",

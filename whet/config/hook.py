@@ -98,8 +98,13 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def place_of(error: BaseException) -> str:
+    """The innermost place of an error in a user's files, as `place_in`."""
+    return place_in(traceback.extract_tb(error.__traceback__))
+
+
+def place_in(stack: traceback.StackSummary) -> str:
     """The innermost place in a user's files, as ` (at file:line in function)`; "" if there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(stack):
         if not frame.filename.startswith((_PACKAGE, _STANDARD, "<")):
             return f" (at {frame.filename}:{frame.lineno} in {frame.name})"
     return ""

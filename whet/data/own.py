@@ -3,59 +3,76 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from typing import Any, TypeVar
 
-from whet.config import Hook, call_factory, resolve_callable
+from whet.background import Background
+from whet.config import Hook, HookFailed, call_factory, place_in, resolve_callable
 from whet.data.source import Source
 from whet.types import JSON, Task
+
+T = TypeVar("T")
 
 KEY = "data.source"
 MEMBERS = ("epoch", "__len__", "next", "find", "state", "restore")
 """Of `Source`."""
 
 
-def own_source(reference: str, options: Mapping[str, Any], seed: int) -> OwnSource:
+def own_source(reference: str, options: Mapping[str, Any], seed: int, timeout_s: float) -> OwnSource:
     """What `data.source` makes.
 
     Args:
         reference: names a function or class `(seed, **options) -> Source`.
         options: its keyword arguments.
         seed: of the run.
+        timeout_s: how long each call of it may take, and the making.
 
     Raises:
-        ValueError: there is no such function, it raises, or what it makes is no source.
+        ValueError: there is no such function, it raises or hangs, or what it makes is no source.
     """
     factory = resolve_callable(reference, kind=KEY, given=["seed"], options=options)
-    made = call_factory(factory, reference, seed, kind=KEY, **options)
-    missing = [name for name in MEMBERS if name not in dir(made)]
-    if missing:
-        raise ValueError(f"{KEY} = {reference!r} made a {type(made).__name__}, which has no {', '.join(missing)}")
-    return OwnSource(reference, made)
+
+    def make() -> Source:
+        made = call_factory(factory, reference, seed, kind=KEY, **options)
+        missing = [name for name in MEMBERS if name not in dir(made)]
+        if missing:
+            raise ValueError(f"{KEY} = {reference!r} made a {type(made).__name__}, which has no {', '.join(missing)}")
+        return made
+
+    return OwnSource(reference, make, timeout_s)
 
 
 class OwnSource:
-    """A `Source` of the user's.
+    """A `Source` of the user's. It is made and called on one thread of its own.
+
+    Args:
+        reference: what the settings call it.
+        make: makes it.
+        timeout_s: how long each call may take.
 
     Raises:
-        HookFailed: wherever it raises, or answers something else than the protocol says.
+        HookFailed: wherever it raises, hangs, or answers something else than the protocol says. Once it hung it is not called again.
     """
 
-    def __init__(self, reference: str, made: Source) -> None:
-        self._made = made
+    def __init__(self, reference: str, make: Callable[[], Source], timeout_s: float) -> None:
         self._hook = Hook(KEY, reference, lambda: None)
+        self._timeout_s = timeout_s
+        self._thread = Background(KEY)
+        self._hung: HookFailed | None = None
+        self._made = self._wait_for("the making", make)
         if len(self) < 1:
             raise self._hook.refused("has no tasks: its len() is 0")
 
     @property
     def epoch(self) -> int:
-        return int(self._hook.at(lambda: self._made.epoch)())
+        return int(self._ask("epoch", lambda: self._made.epoch))
 
     def __len__(self) -> int:
-        return int(self._hook.at(lambda: len(self._made))())
+        return int(self._ask("len()", lambda: len(self._made)))
 
     def next(self, n: int) -> list[Task]:
-        tasks = self._hook.at(self._made.next)(n)
+        tasks = self._ask(f"next({n})", lambda: self._made.next(n))
         if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
             raise self._hook.refused(f"next({n}) returned {type(tasks).__name__}; return a list of whet.types.Task")
         if len(tasks) != n:
@@ -63,13 +80,13 @@ class OwnSource:
         return list(tasks)
 
     def find(self, task_id: str) -> Task:
-        task = self._hook.at(self._made.find)(task_id)
+        task = self._ask(f"find({task_id!r})", lambda: self._made.find(task_id))
         if not isinstance(task, Task) or task.id != task_id:
             raise self._hook.refused(f"find({task_id!r}) returned {task!r}; return the task that next() gave under this id")
         return task
 
     def state(self) -> dict[str, JSON]:
-        state = self._hook.at(self._made.state)()
+        state = self._ask("state()", lambda: self._made.state())
         try:
             json.dumps(state)
         except (TypeError, ValueError) as error:
@@ -77,4 +94,19 @@ class OwnSource:
         return state
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        self._hook.at(self._made.restore)(state)
+        self._ask("restore()", lambda: self._made.restore(state))
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        return self._wait_for(what, self._hook.at(call))
+
+    def _wait_for(self, what: str, call: Callable[[], T]) -> T:
+        if self._hung is not None:
+            raise self._hung
+        future = self._thread.do(call)
+        if not wait([future], self._timeout_s).done:
+            place = place_in(self._thread.stack())
+            self._hung = self._hook.refused(
+                f"hangs: {what} has not returned for {self._timeout_s:g} s{place}; have it wait no longer, or raise {KEY}_timeout_s"
+            )
+            raise self._hung
+        return future.result()

@@ -31,7 +31,7 @@ def own_tasks(scene: Scene) -> Sequence[Task]:
 def _look(scene: Scene) -> None:
     data = scene.rl.data
     assert data.source is not None
-    source = own_source(data.source, data.source_options, scene.rl.seed)
+    source = own_source(data.source, data.source_options, scene.rl.seed, min(data.source_timeout_s, DEADLINE_S))
     start = json.dumps(source.state())
     tasks = source.next(min(len(source), LOOKED_AT))
     if len({task.id for task in tasks}) < len(tasks):

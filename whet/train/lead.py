@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from whet.algo.base import LossFunction, Need
+from whet.background import Background
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 from whet.train.alarm import Alarm, Situation
-from whet.train.background import Background
 from whet.train.base import Backend, Backward, NonFinite
 
 PATIENCE = timedelta(days=7)

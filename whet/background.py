@@ -1,8 +1,10 @@
-"""Work beside computation: on one thread, in order, which ends with the process."""
+"""Work on a thread of its own, in order, which ends with the process."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -20,13 +22,19 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     def do(self, work: Callable[[], T]) -> Future[T]:
         """Do it once all that was given before is done. What it raises is the future's."""
         future: Future[T] = Future()
         self._given.put((work, future))
         return future
+
+    def stack(self) -> traceback.StackSummary:
+        """Where it is."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return traceback.extract_stack(frame)
 
     def _work(self) -> None:
         while True:
