@@ -9,7 +9,8 @@ from small_run import look, of
 from whet.build import build_parts, read_texts
 from whet.config import load_config
 from whet.preflight import budget
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part
+from whet.preflight.beside import checkpoint_beside
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part, checkpoint_bytes
 from whet.settings import RunConfig
 from whet.types import Request, SamplingParams
 
@@ -113,3 +114,16 @@ def test_without_a_device_or_a_model_nothing_is_planned(here):
     assert of(look(*AREAS, overrides=["model.device=cuda:9"])[0], "memory", "skip") == ["not planned: needs the device"]
     assert of(look(*AREAS, overrides=["model.path=gone"])[0], "memory", "skip") == ["not checked: needs the model's config.json"]
     assert of(look(*AREAS, overrides=["algo.name=gone"])[0], "memory", "skip") == ["not checked: needs the algorithm"]
+
+
+@pytest.mark.parametrize("degrees", [[], ["train.parallel.shard=2"], ["train.parallel.replicate=2"]], ids=str)
+def test_the_copy_of_a_checkpoint_that_is_written_beside_computation_is_planned(here, degrees):
+    """Of policy and critic, as each process has them."""
+    overrides = ["algo.name=ppo", *degrees]
+    _, plain = look(*AREAS, overrides=overrides)
+    findings, scene = look(*AREAS, overrides=[*overrides, "checkpoint.async_save=true"])
+    whole = checkpoint_bytes(scene.model, scene.config.train) + checkpoint_beside(scene.beside, scene.rl)
+    copied = scene.memory.bytes_of("copy of a checkpoint")
+    assert copied == whole // (2 if "train.parallel.shard=2" in degrees else 1) > 0
+    assert scene.memory.peak_bytes == plain.memory.peak_bytes + copied
+    assert any("copy of a checkpoint (always)" in line for f in findings for line in f.lines)

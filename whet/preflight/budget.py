@@ -9,11 +9,22 @@ import torch
 from whet.build import check_fits
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
-from whet.preflight.beside import has_own_reference, parts_beside
+from whet.model.decoder import DecoderModel
+from whet.preflight.beside import checkpoint_beside, has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.layouts import name_of
 from whet.preflight.machine import memory_limit
-from whet.preflight.memory import ALWAYS, PHASES, MemoryPlan, Part, Sampling, Workload, largest_row, plan_memory
+from whet.preflight.memory import (
+    ALWAYS,
+    PHASES,
+    MemoryPlan,
+    Part,
+    Sampling,
+    Workload,
+    checkpoint_bytes,
+    largest_row,
+    plan_memory,
+)
 from whet.preflight.mesh_memory import MeshPlanner
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.player import greedily
@@ -67,9 +78,25 @@ def check_memory(scene: Scene) -> Iterator[Note]:
         yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
     if scene.beside is not None:
         plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
+    if scene.config.checkpoint.async_save:
+        copied = copied_bytes(scene, model)
+        if device.type == "cpu":
+            held = Part("copy of a checkpoint", copied, ALWAYS, "set checkpoint.async_save=false", estimate=degrees is not None)
+            plan = MemoryPlan((*plan.parts, held))
+        else:
+            yield ok(f"checkpoint.async_save: a process keeps {bytes_text(copied)} in its machine's memory while a checkpoint is written")
     scene.memory = plan
     capacity, source = device_memory(device)
     yield judge(plan, capacity, source)
+
+
+def copied_bytes(scene: Scene, model: DecoderModel) -> int:
+    """What a process copies of the models before a checkpoint is written beside computation."""
+    copied = checkpoint_bytes(model, scene.config.train)
+    if scene.beside is not None:
+        copied += checkpoint_beside(scene.beside, scene.rl)
+    degrees = scene.config.train.degrees
+    return copied if degrees is None else copied * degrees.replicate // degrees.num_ranks
 
 
 def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:
