@@ -19,7 +19,7 @@ from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend
 from whet.train.batching import BatchPlan
 from whet.train.critic import CriticConfig
-from whet.train.frozen import ReferenceConfig
+from whet.train.frozen import ReferenceConfig, TeacherConfig
 from whet.train.lead import ALONE, Lead
 from whet.train.learners import Critic, Learners, Refresh
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
@@ -55,6 +55,32 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
     if config.critic is not None and Need.VALUES not in needs:
         raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
+    check_layouts(config)
+
+
+def check_layouts(config: RunConfig) -> None:
+    """Refuse a model beside the policy that asks for other processes than the job has; of `auto`, once it is settled.
+
+    Raises:
+        ValueError: with both numbers, and what to do.
+    """
+    if config.train.parallel == "auto":
+        return
+    processes = 1 if config.train.degrees is None else config.train.degrees.num_ranks
+    for name, chosen in (("critic", config.critic), ("reference", config.reference), ("teacher", config.teacher)):
+        if chosen is not None and chosen.parallel is not None and chosen.parallel.num_ranks != processes:
+            raise ValueError(
+                f"{name}.parallel asks for {chosen.parallel.num_ranks} processes (replicate x shard x context x tensor), but "
+                f"train.parallel for {processes}, and every process of the job has a part of every model: choose degrees whose product is "
+                f"{processes}, or leave {name}.parallel out"
+            )
+    reference = config.reference or ReferenceConfig()
+    own = reference.path is not None or reference.refresh_every is not None
+    if config.train.lora is not None and reference.parallel is not None and not own:
+        raise ValueError(
+            "reference.parallel is set, but the reference of an adapter is its base, which the policy has already: leave it out, or name "
+            "another model (reference.path)"
+        )
 
 
 def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
@@ -110,7 +136,8 @@ def build_learners(
         reference, refresh = _reference(config, policy, folder)
     if Need.TEACHER_LOGPROBS in algorithm.needs:
         assert config.teacher is not None
-        teacher = _frozen(config, folder, resolve_model_path(config.teacher.path), "teacher.path")
+        train = train_beside(config, config.teacher)
+        teacher = _frozen(config, train, folder, resolve_model_path(config.teacher.path), "teacher.path")
     if isinstance(algorithm, LearnsValues) and Need.VALUES in algorithm.needs:
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
@@ -138,9 +165,16 @@ def meter_of(config: BaseRunConfig, policy: TorchBackend) -> Meter:
     return Meter(Devices(device, 1 if degrees is None else degrees.num_ranks, peak))
 
 
+def train_beside(config: RunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
+    """How a model beside the policy computes: as the policy, but for its own layout."""
+    if chosen is None or chosen.parallel is None:
+        return config.train
+    return config.train.model_copy(update={"parallel": chosen.parallel})
+
+
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
     """How the critic trains: whole, with its own optimizer, within the policy's budgets."""
-    return config.train.model_copy(update={"optim": chosen.optim, "lora": None})
+    return train_beside(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None})
 
 
 def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remote_code: bool) -> None:
@@ -159,15 +193,23 @@ def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remo
         )
 
 
-def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -> tuple[Annotator, Backend | None]:
+def build_reference(
+    config: BaseRunConfig, folder: Path, policy: TorchBackend, train: TrainConfig | None = None
+) -> tuple[Annotator, Backend | None]:
     """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
+
+    Args:
+        config: the run's settings.
+        folder: the model.
+        policy: the backend that trains.
+        train: how the copy computes; None: as the policy.
 
     Returns:
         The reference; and again, if checkpoints have to hold it, since the run does not begin with the weights of `folder`.
     """
     if policy.adapter is not None:
         return policy.base(), None
-    copy = TorchBackend(load_causal(folder, config.model, trainable=False, spread=config.train.spreads), config.train, None)
+    copy = _copy(config, train or config.train, folder)
     store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
     return copy, copy if store.keeps_reference() else None
 
@@ -175,22 +217,29 @@ def build_reference(config: BaseRunConfig, folder: Path, policy: TorchBackend) -
 def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
     """The reference; and again, where checkpoints hold it, with when it is refreshed."""
     chosen = config.reference or ReferenceConfig()
+    train = train_beside(config, chosen)
     if chosen.path is None and chosen.refresh_every is None:
-        reference, kept = build_reference(config, folder, policy)
+        reference, kept = build_reference(config, folder, policy, train)
         return reference, None if kept is None else Refresh(kept, None)
-    backend = _frozen(config, folder, folder if chosen.path is None else resolve_model_path(chosen.path), "reference.path")
+    backend = _frozen(config, train, folder, folder if chosen.path is None else resolve_model_path(chosen.path), "reference.path")
     return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
 
 
-def _frozen(config: RunConfig, policy_folder: Path, folder: Path, key: str) -> Backend:
+def _frozen(config: RunConfig, train: TrainConfig, policy_folder: Path, folder: Path, key: str) -> Backend:
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
-    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key, spread=config.train.spreads), config.train, None)
+    return _copy(config, train, folder, key)
+
+
+def _copy(config: BaseRunConfig, train: TrainConfig, folder: Path, key: str = "model.path") -> Backend:
+    """A model that does not train."""
+    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads), train, None)
 
 
 def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
     folder = policy_folder if chosen.path is None else resolve_model_path(chosen.path)
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
-    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=config.train.spreads)
-    return TorchBackend(model, critic_train(config, chosen), total_steps)
+    train = critic_train(config, chosen)
+    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
+    return TorchBackend(model, train, total_steps)

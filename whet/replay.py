@@ -86,7 +86,8 @@ def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunct
         algorithm = _algorithm(config)
         assert isinstance(algorithm, LearnsValues)
         critic = load_scalar(folder, config.model, trainable=True, check=False)
-        return TorchBackend(critic, critic_train(config, config.critic or CriticConfig()), total_steps=1), algorithm.value_loss, False
+        chosen = (config.critic or CriticConfig()).model_copy(update={"parallel": None})
+        return TorchBackend(critic, critic_train(config, chosen), total_steps=1), algorithm.value_loss, False
     source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
     if isinstance(config, RewardModelRunConfig):
         model = load_scalar(source, config.model, trainable=True, new_head="normal", seed=config.seed, check=False)

@@ -39,20 +39,21 @@ def ran(config):
 
 PPO = {"algo": {"name": "ppo", "ppo": {"kl_coef": 0.1}}}
 LORA = {"lora": {"rank": 4}}
+APART = {"critic": {"parallel": {"replicate": 2}}, "reference": {"parallel": {"shard": 2}}}
 
 
 @pytest.mark.parametrize(
-    ("degrees", "changes"),
-    [({"shard": 2}, {}), ({"context": 2}, PPO), pytest.param({"shard": 2}, LORA, marks=pytest.mark.slow)],
+    ("degrees", "changes", "beside"),
+    [({"shard": 2}, {}, {}), ({"context": 2}, PPO, APART), pytest.param({"shard": 2}, LORA, {}, marks=pytest.mark.slow)],
 )
-def test_a_job_runs_as_one_process_does(folder, degrees, changes):
+def test_a_job_runs_as_one_process_does(folder, degrees, changes, beside):
     name = f"{next(iter(degrees))}{'-'.join(changes)}"
     lora = {"train": {"optim": {"lr": 1e-3}, "max_tokens_per_device": 64, **changes}} if "lora" in changes else {}
     changes = {} if lora else changes
     train(config_of(folder, f"{name}-alone", None, **changes, **lora))
     if lora:
         lora["train"]["parallel"] = degrees
-    as_job(2, ran, config_of(folder, name, degrees, **changes, **lora))
+    as_job(2, ran, config_of(folder, name, degrees, **changes, **lora, **beside))
     alone, job = metrics_of(folder / f"{name}-alone"), metrics_of(folder / name)
     assert len(job) == len(alone) == 3
     for mine, theirs in zip(job, alone, strict=True):

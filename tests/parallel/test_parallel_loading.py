@@ -27,6 +27,7 @@ LAYOUTS = [
     pytest.param("moe", {"shard": 2, "tensor": 2, "expert": 4}, "bfloat16", {}, marks=pytest.mark.slow),
     pytest.param("moe", {"shard": 4, "expert": 2}, "float32", {"offload": True}, marks=pytest.mark.slow),
     pytest.param("moe", {"shard": 4}, "float32", {}, marks=pytest.mark.slow),
+    pytest.param("moe", {"shard": 2, "tensor": 2}, "float32", {}, marks=pytest.mark.slow),
     pytest.param("biased", {"context": 2, "tensor": 2, "expert": 4}, "bfloat16", {}, marks=pytest.mark.slow),
 ]
 

@@ -41,6 +41,19 @@ def test_a_critic_is_in_the_memory_plan_and_in_the_checkpoints(here):
         assert plan.at(phase) == plain.memory.at(phase) + 3 * weights
 
 
+def test_models_are_planned_in_the_layouts_of_their_own(here):
+    spread = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "train.parallel.shard=2"]
+    _, alike = look(*AREAS, overrides=spread)
+    _, apart = look(*AREAS, overrides=[*spread, "critic.parallel.replicate=2", "reference.parallel.replicate=2"])
+    models = apart.beside.critic, apart.beside.frozen["reference"]
+    critic, reference = (sum(w.nbytes for _, w in model.named_weights()) for model in models)
+    assert apart.memory.bytes_of("critic's parameters") == critic and apart.memory.bytes_of("reference model") == reference
+    for part, whole in (("critic's parameters", critic), ("reference model", reference)):
+        assert whole / 2 <= alike.memory.bytes_of(part) < 0.6 * whole
+    findings, _ = look(*AREAS, overrides=[*spread, "critic.parallel.shard=4"])
+    assert any("critic.parallel asks for 4 processes" in f.text for f in findings if f.status == "FAIL")
+
+
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
     _, scene = look(*AREAS, overrides=["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.refresh_every=2"])
     critic = TorchBackend(load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros"), TrainConfig(), 2)

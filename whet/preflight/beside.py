@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whet.algo.base import Need
-from whet.build_learners import check_same_tokens, critic_train
+from whet.build_learners import check_same_tokens, critic_train, train_beside
 from whet.data.hub import resolve_model_path
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
@@ -23,6 +23,7 @@ from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
 from whet.settings import RunConfig
 from whet.train.critic import CriticConfig
+from whet.train.torch_native.mesh import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +73,27 @@ def _reward_models(config: RunConfig) -> dict[str, tuple[DecoderModel, ModelRewa
 
 
 def has_own_reference(config: RunConfig) -> bool:
-    """Whether the reference is a model of its own even beside an adapter."""
-    return config.reference is not None and (config.reference.path is not None or config.reference.refresh_every is not None)
+    """Whether the reference is to be looked at by itself: a model of its own even beside an adapter, or in a layout of its own."""
+    chosen = config.reference
+    return chosen is not None and (chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None)
 
 
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
     """What the models hold on a device; on a mesh a rank's share of them, but of reward models, which the first process has whole."""
+    degrees = {
+        "reference": train_beside(config, config.reference).degrees,
+        "teacher": train_beside(config, config.teacher).degrees,
+    }  # a reward model has none: the first process holds it whole
     parts = [
-        Part(f"{name} model", _weights(model) if name in beside.batch_tokens else _held(model, config), ALWAYS, f"choose a smaller {name}")
+        Part(f"{name} model", _held(model, degrees.get(name)), ALWAYS, f"choose a smaller {name}")
         for name, model in beside.frozen.items()
     ]
     parts += _scoring(beside, config, work)
     if beside.critic is not None:
         smaller = "choose a smaller critic (critic.path)"
-        model, degrees = beside.critic, config.train.degrees
-        kept_here = trained_weights(model) if degrees is None else local_tensors(model, degrees, learned_dtype(model))
-        found = optimizer_bytes(kept_here, critic_train(config, config.critic or CriticConfig()))
+        model, train = beside.critic, critic_train(config, config.critic or CriticConfig())
+        kept_here = trained_weights(model) if train.degrees is None else local_tensors(model, train.degrees, learned_dtype(model))
+        found = optimizer_bytes(kept_here, train)
         kept, peak = activation_bytes(beside.critic, work.lengths)
         parts += [
             Part("critic's parameters", sum(p.nbytes for p in kept_here.values()), ALWAYS, smaller),
@@ -129,7 +135,6 @@ def _weights(model: DecoderModel) -> int:
     return sum(p.nbytes for _, p in model.named_weights())
 
 
-def _held(model: DecoderModel, config: RunConfig) -> int:
+def _held(model: DecoderModel, degrees: ParallelConfig | None) -> int:
     """Bytes of a frozen model on a device."""
-    degrees = config.train.degrees
     return _weights(model) if degrees is None else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

@@ -7,6 +7,7 @@ from pydantic import Field
 from whet.config import Config
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Mean, Metrics
+from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.optim_config import OptimConfig
 
 
@@ -27,6 +28,8 @@ class CriticConfig(Config):
     policy's model."""
     optim: CriticOptimConfig = Field(default_factory=CriticOptimConfig)
     """The critic's own optimizer."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
     warmup_rollouts: int = Field(default=0, ge=0)
     """In so many first rollouts the critic learns alone, and the policy stays as it is."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from whet.config import Config
+from whet.train.torch_native.mesh import ParallelConfig
 
 
 class ReferenceConfig(Config):
@@ -15,6 +16,8 @@ class ReferenceConfig(Config):
     adapter: its base."""
     refresh_every: int | None = Field(default=None, gt=0)
     """After every so many rollouts the reference becomes a copy of the policy; unset: it stays what it is."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
 
 
 class TeacherConfig(Config):
@@ -22,3 +25,5 @@ class TeacherConfig(Config):
 
     path: str
     """A folder or a name on the hub; its tokenizer must be the policy's."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""

@@ -1,0 +1,126 @@
+"""Critic, reference and teacher, each on a layout of its own over the policy's processes, learn and answer as in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import on_ranks
+from test_parallel_more import pairs
+from tiny_models import backend_of, relative, samples
+
+from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
+from whet.algo import StepPlan, build_algorithm
+from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.build_learners import build_learners, check_models
+from whet.core.batch import batch_of
+from whet.data.template import load_tokenizer
+from whet.model.causal import ModelConfig, load_causal
+from whet.model.scalar import load_scalar
+from whet.model.shards import whole
+from whet.quickstart.model import SmallModelConfig, make_model
+from whet.train.batching import plan_batch
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.mesh import ParallelConfig
+from whet.types import Progress
+
+SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48)
+LARGER = SmallModelConfig(hidden_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64)
+ON_CPU = ModelConfig(path="tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A policy, a larger teacher, another reference, and a reward model that the critic begins with."""
+    folder = tmp_path_factory.mktemp("beside")
+    make_files(folder, SHAPE)
+    make_model(folder / "teacher", QUESTIONS * 2, LARGER, 1)
+    make_model(folder / "reference", QUESTIONS * 2, SHAPE, 2)
+    load_scalar(folder / "reference", ON_CPU, trainable=False, new_head="normal", seed=3).hf.save_pretrained(folder / "critic")
+    load_tokenizer(folder / "model").save_pretrained(folder / "critic")
+    return folder
+
+
+def config_of(folder, degrees, beside):
+    models = {name: {"path": str(folder / name), "parallel": beside.get(name)} for name in ("critic", "reference", "teacher")}
+    algo = {"name": "ppo", "ppo": {"kl_coef": 0.1, "distill_coef": 0.1, "reference": True}}
+    train = {"optim": {"lr": 1e-2}, "max_tokens_per_device": 64, "parallel": degrees}
+    return run_config(folder, "run", algo=algo, train=train, **models)
+
+
+def learned(folder, degrees, beside):
+    """What the models say of a rollout, what an update finds, and the critic's gradients."""
+    config = config_of(folder, degrees, beside)
+    plan = plan_batch(config.batch)
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    check_models(config, algorithm)
+    model = load_causal(folder / "model", config.model, trainable=True, spread=degrees is not None)
+    learners = build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10)
+    batch = learners.annotate(batch_of(samples()))
+    batch, _ = algorithm.assign_credit(batch)
+    critic, grads = learners.critic.backend, {}
+    step = critic.optim_step
+
+    def stepping():
+        grads.update({name: whole(p.grad).clone() for name, p in critic.model.hf.named_parameters()})
+        return step()
+
+    critic.optim_step = stepping
+    update = learners.update(batch, Progress())
+    told = {name: metric.value for name, metric in update.metrics.items() if name.startswith(("policy/", "critic/", "optim/"))}
+    return (batch.values, batch.ref_logprobs, batch.teacher_logprobs), told, grads
+
+
+OTHERS = {"critic": {"tensor": 2}, "reference": {"replicate": 2}, "teacher": {"tensor": 2}}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "beside"),
+    [
+        ({"shard": 2}, OTHERS),
+        pytest.param({"shard": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"tensor": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"context": 2}, {"critic": {"shard": 2}, "teacher": {"tensor": 2}}, marks=pytest.mark.slow),
+    ],
+)
+def test_models_beside_the_policy_are_one_processes_on_any_layout(folder, degrees, beside):
+    columns, told, grads = learned(folder, None, {})
+    assert all(bool(column.any()) for column in columns)
+    for found in on_ranks(2, learned, folder, degrees, beside):
+        torch.testing.assert_close(found[0], columns, rtol=1e-5, atol=1e-5)
+        for shared in ("critic/shared", "policy/shared"):  # which samples share a row
+            found[1].pop(shared, None)
+        assert found[1] == pytest.approx({name: told[name] for name in found[1]}, rel=1e-5, abs=1e-5)
+        assert {"policy/loss", "critic/loss", "policy/kl_ref"} <= found[1].keys()
+        assert max(relative(found[2][name], grads[name]) for name in grads) < 1e-5
+
+
+def test_another_number_of_processes_is_refused(folder):
+    for degrees, wanted in ((None, 1), ({"shard": 4}, 4)):
+        config = config_of(folder, degrees, {"teacher": {"tensor": 2}})
+        words = rf"teacher\.parallel asks for 2 processes .* but train\.parallel for {wanted}, .* leave teacher\.parallel out"
+        with pytest.raises(ValueError, match=words):
+            check_models(config, build_algorithm(config.algo, StepPlan(1)))
+
+
+def test_an_adapters_base_has_the_policys_layout(folder):
+    train = {"lora": {"rank": 2}, "parallel": {"shard": 2}}
+    algo, reference = {"name": "grpo", "grpo": {"kl_coef": 0.1}}, {"parallel": {"replicate": 2}}
+    config = run_config(folder, "run", algo=algo, train=train, reference=reference)
+    with pytest.raises(ValueError, match=r"reference\.parallel is set, but the reference of an adapter is its base"):
+        check_models(config, build_algorithm(config.algo, StepPlan(1)))
+
+
+def compared(folder, degrees):
+    """A step of a reward model's training."""
+    model = load_scalar(folder, ON_CPU, trainable=True, new_head="normal", seed=1, spread=degrees is not None)
+    backend = backend_of(model, degrees)
+    found = backend.forward_backward(pairs(), reward_model_loss(RewardModelConfig()))
+    grads = {name: whole(p.grad).clone() for name, p in backend.model.hf.named_parameters()}
+    return found.loss, grads, backend.optim_step()["optim/grad_norm"].value
+
+
+def test_a_reward_model_is_trained_by_ranks_as_by_one_process(folder):
+    loss, grads, norm = compared(folder / "model", None)
+    for found in on_ranks(2, compared, folder / "model", ParallelConfig(shard=2)):
+        assert (found[0], found[2]) == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-5))
+        assert max(relative(found[1][name], grads[name]) for name in grads) < 1e-5
