@@ -93,15 +93,24 @@ def adapted(folder, degrees, dtype):
     config = ModelConfig(path="tiny", dtype=dtype, device="cpu")
     model = load_causal(folder, config, trainable=True, spread=degrees is not None)
     backend = backend_of(model, degrees, lora=LoraConfig(rank=4))
-    return {name: tensor.detach().clone() for kind in ("merged", "adapter") for name, tensor in backend.named_weights(kind)}
+    weights = {name: tensor.detach().clone() for kind in ("merged", "adapter") for name, tensor in backend.named_weights(kind)}
+    return weights, backend.adapter.base_digest()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fresh_adapter_is_drawn_as_beside_the_whole_model_on_every_rank(dtype, tmp_path):
-    folder_of("tied", tmp_path)
-    expected = adapted(tmp_path, None, dtype)
-    for found in on_ranks(2, adapted, tmp_path, ParallelConfig(shard=2), dtype):
-        assert found.keys() == expected.keys()
+@pytest.mark.parametrize(
+    ("kind", "degrees", "dtype"),
+    [
+        ("tied", {"shard": 2}, "float32"),
+        ("tied", {"shard": 2}, "bfloat16"),
+        ("tied", {"tensor": 2}, "bfloat16"),
+        ("moe", {"shard": 2, "expert": 2}, "float32"),
+    ],
+)
+def test_a_fresh_adapter_is_drawn_as_beside_the_whole_model_on_every_rank(kind, degrees, dtype, tmp_path):
+    folder_of(kind, tmp_path)
+    expected, digest = adapted(tmp_path, None, dtype)
+    for found, base in on_ranks(2, adapted, tmp_path, ParallelConfig(**degrees), dtype):
+        assert found.keys() == expected.keys() and base == digest
         assert all(torch.equal(found[name].float(), expected[name].float()) for name in expected)
 
 

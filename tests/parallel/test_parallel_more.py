@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks
-from safetensors.torch import load_file
 from tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
@@ -217,32 +216,6 @@ def test_a_checkpoint_is_read_by_other_degrees(first, then, tmp_path):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def adapted(degrees, folder):
-    torch.manual_seed(0)
-    backend = backend_of(model_of("tied"), degrees, lora=LoraConfig(rank=4), optim={"lr": 0.1})
-    algorithm, batch = step_of("grpo")
-    batch = backend.base().annotate(batch, Need.REF_LOGPROBS)
-    backend.optimizer.adamw = torch.optim.SGD([{"params": list(g["params"])} for g in backend.optimizer.adamw.param_groups], lr=0.0)
-    for _ in range(2):
-        backend.forward_backward(batch, algorithm.loss)
-        backend.optim_step()
-    backend.export(folder, "base")
-    merged, adapter = ({name: t.detach().clone() for name, t in backend.named_weights(kind)} for kind in ("merged", "adapter"))
-    return batch.ref_logprobs, merged, adapter, backend.adapter.base_digest()
-
-
-def test_an_adapter_trains_on_a_sharded_base(tmp_path):
-    reference, merged, adapter, digest = adapted(None, tmp_path / "alone")
-    for found in on_ranks(2, adapted, SHARD, tmp_path / "mesh"):
-        torch.testing.assert_close(found[0], reference, rtol=1e-5, atol=1e-5)
-        for mine, theirs in zip(found[1:3], (merged, adapter), strict=True):
-            assert mine.keys() == theirs.keys()
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-        assert found[3] == digest
-    files = [load_file(tmp_path / where / "adapter_model.safetensors") for where in ("alone", "mesh")]
-    assert files[0].keys() == files[1].keys()
-
-
 def exported(degrees, kind, dtype, folder):
     backend = backend_of(model_of(kind, dtype), degrees, None)
     backend.export(folder)
@@ -364,7 +337,6 @@ def refused(degrees, kind, settings):
         (2, {"shard": 4}, "dense", {}, ["shard (4)", "is 4, but the processes of this job are 2", "torchrun --nproc-per-node 4"]),
         (4, {"tensor": 4}, "dense", {}, ["4 heads and 2 of keys and values", "lower tensor"]),
         (2, {"shard": 2, "expert": 2}, "dense", {}, ["Qwen3ForCausalLM has no plan for it"]),
-        (2, {"tensor": 2}, "dense", {"lora": LoraConfig(rank=2)}, ["an adapter's layers have no plan"]),
         (2, {"context": 2, "context_attention": "gather"}, "dense", {"rows": "forest"}, ["train.rows is forest", "use train.rows=chains"]),
     ],
 )

@@ -16,6 +16,7 @@ from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.model.causal import ModelConfig
+from whet.model.lora import LoraConfig, add_adapter
 from whet.model.meta import meta_causal
 from whet.preflight.layouts import Devices, Step, choose, degrees_for, layouts, reasons
 from whet.preflight.memory import Workload
@@ -27,6 +28,7 @@ from whet.types import Origin, Sample
 
 CONFIG = ModelConfig(path="tiny", device="cpu")
 LENGTH = 32
+LORA = LoraConfig(rank=4)
 
 
 def meta(kind):
@@ -40,27 +42,36 @@ def test_what_a_rank_keeps_is_planned(degrees):
     assert {name: p.numel() for name, p in planned.items()} == {name: count for name, (_, count, *_) in held.items()}
 
 
-def held_by_optimizer(kind, degrees):
+def held_by_optimizer(kind, degrees, lora):
     """Bytes of parameters, gradients and moments on a rank."""
-    backend = backend_of(model_of(kind), degrees)
+    backend = backend_of(model_of(kind), degrees, lora=lora)
     batch = one_row()
     backend.forward_backward(batch, sft_loss)
     params = list(backend.model.hf.parameters())
     local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
-    grads = sum((p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad).nbytes for p in params)
+    trained = [p.grad for p in params if p.requires_grad]
+    grads = sum((grad.to_local() if isinstance(grad, DTensor) else grad).nbytes for grad in trained)
     backend.optim_step()
     moments = [t for name, t in backend.optimizer.tensors().items() if name.startswith("exp_avg")]
     return sum(p.nbytes for p in local), grads, sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in moments)
 
 
 @pytest.mark.parametrize(
-    ("kind", "degrees"),
-    [("dense", {"shard": 2}), ("tied", {"tensor": 2}), pytest.param("moe", {"shard": 2, "tensor": 2, "expert": 4}, marks=pytest.mark.slow)],
+    ("kind", "degrees", "lora"),
+    [
+        ("dense", {"shard": 2}, None),
+        ("tied", {"tensor": 2}, None),
+        ("tied", {"tensor": 2}, LORA),
+        pytest.param("moe", {"shard": 2, "tensor": 2, "expert": 4}, None, marks=pytest.mark.slow),
+    ],
 )
-def test_parameters_gradients_and_moments_of_a_rank_are_planned(kind, degrees):
+def test_parameters_gradients_and_moments_of_a_rank_are_planned(kind, degrees, lora):
     degrees = ParallelConfig(**degrees)
-    found = on_ranks(degrees.num_ranks, held_by_optimizer, kind, degrees)[0]
-    plan = MeshPlanner(meta(kind), CONFIG).plan(Workload(TrainConfig(), (LENGTH,)), degrees)
+    found = on_ranks(degrees.num_ranks, held_by_optimizer, kind, degrees, lora)[0]
+    model = meta(kind)
+    if lora is not None:
+        add_adapter(model, lora)
+    plan = MeshPlanner(model, CONFIG).plan(Workload(TrainConfig(lora=lora), (LENGTH,)), degrees)
     assert found == tuple(plan.bytes_of(name) for name in ("parameters", "gradients", "optimizer moments"))
 
 
@@ -74,9 +85,9 @@ def one_row(num=1):
     return batch.with_(weights=REDUCERS["token_mean"](batch))
 
 
-def sent_in_a_step(kind, degrees, recompute):
+def sent_in_a_step(kind, degrees, recompute, lora):
     model = model_of(kind, gradient_checkpointing=recompute)
-    backend = backend_of(model, degrees, max_tokens_per_device=LENGTH // degrees.context, logprob_chunk_tokens=LENGTH)
+    backend = backend_of(model, degrees, max_tokens_per_device=LENGTH // degrees.context, logprob_chunk_tokens=LENGTH, lora=lora)
     batch = one_row(degrees.num_data)
     backend.forward_backward(batch, sft_loss)  # the first pass makes what is made once
     backend.optimizer.zero_grad()
@@ -101,11 +112,16 @@ SENT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "degrees", "recompute"), SENT)
-def test_what_a_rank_sends_is_what_the_formula_says(kind, degrees, recompute):
+ADAPTED = [("dense", {"tensor": 2}, False), ("dense", {"shard": 2, "tensor": 2}, True), ("moe", {"shard": 2, "expert": 2}, False)]
+
+
+@pytest.mark.parametrize(("kind", "degrees", "recompute", "lora"), [(*each, None) for each in SENT] + [(*each, LORA) for each in ADAPTED])
+def test_what_a_rank_sends_is_what_the_formula_says(kind, degrees, recompute, lora):
     degrees = ParallelConfig(**degrees)
-    counted = on_ranks(degrees.num_ranks, sent_in_a_step, kind, degrees, recompute)
+    counted = on_ranks(degrees.num_ranks, sent_in_a_step, kind, degrees, recompute, lora)
     model = meta(kind)
+    if lora is not None:
+        add_adapter(model, lora)
     flows = flows_of(model, groups_of(model, degrees), degrees, Passes(1, LENGTH // degrees.context, recompute))
     mean = sum(sum(each.values()) for each in counted) / len(counted)
     print(kind, degrees, recompute, counted[0], mean, [(f.what, f.sent_bytes) for f in flows])

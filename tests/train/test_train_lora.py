@@ -6,13 +6,13 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny_policy import plain, policy, qwen3, rollout
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3ForCausalLM, Qwen3ForSequenceClassification, Qwen3MoeConfig
 
 from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import token_mean
 from whet.model.attention import ATTENTION
-from whet.model.causal import CausalModel, ModelConfig, prepare, settle
+from whet.model.causal import CausalModel, ModelConfig, prepare, random_causal, settle
 from whet.model.digest import digests_of
 from whet.model.lora import LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
@@ -110,6 +110,27 @@ def test_peft_loads_what_is_exported_and_gives_equal_logits(tmp_path):
     backend.export_merged(tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
     assert float((logits(merged) - own(model)).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("mixture", [Qwen3MoeConfig, Glm4MoeConfig])
+def test_an_adapter_of_a_mixture_is_of_what_peft_can_load_again(mixture, tmp_path):
+    """Experts' weights are one tensor, and peft takes layers that are named like an expert's for them."""
+    torch.manual_seed(0)
+    experts = {"num_experts": 4} if mixture is Qwen3MoeConfig else {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+    sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"}
+    config = mixture(**{key: getattr(qwen3(), key) for key in sizes}, moe_intermediate_size=16, num_experts_per_tok=2, **experts)
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    model = random_causal(config, ModelConfig(path="x", device="cpu"), seed=0)
+    model.hf.save_pretrained(tmp_path / "base")
+    backend = trained(model)
+    owners = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in backend.adapter.tensors()}
+    assert owners == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    backend.export(tmp_path / "adapter", str(tmp_path / "base"))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert float((logits(theirs) - own(model)).abs().max()) < 1e-5
+    with pytest.raises(ValueError, match=r"train\.lora\.target_modules"):
+        add_adapter(random_causal(config, ModelConfig(path="x", device="cpu"), seed=0), LoraConfig(target_modules=["gate_proj", "up_proj"]))
 
 
 def test_a_score_head_trains_and_is_exported_with_the_adapter(tmp_path):

@@ -19,7 +19,7 @@ from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.digest import digests_of
 from whet.model.scalar import ScalarModel
-from whet.model.shards import whole
+from whet.model.shards import spread_like, whole
 
 ADAPTER = "default"
 """peft's name of the only adapter."""
@@ -37,7 +37,9 @@ class LoraConfig(Config):
     alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """What B A is multiplied by, times the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """all-linear: every linear layer but the output; or the ends of layers' names, for example ["q_proj", "v_proj"]."""
+    """all-linear: every linear layer but the output, and in a mixture of experts but those that are named like an expert's (gate_proj,
+    up_proj, down_proj), since experts, whose weights are one tensor, have no adapter; or the ends of layers' names, for example
+    ["q_proj", "v_proj"]."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
     init: Literal["kaiming", "gaussian"] = "kaiming"
@@ -60,6 +62,7 @@ class Adapter:
         self.config = config
         self._model, self._layers, self._peft_config = model, layers, peft_config
         self._base: str | None = None
+        self._dtypes = {name: p.dtype for name, p in model.hf.named_parameters() if not p.requires_grad}  # a mesh keeps them in float32
 
     def tensors(self) -> dict[str, Tensor]:
         """What trains, by its name in peft's files."""
@@ -71,11 +74,18 @@ class Adapter:
         for name, tensor in named:
             owner, _, kind = name.rpartition("." + BASE)
             if kind == "weight":
-                yield f"{owner}.weight", (tensor + self._layers[owner].get_delta_weight(ADAPTER)).to(tensor.dtype)
+                yield f"{owner}.weight", (tensor + spread_like(self._added(owner), tensor)).to(tensor.dtype)
             elif owner:
                 yield f"{owner}.{kind}", tensor
             elif not name.rpartition(".lora_")[1]:
                 yield name, tensor
+
+    def _added(self, owner: str) -> Tensor:
+        """What a layer's adapter adds to its weight, whole: B A, scaled, in float32 at least."""
+        layer = self._layers[owner]
+        a, b = (whole(part[ADAPTER].weight.detach()) for part in (layer.lora_A, layer.lora_B))
+        dtype = torch.promote_types(a.dtype, torch.float32)
+        return b.to(dtype) @ a.to(dtype) * layer.scaling[ADAPTER]
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -91,7 +101,7 @@ class Adapter:
     def base_digest(self) -> str:
         """Of the weights that stay as they are."""
         if self._base is None:
-            frozen = [(name, whole(p)) for name, p in self._model.hf.named_parameters() if not p.requires_grad]
+            frozen = [(n, whole(p).to(self._dtypes[n])) for n, p in self._model.hf.named_parameters() if not p.requires_grad]
             self._base = hashlib.sha256(repr(sorted(digests_of(frozen).items())).encode()).hexdigest()
         return self._base
 
@@ -141,6 +151,9 @@ def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:
         init_lora_weights=True if config.init == "kaiming" else "gaussian",
         task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
     )
+    if config.target_modules == "all-linear":
+        peft_config.target_modules = [name for name, m in model.hf.named_modules() if isinstance(m, nn.Linear) and name != head]
+        _leave_experts(peft_config, model.hf)
     bare = next(model.hf.parameters()).is_meta
     model.hf.requires_grad_(False)
     try:
@@ -171,6 +184,15 @@ def _draw(layer: Any, init: Any, dtype: torch.dtype) -> None:
     layer.reset_lora_parameters(ADAPTER, init)
     for part in parts:
         part.weight.data = part.weight.data.to(dtype).float()
+
+
+def _leave_experts(peft_config: Any, hf: nn.Module) -> None:
+    """Drop the layers whose names peft gives to fused experts: it would put an adapter there, and so would whoever loads the file."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    convert_peft_config_for_transformers(peft_config, hf, None)
+    peft_config.target_parameters = None
+    peft_config.rank_pattern, peft_config.alpha_pattern = {}, {}
 
 
 def require_peft() -> None:

@@ -16,6 +16,12 @@ DISPATCHED = "ep_dispatch_experts"
 """transformers' name of the rule for a module whose experts are spread over ranks."""
 
 
+BASE = "base_layer"
+"""peft's name of what it put an adapter on, inside of the layer that took its place."""
+CUT_WITH_BASE = {"colwise": "lora_B", "rowwise": "lora_A"}
+"""Which part of an adapter is cut as its base is."""
+OF_OUTPUTS = "mla_kv_a_proj"
+"""transformers' name of a rule that cuts nothing, and concerns what a layer gives."""
 GROUPED = "grouped_gemm"
 """Of a parameter with the experts of a layer, one after another."""
 
@@ -91,7 +97,35 @@ def _plans(
         tensor_plan, expert_plan, _ = hf._resolve_parallel_plans(chosen)
     except ValueError as error:
         raise ValueError(f"{key}: {type(hf).__name__} has no plan for it: {error}") from error
-    return tensor_plan, expert_plan
+    return _with_adapters(hf, tensor_plan), expert_plan
+
+
+def _with_adapters(hf: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
+    """A plan whose rules for layers with an adapter B A are rules for their parts.
+
+    Where the base's rows are cut, so are B's, and A is whole on every rank; where its columns are cut, so are A's, whose products are
+    added up over ranks before B, which is whole, multiplies them.
+
+    Raises:
+        ValueError: if it is not known how an adapter's layer is to be cut by its rule.
+    """
+    out = dict(plan)
+    for path, module in hf.named_modules():
+        if not path.endswith(f".{BASE}"):
+            continue
+        owner = path.removesuffix(f".{BASE}")
+        rule = out.pop(owner, None)
+        if rule == OF_OUTPUTS:
+            out[owner] = rule
+        elif rule is not None:
+            side = next((part for kind, part in CUT_WITH_BASE.items() if kind in rule), None)
+            if side is None:
+                raise ValueError(f"train.parallel: {owner} is cut by the rule {rule}, and its adapter cannot be; use shard with train.lora")
+            cut = [path, *(f"{path}.{name}" for name, _ in module.named_parameters())]
+            for part, linear in hf.get_submodule(f"{owner}.{side}").named_children():
+                cut += [f"{owner}.{side}.{part}", *(f"{owner}.{side}.{part}.{name}" for name, _ in linear.named_parameters())]
+            out |= dict.fromkeys(cut, rule)
+    return out
 
 
 def _too_old(key: str) -> ValueError:

@@ -92,9 +92,8 @@ def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[Para
     text = model.config.get_text_config()
     known = text.to_dict()
     experts = next((known[key] for key in ("num_experts", "n_routed_experts", "num_local_experts") if known.get(key)), 0)
-    can_cut = model.adapter is None
     for tensor in _divisors(devices.count):
-        divides = can_cut and text.num_attention_heads % tensor == 0 and text.num_key_value_heads % tensor == 0
+        divides = text.num_attention_heads % tensor == 0 and text.num_key_value_heads % tensor == 0
         if tensor > devices.per_node or (tensor > 1 and not divides):
             continue
         for context in _divisors(devices.count // tensor):
@@ -105,7 +104,7 @@ def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[Para
                 continue
             for shard in _divisors(data):
                 block = shard * context * tensor
-                spread = [e for e in _divisors(block) if e > 1 and e % tensor == 0 and experts and experts % e == 0 and can_cut]
+                spread = [e for e in _divisors(block) if e > 1 and e % tensor == 0 and experts and experts % e == 0]
                 for expert in (1, *spread):
                     yield ParallelConfig(replicate=data // shard, shard=shard, context=context, tensor=tensor, expert=expert)
 

@@ -111,9 +111,10 @@ class MeshPlanner:
         key = (len(layers_of(model.hf)), degrees.tensor, lengths)
         if key not in self._passed:
             own = replace(work, lengths=lengths, train=work.train.model_copy(update={"logprob_chunk_tokens": chunk}))
-            self._passed[key] = update_parts(
-                model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor), own
-            )
+            computed = model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor)
+            if computed is not model and work.train.lora is not None:
+                add_adapter(computed, work.train.lora)
+            self._passed[key] = update_parts(computed, own)
         return self._passed[key]
 
     def _with_layers(self, num: int, work: Workload) -> Planned:

@@ -128,11 +128,28 @@ def _tensor(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Ite
     forward = num + dense + (_moe_layers(model) if degrees.expert == 1 else 0)
     back = 3 * num + 2 * dense + (_moe_layers(model) if degrees.expert == 1 else 0) + 1
     again = num if passes.recompute else 0  # the sum that a layer ends with is not needed again
+    if model.adapter is not None:
+        again *= 2  # it is: the adapter's product comes after it
+        back -= 0 if passes.recompute else 3  # nothing before the first layer's queries, keys and values trains
     states = passes.tokens * text.hidden_size * model.dtype.itemsize
     sent = 2 * share(degrees.tensor) * (forward + again + 1 + back) * states
+    if model.adapter is not None:
+        sent += 2 * share(degrees.tensor) * _adapter_sums(model, degrees, passes) * model.dtype.itemsize
     if degrees.expert > 1:  # each rank sends its slice of the tokens on, and all get all results
         sent += share(degrees.tensor) * _moe_layers(model) * 2 * states
     yield Flow("hidden states of tensor ranks", sent * passes.micro_batches, degrees.tensor)
+
+
+def _adapter_sums(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> int:
+    """Entries of the products with A that are added up: forward where A is cut, and as gradients where B is."""
+    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
+    entries = 0
+    for name, p in model.hf.named_parameters():
+        if ".lora_A." in name and cuts[name].parts > 1:
+            entries += p.shape[0] * (2 if passes.recompute else 1)
+        elif ".lora_B." in name and cuts[name].parts > 1:
+            entries += p.shape[1]
+    return passes.tokens * entries
 
 
 def _context(model: CausalModel | ScalarModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:

@@ -83,12 +83,8 @@ def check_degrees(model: CausalModel | ScalarModel, mesh: Mesh) -> None:
     """
     text, tensor = model.config.get_text_config(), mesh.config.tensor
     name = type(model.hf).__name__
-    if tensor > 1 and model.adapter is not None:
-        raise ValueError("train.parallel: an adapter's layers have no plan for tensor; use shard with train.lora")
     if text.num_attention_heads % tensor or text.num_key_value_heads % tensor:
         raise ValueError(
             f"train.parallel: {name} has {text.num_attention_heads} heads and {text.num_key_value_heads} of keys and values, which "
             f"{tensor} ranks cannot share; lower tensor to a divisor of both"
         )
-    if mesh.experts is not None and model.adapter is not None:
-        raise ValueError("train.parallel: experts with adapters are not spread; use shard with train.lora")
