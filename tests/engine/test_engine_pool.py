@@ -322,6 +322,29 @@ def test_a_member_that_comes_back_while_it_is_ended_samples_nothing_more():
     world.run(play)
 
 
+def test_a_member_that_cannot_be_ended_is_told_of_and_its_requests_go_on_elsewhere():
+    world = World(2)
+
+    def kill():
+        world.made[0].dead = True  # to whoever waits for it
+        raise RuntimeError("e0 cannot be ended: the machine holds on to its process")
+
+    async def play(pool):
+        pool.open("c")
+        world.made[0].kill = kill
+        reading = asyncio.ensure_future(read(pool, asked("r", conversation="c")))
+        await until(lambda: sampled(pool, "r") >= 8)
+        world.made[0].hangs = True
+        chunks = await reading
+        await until(lambda: pool.slots[0].state is State.SERVING)
+        world.made[1].hangs = True  # they are looked at all the same
+        await until(lambda: pool.slots[1].state is State.SERVING and len(world.made) == 4)
+        return chunks
+
+    assert tokens_of(world.run(play)) == expected()
+    assert world.told[0].cause.endswith("; e0 cannot be ended: the machine holds on to its process")
+
+
 def test_another_is_started_only_when_the_lost_one_is_gone_whoever_stops_waiting():
     beside = []
 

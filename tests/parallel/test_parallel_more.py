@@ -20,6 +20,7 @@ from whet.checkpoint.dcp import DcpReader
 from whet.core.batch import batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
+from whet.model import dcp_files
 from whet.model.causal import ModelConfig, settle
 from whet.model.lora import LoraConfig
 from whet.model.scalar import ScalarModel
@@ -408,3 +409,18 @@ def test_a_staged_mesh_is_written_as_it_was_then_and_every_rank_hears_of_one_tha
         mine, theirs = (DcpReader(tmp_path / which / name) for which in ("later", "at_once"))
         assert mine.names == theirs.names
         assert all(torch.equal(mine.read(each), theirs.read(each)) for each in mine.names)
+
+
+def saved_apart(degrees, folder):
+    """Each rank sees a file system of its own under the same path."""
+    dcp_files.SEEN_S = 0.3
+    try:
+        backend_of(model_of("tied"), degrees).save(folder / f"machine {dist.get_rank()}")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def test_shards_that_the_first_rank_does_not_see_are_no_checkpoint(tmp_path):
+    first, _ = on_ranks(2, saved_apart, SHARD, tmp_path)
+    assert first is not None and "lacks 1 of 2 files" in first and "__1_0.distcp" in first and "file system that all of them share" in first

@@ -216,7 +216,8 @@ def write_manifest(folder: Path, progress: Progress, metrics: Mapping[str, float
         "parts": {name: _describe(folder / name) for name in _files_in(folder)},
     }
     _write_durably(folder / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
-    sync_folder(folder)
+    for written in (*(path for path in folder.rglob("*") if path.is_dir()), folder):  # a file's name is on the disk with its folder
+        sync_folder(written)
 
 
 def find_checkpoint(path: Path) -> Saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 META = ".metadata"
+SEEN_S = 10.0
+"""For a file that another machine has written to be seen on this one."""
 _DESCRIPTION = "torch.distributed.checkpoint.metadata"
 _DTYPES = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
 ALLOWED = {
@@ -68,3 +71,19 @@ class DcpFiles(FileSystemReader):
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
+
+    def check_there(self) -> None:
+        """See that what the ranks of a job have written is here, all of it.
+
+        Raises:
+            OSError: naming what is not: a rank has written it to another file system.
+        """
+        names = sorted({info.relative_path for info in (self.read_metadata().storage_data or {}).values()})
+        deadline = time.monotonic() + SEEN_S
+        while lacking := [name for name in names if not (self._meta.parent / name).is_file()]:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    f"{self._meta.parent} lacks {len(lacking)} of {len(names)} files that the ranks have written, among them {lacking[0]}: "
+                    "run_dir must be on a file system that all of them share"
+                )
+            time.sleep(0.2)

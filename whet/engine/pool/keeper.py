@@ -198,6 +198,8 @@ class Keeper(Generic[M]):
         except asyncio.CancelledError:  # with its event loop
             member.kill()
             raise
+        except Exception as alive:  # nothing that it says is heard any more
+            slot.cause = f"{slot.cause}; {alive}"
         finally:
             del self._going[slot.name]
             self.tell(Incident(slot.name, slot.cause, then, in_flight, stacks))

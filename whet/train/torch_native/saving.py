@@ -63,6 +63,8 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, writers: ProcessGrou
             save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=file.with_suffix(""), process_group=writers)
         except CheckpointException as error:
             raise _first_failure(error, file) from error
+        if dist.get_rank(writers) == 0:
+            DcpFiles(file.with_suffix("")).check_there()
         return
     write_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
 
