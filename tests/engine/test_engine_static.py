@@ -84,6 +84,7 @@ def test_steps_are_made_anew_where_the_cache_or_the_weights_lie_elsewhere():
         replies = [await reply_to(engine, request)]
         steps.append(dict(static._steps))
         await engine.flush()
+        assert not static._steps, "what they were made of takes memory"
         replies.append(await reply_to(engine, request))
         steps.append(dict(static._steps))
         await engine.update(list(other.named_weights()), 1)

@@ -123,8 +123,6 @@ class KVStore:
         self.block_size = block_size
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._scratch: list[Tensor | None] = [None, None]
-        self.num_cleared = 0
-        """Times that its tensors were given up."""
 
     def pools(self, num_layers: int, kv_heads: int, dim: int) -> list[tuple[Tensor, Tensor]]:
         """The tensors of every layer of a model in float32 on the CPU."""
@@ -176,7 +174,6 @@ class KVStore:
     def clear(self) -> None:
         """Give the memory back."""
         self._layers.clear()
-        self.num_cleared += 1
         self._scratch = [None, None]
 
     def _make(self, layer: int, k: Tensor, v: Tensor) -> None:

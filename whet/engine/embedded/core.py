@@ -218,6 +218,8 @@ class EngineCore:
         self.ranks.tell("forget")
         self.drop_caches()
         self.store.clear()
+        if self._static is not None:
+            self._static.forget()
 
     def sleep(self, weights: bool) -> None:
         """Give the caches' memory back and, if asked, that of the weights, which are then lost. Nothing may be computed until `wake`."""

@@ -25,7 +25,7 @@ class StaticDecode:
     """The decode steps of a model, each made when it is first wanted.
 
     Args:
-        model: whose weights are read where they lie; an update must change them in place, or `moved` be told of it.
+        model: whose weights are read where they lie; of an update `begin_version` is told.
         store: the block cache.
     """
 
@@ -40,7 +40,7 @@ class StaticDecode:
         longest = max(len(s.blocks) for s in sequences)
         shape = _padded(len(sequences)), min(_padded(longest), self._store.num_blocks)
         step = self._steps.get(shape)
-        if step is None or step.num_cleared != self._store.num_cleared:
+        if step is None:
             step = self._steps[shape] = _Step(self._model, self._store, *shape)
         step.fill(sequences)
         return step.run()[: len(sequences)]
@@ -50,7 +50,11 @@ class StaticDecode:
         addresses = self._addresses()
         if addresses != self._read:
             self._read = addresses
-            self._steps.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """The store gives its tensors up: graphs read them, and have memory of their own."""
+        self._steps.clear()
 
     def _addresses(self) -> list[int]:
         return [tensor.data_ptr() for _, tensor in self._model.named_state()]
@@ -68,8 +72,6 @@ class _Step:
 
     def __init__(self, model: CausalModel, store: KVStore, num: int, num_blocks: int) -> None:
         self._model, self._store = model, store
-        self.num_cleared = store.num_cleared
-        """Which tensors of the store it was made for."""
         device = model.device
         self._inputs = torch.zeros(3, num, dtype=torch.int64, device=device)
         """Tokens, positions and slots. [3, B]"""
