@@ -186,6 +186,21 @@ def test_it_can_be_paused_asked_refused_and_aborted(engine):
     asyncio.run(main())
 
 
+def test_no_copy_is_started_for_a_transport_that_cannot_be_had(monkeypatch):
+    def refuses(*_):
+        raise ValueError("its tensors cannot be written one after another")
+
+    class Launcher:
+        address = "127.0.0.1"
+
+        def start(self, name, setup, pipes=()):
+            raise AssertionError("who would end it?")
+
+    monkeypatch.setattr("whet.engine.embedded.copies.sender_of", refuses)
+    with pytest.raises(ValueError, match="one after another"):
+        copies_of(model(), launcher=Launcher())
+
+
 def test_an_id_may_be_used_again_while_answers_to_the_last_are_on_their_way(engine):
     copy = engine.members[0]
     given_up = Request("z", (1, 2), SamplingParams(200), chunk_tokens=1)

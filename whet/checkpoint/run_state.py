@@ -181,8 +181,8 @@ class RunState:
         except BaseException:
             try:
                 self.wait()
-            except OSError as error:
-                self._note(str(error))
+            except Exception as error:  # whatever it is, it must not hide why the run ends
+                self._note(f"the last checkpoint was not written: {error}")
             raise
         self.wait()
 

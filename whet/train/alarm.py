@@ -151,7 +151,7 @@ class Alarm:
     def close(self) -> None:
         """The job ends."""
         self._closed.set()
-        self._listening.join()
+        self._listening.join(2 * POLL_S)  # not for ever: where the store's machine is gone, it waits for that one's answer
         faulthandler.unregister(SAY_STACKS)
         self._stacks.close()
 

@@ -102,12 +102,12 @@ class EngineCopies(EnginePool[CopyProcess]):
             for i in range(len(devices) // ranks)
         ]
         try:
+            self._sender = sender_of(sync.config, model, sync.folder, launcher.address)
             copies = start_all(starts)
         except BaseException:
             self._let_go()
             raise
         slots = [Slot(copy.name, start, copy, breaker_of(pool)) for copy, start in zip(copies, starts, strict=True)]
-        self._sender = sender_of(sync.config, model, sync.folder, launcher.address)
         super().__init__(slots, SentWeights(self._sender, shapes), pool, deterministic=deterministic, tell=tell)
 
     def end(self) -> None:
