@@ -664,6 +664,25 @@ def test_all_killed_during_an_update_come_back_with_it():
     assert [engine.updates for engine in world.made] == [[], [1]]
 
 
+@pytest.mark.parametrize("apart", [1e-4, float("nan")])
+def test_members_whose_machines_round_otherwise_agree(apart):
+    world = World(2, start=lambda made: setattr(made, "score", lambda *_: asyncio.sleep(0, Scored((6.0 + apart,)))))
+    world.pool._keeper.published.tolerance = 1e-3
+
+    async def play(pool):
+        await pool.update([("w", "second")], 1)
+        await pool.score((1, 2))
+        world.made[0].dead = True
+        await read(pool, asked("r"))
+        if apart == apart:
+            await until(lambda: pool.slots[0].state is State.SERVING)
+            assert (await pool.score((1, 2))).logprobs == (6.0 + apart,)
+        else:
+            await until(lambda: pool.slots[0].state is State.GIVEN_UP)
+
+    world.run(play)
+
+
 @pytest.mark.parametrize("fault", ["weights", "probe", "hang"])
 def test_a_member_that_comes_back_with_other_weights_never_serves(fault):
     def start(made):

@@ -169,6 +169,21 @@ def test_a_fault_in_the_engines_memory_stops_the_run_and_is_named(fault, words):
         publish(model(0), model(1), shares=False, sabotage=sabotage)
 
 
+def test_a_probe_that_is_nan_in_its_middle_is_no_proof():
+    async def sabotage(engine, update, weights, version):
+        score = engine.score
+
+        async def spoiled(*asked):
+            first, _, *rest = (await score(*asked)).logprobs
+            return Scored((first, float("nan"), *rest))
+
+        engine.score = spoiled
+        return await update(weights, version)
+
+    with pytest.raises(SyncError, match="scores the probe nan nats away"):
+        publish(model(0), model(1), shares=False, sabotage=sabotage)
+
+
 def test_weights_that_were_changed_on_the_way_are_named():
     async def flip_one(engine, update, weights, version):
         weights = [(name, tensor.detach().clone()) for name, tensor in weights]

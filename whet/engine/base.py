@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from whet.types import Chunk, Receipt, Request, Scored
+
+SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
+"""Largest difference in nats between what two processes, on whatever machines, find for the same tokens under the same weights, by dtype.
+bfloat16 keeps 8 bits: logits of 16 to 32 lie 0.125 apart, and unlikely tokens see several such steps."""
+
+
+def nats_apart(one: Scored, other: Scored) -> float:
+    """How far two scores of the same tokens are apart at most; NaN, if that cannot be told of one of them."""
+    found = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+    return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
 
 
 class EngineRefused(ValueError):

@@ -8,24 +8,20 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 
-import torch
 from torch import Tensor
 
 from whet.algo.base import Need
 from whet.core.batch import batch_of
-from whet.engine.base import Engine, EngineFailed
+from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
 from whet.sync.base import Publication, SyncError, SyncTimes
 from whet.sync.tap import Tap
 from whet.train.base import Backend, NonFinite
 from whet.transport.base import Stream, TransportError
-from whet.types import UNSAMPLED, Origin, Receipt, Sample
+from whet.types import UNSAMPLED, Origin, Receipt, Sample, Scored
 
 PROBE_TOKENS = 12
-PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
-"""Largest difference in nats between the engine's cached decode path and the trainer's packed row, by dtype. bfloat16 keeps 8 bits: logits
-of 16 to 32 lie 0.125 apart, and the probe's unlikely tokens see several such steps."""
 
 
 class SharedPublisher:
@@ -109,9 +105,8 @@ class SharedPublisher:
         expected = await asyncio.get_running_loop().run_in_executor(self._thread, self._score)
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
-        found = (await self._engine.score(self._probe)).logprobs
-        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-        if not worst <= PROBE_TOLERANCE[self._backend.dtype]:
+        worst = nats_apart(await self._engine.score(self._probe), Scored(tuple(expected)))
+        if not worst <= SCORE_TOLERANCE[self._backend.dtype]:
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
         return worst
 

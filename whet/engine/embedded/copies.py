@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.engine.base import EngineFailed, EngineLost
+from whet.engine.base import SCORE_TOLERANCE, EngineFailed, EngineLost
 from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.launch import Launcher, LocalLauncher
 from whet.engine.embedded.processes import CopyProcess
@@ -108,7 +108,8 @@ class EngineCopies(EnginePool[CopyProcess]):
             self._let_go()
             raise
         slots = [Slot(copy.name, start, copy, breaker_of(pool)) for copy, start in zip(copies, starts, strict=True)]
-        super().__init__(slots, SentWeights(self._sender, shapes), pool, deterministic=deterministic, tell=tell)
+        tolerance = 0.0 if deterministic else SCORE_TOLERANCE[model.dtype]  # machines may round otherwise, where no bits are promised
+        super().__init__(slots, SentWeights(self._sender, shapes), pool, deterministic=deterministic, tell=tell, tolerance=tolerance)
 
     def end(self) -> None:
         self._sender.close()

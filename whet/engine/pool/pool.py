@@ -12,7 +12,7 @@ from typing import Generic
 
 from torch import Tensor
 
-from whet.engine.base import Capabilities, EngineFailed, EngineLost
+from whet.engine.base import Capabilities, EngineFailed, EngineLost, nats_apart
 from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.keeper import Keeper
@@ -40,15 +40,24 @@ class EnginePool(Generic[M]):
         config: deadlines, restarts, breakers.
         deterministic: whose a conversation is goes by the order in which they are opened, and a member that is lost ends everything.
         tell: is told of each member that is lost.
+        tolerance: nats that members' scores of the same tokens may be apart.
     """
 
     def __init__(
-        self, slots: Sequence[Slot[M]], weights: Weights[M], config: PoolConfig, *, deterministic: bool, tell: Tell = to_errors
+        self,
+        slots: Sequence[Slot[M]],
+        weights: Weights[M],
+        config: PoolConfig,
+        *,
+        deterministic: bool,
+        tell: Tell = to_errors,
+        tolerance: float = 0.0,
     ) -> None:
         self._config, self._deterministic, self._weights = config, deterministic, weights
         replies: dict[str, PooledReply] = {}
         flying = lambda slot: in_flight(slot, replies)  # noqa: E731
         self._keeper = Keeper(slots, weights, config, deterministic=deterministic, tell=tell, in_flight=flying)
+        self._keeper.published.tolerance = tolerance
         self._requests = Requests(self._keeper, replies, config, deterministic=deterministic)
         self._told_retried = self._told_restarts = 0
         (first, *_) = self.members
@@ -119,7 +128,7 @@ class EnginePool(Generic[M]):
             await self._keeper.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """Asked of every member. Raises EngineFailed if they disagree."""
+        """What the first says; asked of every member. Raises EngineFailed if they disagree."""
         asked = tokens, temperature, top_logprobs
         while True:
             async with self._keeper.enter():
@@ -129,8 +138,7 @@ class EnginePool(Generic[M]):
                 if answers:
                     (first, expected), *others = answers
                     for slot, found in others:
-                        if found != expected:
-                            worst = max(abs(a - b) for a, b in zip(expected.logprobs, found.logprobs, strict=True))
+                        if not (worst := nats_apart(found, expected)) <= self._keeper.published.tolerance:
                             raise EngineFailed(f"{slot.name} scores the same tokens {worst:.3g} nats away from {first.name}")
                     self._keeper.published.score = asked, expected
                     return expected

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from whet.engine.base import EngineFailed, EngineLost
+from whet.engine.base import EngineFailed, EngineLost, nats_apart
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import M, NotYet, Weights
 from whet.model.digest import differences
@@ -24,6 +24,8 @@ AGAIN_S = 0.5
 class Published:
     """What members must hold."""
 
+    tolerance: float = 0.0
+    """Nats that their scores of the same tokens may be apart: machines round otherwise."""
     version: int = 0
     updated: bool = False
     """Whether weights were ever put; until then members hold those that they were made with."""
@@ -64,8 +66,8 @@ async def prove(name: str, member: M, now: Published, weights: Weights[M], confi
     if now.score is not None:
         arguments, expected = now.score
         found = await in_time(member.score(*arguments), f"{name}: to score the probe", config.step_timeout_s)
-        if found != expected:
-            raise EngineFailed(f"{name} scores the probe of version {now.version} otherwise than the others did")
+        if not (worst := nats_apart(found, expected)) <= now.tolerance:
+            raise EngineFailed(f"{name} scores the probe of version {now.version} {worst:.3g} nats away from the others")
     if now.asleep:
         await in_time(member.sleep(), f"{name}: to sleep", config.step_timeout_s)
 
