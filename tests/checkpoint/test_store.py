@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.checkpoint.config import CheckpointConfig, RestoreConfig
-from whet.checkpoint.store import MANIFEST, CheckpointStore, find_checkpoint
+from whet.checkpoint.store import FORMAT, MANIFEST, CheckpointStore, find_checkpoint
 from whet.types import Progress
 
 
@@ -221,7 +221,7 @@ def test_another_format_is_refused(tmp_path):
     folder = save(checkpoints, 1)
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(ValueError, match="format 99; this version of whet reads format 2"):
+    with pytest.raises(ValueError, match=f"format 99; this version of whet reads format {FORMAT}"):
         checkpoints.newest()
 
 
