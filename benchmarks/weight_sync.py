@@ -43,7 +43,7 @@ from whet.transport.settings import SyncConfig
 ROUNDS = 5
 SHAPES = {"38M": (12, 512), "110M": (16, 768)}
 """Layers and width, by millions of parameters or so."""
-TRANSPORTS = ("shared", "broadcast", "disk", "delta")
+TRANSPORTS = ("shared", "ipc", "broadcast", "disk", "delta")
 RATES = (1e-6, 1e-4)
 STEPS = 3
 

@@ -67,7 +67,17 @@ def slow(*values):
 
 
 @pytest.mark.parametrize(
-    ("transport", "ranks"), [("delta", 1), ("broadcast", 2), slow("disk", 1), slow("broadcast", 1), slow("delta", 2), slow("disk", 2)]
+    ("transport", "ranks"),
+    [
+        ("delta", 1),
+        ("broadcast", 2),
+        ("ipc", 1),
+        slow("ipc", 2),
+        slow("disk", 1),
+        slow("broadcast", 1),
+        slow("delta", 2),
+        slow("disk", 2),
+    ],
 )
 def test_every_copy_holds_each_version_and_samples_from_it(engines, transport, ranks):
     engine, trainer = engines(transport, ranks), model(5)
@@ -102,7 +112,7 @@ def test_every_copy_holds_each_version_and_samples_from_it(engines, transport, r
     assert asyncio.run(main()) == asyncio.run(one())
 
 
-@pytest.mark.parametrize("transport", ["broadcast", slow("shared"), slow("disk"), slow("delta")])
+@pytest.mark.parametrize("transport", ["broadcast", slow("shared"), slow("ipc"), slow("disk"), slow("delta")])
 def test_a_slow_copy_is_named_at_the_deadline_and_nothing_is_sampled(transport, tmp_path):
     shorter = {"update_timeout_s": 1.0} if transport == "broadcast" else {}  # who waits for another is not late
     engine = copies_of(transport, tmp_path, timeout_s=3.0, pool=PoolConfig(restarts=0, **shorter))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from whet.transport import changes
 from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, Stream, TransportError
 from whet.transport.broadcast import BroadcastSender
 from whet.transport.delta import CHANGES, HEADER
+from whet.transport.handles import handed, opened
 from whet.transport.land import copy_weights
 from whet.transport.receive import Receiver
 from whet.transport.senders import sender_of
@@ -85,7 +88,7 @@ def carry(sending, engines, trained, version, weights=None):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("transport", ["broadcast", "disk", "delta"])
+@pytest.mark.parametrize("transport", ["ipc", "broadcast", "disk", "delta"])
 def test_every_transport_carries_every_bit_version_after_version(transport, dtype, tmp_path):
     trained = model(dtype=dtype)
     sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path, "127.0.0.1")
@@ -482,3 +485,22 @@ def test_few_changes_are_few_bytes():
     change = changes.change_of(old, new)
     assert change.kind == "gaps" and change.num_changed == int((old != new).sum()) and len(change.packed) < 1000
     assert changes.change_of(old, old).packed == b""
+
+
+def test_memory_is_opened_by_others_on_this_machine_alone(monkeypatch):
+    """Nothing is copied on the other side: what is written here afterwards is seen there."""
+    data = torch.arange(5000, dtype=torch.float32).view(torch.uint8)
+    description, kept = handed(data)
+    there = opened(description)
+    assert torch.equal(there, data)
+    kept[:4] = 7
+    assert there[:4].tolist() == [7] * 4
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with pytest.raises(TransportError, match=r"this is elsewhere: sync.transport=ipc is for engines on one machine"):
+        opened(description)
+
+
+def test_a_gpu_that_is_not_seen_is_told():
+    told = json.dumps([socket.gethostname(), 4, ["cuda", "GPU-1", ["00"], 0]]).encode()
+    with pytest.raises(TransportError, match="the trainer's GPU GPU-1 is none that this process sees"):
+        opened(told)

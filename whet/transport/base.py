@@ -70,7 +70,7 @@ class BroadcastTicket:
     receivers: tuple[str, ...]
     """The engines' names, each with a rank of its own: the first is rank 1."""
     backend: str
-    """gloo, or nccl where all tensors are on CUDA."""
+    """gloo; ipc: gloo, and bytes stay where they are, for others on the machine to open; nccl, where all tensors are on CUDA."""
     timeout_s: float
 
 

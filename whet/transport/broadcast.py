@@ -14,13 +14,12 @@ from contextlib import suppress
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from whet.transport.base import BroadcastTicket, Sent, SentOnce, Ticket, TransportError, waited_s
 from whet.transport.buckets import Bucket, buckets, unpacked
-from whet.transport.group import Group, join
+from whet.transport.group import Group, Pending, join
 from whet.transport.meeting import Meeting, exchanging
 
 END, CUT = -1, -2
@@ -34,7 +33,8 @@ class BroadcastSender:
         host: this machine's address, as the engines know it.
         timeout_s: how long a message, or an engine, may take.
         max_buffer_bytes: of the two buckets that there are at a time; a tensor that is larger goes alone, without a bucket.
-        backend: gloo, or nccl where the weights and all engines are on CUDA devices of their own (never run).
+        backend: gloo; ipc, where all are on one machine and open each other's memory; or nccl, where the weights and all engines are on
+            CUDA devices of their own (never run).
     """
 
     simultaneous = True
@@ -132,7 +132,7 @@ class _Sending:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._under_way: list[tuple[dist.Work, Tensor]] = []
+        self._under_way: list[Pending] = []
         self.size_bytes = 0
 
     def put(self, bucket: Bucket) -> None:
@@ -141,7 +141,8 @@ class _Sending:
         self._start(torch.tensor([bucket.data.numel(), header.numel()]))
         self._start(header)
         if bucket.data.numel():
-            self._start(bucket.data)
+            with exchanging():
+                self._under_way += self._group.give(bucket.data)
         self.size_bytes += bucket.data.numel()
 
     def close(self, how: int) -> None:
@@ -212,8 +213,15 @@ def _received(group: Group) -> Iterator[Bucket]:
         if num_bytes == CUT:
             raise TransportError("the trainer broke off the stream of its weights")
         header = _fill(group, torch.empty(num_header, dtype=torch.uint8, device=group.device))
-        data = torch.empty(num_bytes, dtype=torch.uint8, device=group.device)
-        yield Bucket(bytes(header.tolist()), _fill(group, data) if num_bytes else data)
+        if not num_bytes:
+            yield Bucket(bytes(header.tolist()), torch.empty(0, dtype=torch.uint8))
+            continue
+        with exchanging():
+            data = group.take(num_bytes)
+        yield Bucket(bytes(header.tolist()), data)
+        del data
+        with exchanging():
+            group.taken()
 
 
 def _fill(group: Group, tensor: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from whet.transport.base import BroadcastTicket
+from whet.transport.handles import handed, opened
 
+Pending = tuple[dist.Work, Tensor]
+"""An exchange that is under way, and what has to be kept until it is done."""
 SENDER = 0
 """The rank that sends."""
 JOIN_TIMEOUT_S = 30.0
@@ -37,6 +40,48 @@ class Group:
         options.rootRank, options.timeout = SENDER, self._timeout
         return self._group.broadcast([tensor], options)
 
+    def give(self, data: Tensor) -> list[Pending]:
+        """Begin to have all others take bytes."""
+        data = data.to(self.device)
+        return [(self.broadcast(data), data)]
+
+    def take(self, num_bytes: int) -> Tensor:
+        """What was given, good until `taken`. [bytes] uint8"""
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        self.broadcast(data).wait()
+        return data
+
+    def taken(self) -> None:
+        """Say that it is not needed any more."""
+
+
+class IpcGroup(Group):
+    """A group on one machine, whose bytes stay where they are: the others open the sender's memory."""
+
+    def give(self, data: Tensor) -> list[Pending]:
+        description, kept = handed(data)
+        told = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+        size = torch.tensor([told.numel()])
+        return [(self.broadcast(size), size), (self.broadcast(told), told), (self._meet(), kept)]
+
+    def take(self, num_bytes: int) -> Tensor:
+        size = torch.zeros(1, dtype=torch.int64)
+        self.broadcast(size).wait()
+        told = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast(told).wait()
+        return opened(bytes(told.tolist()))
+
+    def taken(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what was copied from it was copied
+        self._meet().wait()
+
+    def _meet(self) -> dist.Work:
+        """Begin to wait for all."""
+        options = dist.AllreduceOptions()
+        options.timeout = self._timeout
+        return self._group.allreduce([torch.zeros(1)], options)
+
 
 def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
     """Connect to the others, which are all there.
@@ -53,7 +98,8 @@ def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
         return Group(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], joining
-    return Group(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
+    kind = IpcGroup if ticket.backend == "ipc" else Group
+    return kind(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
 
 
 def _own_address(ticket: BroadcastTicket) -> str:

@@ -29,6 +29,8 @@ def sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: st
             return SharedSender(dict(model.named_weights()), config.timeout_s)
         case "broadcast":
             return BroadcastSender(address, config.timeout_s, config.max_buffer_bytes)
+        case "ipc":
+            return BroadcastSender(address, config.timeout_s, config.max_buffer_bytes, "ipc")
         case "disk":
             return DiskSender(where, config.keep, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
         case "delta":

@@ -14,14 +14,16 @@ from whet.config import Config, refuse_unread
 class SyncConfig(Config):
     """How new weights reach engines that run in processes of their own (docs/weight-sync.md). Whatever the way, every version is proven."""
 
-    transport: Literal["auto", "shared", "broadcast", "disk", "delta"] = "auto"
-    """shared: one file in the machine's memory, which all engines map; broadcast: a process group (gloo); disk: a folder in Hugging Face
-    format for each version; delta: only what changed since the version before, compressed; auto: shared."""
+    transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"] = "auto"
+    """shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine
+    open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only what changed since the
+    version before, compressed; auto: shared."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long an engine may take over a version before the run stops; in a broadcast, how long it may take to come, a message may take,
-    and, once all is sent, an engine's answer."""
+    """How long an engine may take over a version before the run stops; by broadcast and ipc, how long it may take to come, a message may
+    take, and, once all is sent, an engine's answer."""
     max_buffer_bytes: int = Field(default=2**29, ge=2**20)
-    """broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of weights."""
+    """ipc and broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of
+    weights."""
     folder: str | None = None
     """disk and delta: where versions are written, on a file system that trainer and engines share; unset: the run's folder, `sync`."""
     keep: int = Field(default=2, ge=1)
@@ -37,6 +39,7 @@ class SyncConfig(Config):
         unread = {
             "auto": ["max_buffer_bytes", "folder", "keep"],
             "shared": ["max_buffer_bytes", "folder", "keep"],
+            "ipc": ["folder", "keep"],
             "broadcast": ["folder", "keep"],
             "disk": [],
             "delta": [],
