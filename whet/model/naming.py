@@ -6,7 +6,9 @@ the same answer, since files hold the same elements in another order. So no more
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +19,47 @@ from whet.model.decoder import DecoderModel
 
 Read = Callable[[str], Tensor]
 """Gives a tensor of a file by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Neighbours in every dimension."""
+
+    shape: torch.Size
+    """In a file."""
+    slices: tuple[slice, ...]
+
+    def put(self, part: Tensor, out: Tensor) -> None:
+        there = out[self.slices]
+        there.copy_(part.reshape(there.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Entries in any order."""
+
+    shape: torch.Size
+    entries: Tensor
+    """Of the tensor, laid out flat. int64"""
+
+    def put(self, part: Tensor, out: Tensor) -> None:
+        out.view(-1)[self.entries] = part.reshape(-1)
+
+
+def place_in(order: Tensor, places: Tensor) -> Box | Scattered:
+    """Where entries lie in a tensor.
+
+    Args:
+        order: the tensor's entries by their numbers, 0 to its size.
+        places: the numbers of those that a file has, as it has them.
+    """
+    entries = places.reshape(-1)
+    if len(entries):
+        corners = [torch.unravel_index(entries[i], order.shape) for i in (0, -1)]
+        slices = tuple(slice(int(low), int(high) + 1) for low, high in zip(*corners, strict=True))
+        if torch.equal(order[slices].reshape(-1), entries):
+            return Box(places.shape, slices)
+    return Scattered(places.shape, entries)
 
 
 class Naming:
@@ -50,6 +93,7 @@ class Naming:
         together = revert_weight_conversion(self._hf, dict(self.own))
         if self.file_names != together.keys():
             raise ValueError(f"{type(model.hf).__name__} has tensors that are written together; it cannot be converted one after another")
+        self._boxes: dict[tuple[str, torch.Size], list[Box]] = {}
         ends = (model.hf.get_input_embeddings(), model.hf.get_output_embeddings())
         weights = [module.weight for module in ends if isinstance(module, (torch.nn.Embedding, torch.nn.Linear))]
         self._of_vocabulary = {name for name, tensor in self.parameters.items() if any(tensor is weight for weight in weights)}
@@ -72,16 +116,28 @@ class Naming:
         wanted = self.own[name]
         if name in self._same:
             return self.fitting(name, read(self.files[name][0]))
-        order = torch.arange(wanted.numel(), dtype=torch.int64).view(wanted.shape)
         out: Tensor | None = None
-        for file, places in self.to_files(name, order):
+        for file, place in zip(self.files[name], self._places(name), strict=True):
             part = read(file)
-            if part.shape != places.shape:
-                raise ValueError(f"{file} has the shape {tuple(part.shape)}, not the model's {tuple(places.shape)}")
-            out = torch.empty(wanted.numel(), dtype=part.dtype) if out is None else out
-            out[places.reshape(-1)] = part.reshape(-1)
+            if part.shape != place.shape:
+                raise ValueError(f"{file} has the shape {tuple(part.shape)}, not the model's {tuple(place.shape)}")
+            out = torch.empty(wanted.shape, dtype=part.dtype) if out is None else out
+            place.put(part, out)
         assert out is not None, f"{name} becomes nothing in files"
-        return out.view(wanted.shape)
+        return out
+
+    def _places(self, name: str) -> list[Box | Scattered]:
+        """Where the entries of its files lie in a tensor. Layers are alike, so that boxes are found once for all of them."""
+        wanted = self.own[name].shape
+        kind = re.sub(r"\d+", "#", name), wanted
+        if kind in self._boxes:
+            return list(self._boxes[kind])
+        order = torch.arange(wanted.numel(), dtype=torch.int64).view(wanted)
+        found = [place_in(order, places) for _, places in self.to_files(name, order)]
+        boxes = [place for place in found if isinstance(place, Box)]
+        if len(boxes) == len(found):
+            self._boxes[kind] = boxes
+        return found
 
     def fitting(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the model's shape, without rows that pad a vocabulary.
