@@ -125,6 +125,18 @@ def test_folders_that_hold_no_model_are_refused(tmp_path, folder):
             load_causal(folder, config(), trainable=False)
 
 
+def test_what_is_loaded_does_not_change_with_its_file(folder):
+    model = load_causal(folder, config(), trainable=False)
+    before = {name: weight.clone() for name, weight in model.named_weights()}
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(path.stat().st_size - file.tell()))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_weights())
+    changed = load_file(path)
+    assert any(not torch.equal(changed[name], weight) for name, weight in before.items())
+
+
 def test_weights_that_lack_tensors_are_refused(folder):
     path = folder / "model.safetensors"
     weights = load_file(path)

@@ -85,10 +85,10 @@ class Contents:
         lacking = {tied[0] for tied in names.values() if not any(name in pieces or name in self._unfit for name in tied)}
         for tied in names.values():
             self._add(tied, own[tied[0]], [pieces[name] for name in tied if name in pieces], dtypes[tied[0]])
-        told = LoadStateDictInfo(lacking, unknown, set(), [], {}, set())
+        told = LoadStateDictInfo(set(), unknown, set(), [], {}, set())
         hf._adjust_missing_and_unexpected_keys(told)
         inside = f"{hf.base_model_prefix}."
-        self.missing = tuple(sorted(name for name in told.missing_keys if name.startswith(inside) or not headless))
+        self.missing = tuple(sorted(name for name in lacking if name.startswith(inside) or not headless))
         """Tensors of the model that no file gives. Tied ones are given by what they are tied to."""
         self.misfits = tuple(f"{name}{words}" for name, words in sorted(self._unfit.items()))
         """`name: its shape, not the model's (file)`, and what cannot be put together (fused experts that lack one, say)."""
@@ -123,11 +123,12 @@ class Contents:
                 )
 
     @torch.no_grad()
-    def fill(self, device: torch.device) -> None:
+    def fill(self, device: torch.device, computes_on: torch.device) -> None:
         """Read what this process keeps of each tensor, one tensor after another, and put it in the place of what has no contents.
 
         Args:
             device: where parameters lie afterwards.
+            computes_on: where buffers do.
 
         Raises:
             ValueError: if a file is damaged, or tensors that the model ties differ.
@@ -143,7 +144,9 @@ class Contents:
                         f"{self.folder}: config.json ties {' and '.join(slot.names)}, but the files have two different tensors there; set "
                         "tie_word_embeddings=false in config.json, or take one of them out"
                     )
-                new = _in_place_of(old, first.to(device, torch.promote_types(old.dtype, slot.dtype)))
+                where = device if isinstance(old, nn.Parameter) else computes_on
+                own = torch.empty(first.shape, dtype=torch.promote_types(old.dtype, slot.dtype), device=where)
+                new = _in_place_of(old, own.copy_(first))  # a copy, since what is read may be the file itself, mapped
                 for each, name in slot.places:
                     setattr(each, name, new)
 
@@ -209,11 +212,9 @@ def _along(placement: Placement, dim: int, num_dims: int) -> Placement:
 
 def _in_place_of(old: Tensor, local: Tensor) -> Tensor:
     """A parameter, or a buffer, like another one but with contents."""
-    found: Tensor = local.contiguous()
+    found = local
     if isinstance(old, DTensor):
-        found = DTensor.from_local(
-            found, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=tuple(old.stride())
-        )
+        found = DTensor.from_local(local, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=tuple(old.stride()))
     return nn.Parameter(found, old.requires_grad) if isinstance(old, nn.Parameter) else found
 
 

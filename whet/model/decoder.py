@@ -67,7 +67,7 @@ class DecoderModel(ABC):
             ValueError: as `Contents.fill`.
         """
         if self.contents is not None:
-            self.contents.fill(device)
+            self.contents.fill(device, self.computes_on or device)
             self.contents = None
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
