@@ -24,14 +24,16 @@ class CompiledLayers:
     Attention is called from between compiled parts: who sees whom changes from row to row, and its kernels are torch's own.
 
     Args:
-        hf: its layers are compiled where they first run, with shapes that may change.
+        hf: its layers are compiled where they first run, with shapes that may change. Of a sharded model what puts a layer together stays
+            outside: it hangs on the layer's call, and the layer's `forward` is compiled.
+        device: on which it computes.
     """
 
-    def __init__(self, hf: PreTrainedModel) -> None:
-        require_compiler(next(hf.parameters()).device)
+    def __init__(self, hf: PreTrainedModel, device: torch.device) -> None:
+        require_compiler(device)
         self._seconds = 0.0
         AttentionInterface.register(ATTENTION, cast(Any, torch.compiler.disable(whet_attention)))
-        self._layers = [(layer, torch.compile(layer._call_impl, dynamic=True)) for layer in layers_of(hf)]
+        self._layers = [(layer, torch.compile(layer.forward, dynamic=True)) for layer in layers_of(hf)]
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -63,7 +65,10 @@ class CompiledLayers:
 
     def _set(self, on: bool) -> None:
         for layer, compiled in self._layers:
-            layer._compiled_call_impl = compiled if on else None
+            if on:
+                layer.forward = compiled
+            else:
+                del layer.forward
 
 
 def require_compiler(device: torch.device) -> None:

@@ -26,7 +26,7 @@ from whet.model.tensor_files import system_errors, write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.flops import PassSize, pass_size
-from whet.train.torch_native.config import ALONE, TrainConfig, rows_per_chunk
+from whet.train.torch_native.config import TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Row, Rows, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import mesh_of
@@ -80,12 +80,12 @@ class TorchBackend:
         if total_steps is not None and config.lora is not None:
             self.adapter = add_adapter(model, config.lora)
         self._size, self.flops = pass_size(model), 0
-        self._compiled = CompiledLayers(model.hf) if config.compile else None
         self._ranks: Ranks = OneRank()
         if (degrees := config.degrees) is not None:
             if config.compile:
-                raise ValueError(ALONE)
+                check_compiled(degrees)
             self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), self._size, offload=config.offload)
+        self._compiled = CompiledLayers(model.hf, model.device) if config.compile else None
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
         self.optimizer: Optimizer | None = None

@@ -12,8 +12,6 @@ from whet.train.torch_native.layout import Rows
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.optim_config import CUT_MATRICES, OptimConfig
 
-ALONE = "train.compile is for one device: on a mesh, layers are compiled anew for too many kinds of rows; leave it or train.parallel out"
-"""What is told of compiled layers on a mesh."""
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
 
@@ -41,7 +39,7 @@ class TrainConfig(Config):
     cover the most that one computes between two exchanges beyond another."""
     compile: bool = False
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in
-    `metrics.jsonl` has the seconds. On one device."""
+    `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -50,7 +48,7 @@ class TrainConfig(Config):
         if self.optim.name == "muon" and self.parallel != "auto" and self.degrees is not None:
             raise ValueError(CUT_MATRICES)
         if self.compile and self.parallel != "auto" and self.degrees is not None:
-            raise ValueError(ALONE)
+            check_compiled(self.degrees)
         return self
 
     @property
@@ -68,6 +66,24 @@ class TrainConfig(Config):
     def spreads(self) -> bool:
         """Whether each process holds a part of the model. Raises as `degrees`."""
         return self.degrees is not None
+
+
+def check_compiled(degrees: ParallelConfig) -> None:
+    """Refuse compiled layers where torch cannot compile them.
+
+    Raises:
+        ValueError: naming the degree.
+    """
+    seen = {
+        "tensor": "the compiler recurses without end over weights that ranks share",
+        "expert": "a tiny model's layers were not compiled after a minute",
+    }
+    for name, size in (("tensor", degrees.tensor), ("expert", degrees.expert)):
+        if size > 1:
+            raise ValueError(
+                f"train.compile does not go with train.parallel.{name} ({size}) in torch 2.13: {seen[name]}; leave train.compile out, or use "
+                f"shard, replicate or context in place of {name}"
+            )
 
 
 def rows_per_chunk(config: TrainConfig, vocab_size: int) -> int:
