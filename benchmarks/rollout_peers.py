@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from vllm_peer import Took, Vllm
 
 from whet.engine.base import Engine
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.types import Request, SamplingParams
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from whet.engine.base import Engine
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import Launcher
 from whet.engine.embedded.stops import Decode

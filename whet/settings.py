@@ -16,7 +16,7 @@ from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
-from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.env.build import EnvConfig
 from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig

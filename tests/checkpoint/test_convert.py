@@ -26,7 +26,8 @@ from tests.parallel.tiny_models import SIZES, step_of
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.convert import convert
 from whet.checkpoint.store import CheckpointStore, find_checkpoint
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.config import EmbeddedConfig
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.digest import digests_of
 from whet.model.folders import INDEX, read_weights

@@ -12,8 +12,9 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.dialing import Invitation
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import LocalProcess
 from whet.engine.embedded.stops import Decode

@@ -18,8 +18,8 @@ import torch
 from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 
 from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
 from whet.model.causal import ModelConfig, random_causal
 from whet.model.digest import digests_of

@@ -14,9 +14,9 @@ from engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import first_weights
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.dialing import DialingLauncher
-from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import State
 from whet.model.causal import ModelConfig, random_causal

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.grammar import Grammars, Matching
 from whet.model.causal import ModelConfig, random_causal
 from whet.quickstart.model import SmallModelConfig, make_model

@@ -13,9 +13,9 @@ from engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import dialing, launch
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.dialing import DialingLauncher, Invitation
-from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.launch import LocalLauncher
 from whet.model.causal import ModelConfig, random_causal
 from whet.types import Request, SamplingParams

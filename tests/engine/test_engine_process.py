@@ -6,11 +6,12 @@ import threading
 from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
 from whet.engine.base import Capabilities, EngineLost
 from whet.engine.embedded.launch import Ended, Link
 from whet.engine.embedded.processes import CopyProcess
-from whet.engine.embedded.worker import Setup
+from whet.engine.embedded.worker import Setup, use
 from whet.engine.pool.keeper import in_time
 from whet.types import Request, SamplingParams
 
@@ -66,3 +67,11 @@ def test_requests_to_a_copy_that_reads_nothing_hold_nobody_up(tmp_path):
     asyncio.run(asyncio.wait_for(main(), 30))
     with pytest.raises(EngineLost, match="engine copy 0 was killed"):
         copy.open("late")
+
+
+def test_a_worker_on_a_gpu_has_it_as_its_own(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cpu", "cuda:1", "cuda"):
+        use(torch.device(name))
+    assert chosen == [torch.device("cuda:1")]

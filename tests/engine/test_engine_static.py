@@ -4,8 +4,8 @@
 import pytest
 from engine_setup import engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.engine import EmbeddedConfig
 from whet.engine.embedded.static import StaticDecode
 from whet.types import Request, SamplingParams
 

@@ -10,8 +10,9 @@ from real_memory import Alive, as_wide_as_the_vocabulary, batch, deepseek, pair,
 from safetensors.torch import load_file
 
 from whet.algo.sft import sft_loss
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.preflight.memory import Sampling, Workload, checkpoint_bytes, largest_row, plan_memory
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.train.torch_native.packing import pack

@@ -13,8 +13,9 @@ from tiny_engine import STOPS, TURNS
 from transformers import Qwen3Config
 
 from whet.core.batch import batch_of
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.env.calculator import calculator
 from whet.env.rollout import Limits
 from whet.env.tool_env import ToolEnv

@@ -15,7 +15,8 @@ from transformers import Qwen3Config
 
 from whet.data.parsers import Malformed, Parsed
 from whet.data.template import Renderer
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.config import EmbeddedConfig
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.transport.land import copy_weights

@@ -15,7 +15,8 @@ from whet.algo import Need
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.config import EmbeddedConfig
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.samples import samples_of
 from whet.train.torch_native.backend import TorchBackend, TrainConfig

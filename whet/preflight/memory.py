@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whet.core.logprobs import Nucleus, chunked_logprobs
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.rows import Shelf, capacity_for
 from whet.engine.embedded.sampler import sample
 from whet.model.causal import CausalModel

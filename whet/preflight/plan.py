@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from whet.data.hub import resolve_model_path
-from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.model.causal import CausalModel, ModelConfig
 from whet.model.lora import LoraConfig, add_adapter
 from whet.model.meta import read_meta

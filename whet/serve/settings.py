@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from whet.config import Config
-from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.model.causal import ModelConfig
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whet.engine.base import SCORE_TOLERANCE, EngineFailed, EngineLost
-from whet.engine.embedded.engine import EmbeddedConfig
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.launch import Launcher, LocalLauncher
 from whet.engine.embedded.processes import CopyProcess
 from whet.engine.embedded.ranks import check_split

@@ -211,8 +211,6 @@ class Links:
 
     def join(self, device: str) -> Ranks:
         """Wait for all ranks."""
-        if torch.device(device).type == "cuda":
-            torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(backend, init_method=f"file://{self.store}", rank=self.rank, world_size=self.num, timeout=timeout)

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.dialing import Invitation
-from whet.engine.embedded.engine import EmbeddedConfig, EmbeddedEngine
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.first_weights import fetch
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import SAY_STACKS
@@ -224,6 +225,12 @@ def _portable(error: Exception) -> Exception:
     return EngineFailed(f"{type(error).__name__}: {error}{cause}")
 
 
+def use(device: torch.device) -> None:
+    """Make it this process's own: streams, graphs and what is told of memory are of the present one."""
+    if device.type == "cuda" and device.index is not None:  # else there is one to be seen, which it is already
+        torch.cuda.set_device(device)
+
+
 def work(connection: Connection) -> None:
     """The process: set up, serve, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
@@ -231,6 +238,7 @@ def work(connection: Connection) -> None:
     faulthandler.register(SAY_STACKS, all_threads=True)
     setup: Setup = connection.recv()
     torch.set_num_threads(setup.threads)
+    use(torch.device(setup.device))
     if setup.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(setup.deterministic)
