@@ -81,8 +81,8 @@ def check_compiled(degrees: ParallelConfig) -> None:
     for name, size in (("tensor", degrees.tensor), ("expert", degrees.expert)):
         if size > 1:
             raise ValueError(
-                f"train.compile does not go with train.parallel.{name} ({size}) in torch 2.13: {seen[name]}; leave train.compile out, or use "
-                f"shard, replicate or context in place of {name}"
+                f"train.compile does not go with train.parallel.{name} ({size}) in torch 2.13: {seen[name]}; leave train.compile out, or "
+                f"use shard, replicate or context in place of {name}"
             )
 
 
