@@ -87,3 +87,12 @@ def test_an_optimizer_elsewhere_leaves_room(here):
         plans.append(json.loads((here / f"{i}.json").read_text())["layouts"][0]["memory_bytes"])
     assert plans[0].keys() - plans[1].keys() == {"parameters", "optimizer moments", "optimizer scratch"}
     assert plans[1]["gradients"] < plans[0]["gradients"]
+
+
+def test_muon_puts_a_matrix_together_on_a_mesh(here):
+    """With what its iteration takes, as one process plans it for a matrix."""
+    _, alone = look(*AREAS, overrides=["train.optim.name=muon"])
+    _, scene = look(*AREAS, overrides=["train.optim.name=muon", "train.parallel.shard=2"])
+    assert alone.memory.bytes_of("a matrix put together") == 0
+    largest = 48 * 32  # entries of gate, up or down
+    assert 4 * largest < scene.memory.bytes_of("a matrix put together") <= alone.memory.bytes_of("optimizer scratch")

@@ -8,7 +8,6 @@ from torch import nn
 
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
-from whet.train.torch_native.backend import TrainConfig
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.optim_config import OptimConfig, lr_at
 
@@ -271,12 +270,6 @@ def newton_schulz(matrix):
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x.T if matrix.shape[0] > matrix.shape[1] else x
-
-
-def test_muon_is_refused_on_a_mesh():
-    with pytest.raises(ValueError, match=r"muon orthogonalizes whole matrices.*use adamw, or one device"):
-        TrainConfig(optim={"name": "muon"}, parallel={"shard": 2})
-    assert TrainConfig(optim={"name": "muon"}, parallel={"shard": 1}).degrees is None
 
 
 def test_muons_momentum_is_for_those_who_use_it():

@@ -14,11 +14,12 @@ from whet.model.lora import add_adapter
 from whet.model.meta import meta_like
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
 from whet.model.scalar import ScalarModel
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_parts, update_parts
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_bytes, optimizer_parts, update_parts
 from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.mesh_ranks import head_size
+from whet.train.torch_native.optim_config import IN_A_LAYER
 
 Planned = CausalModel | ScalarModel
 """What is planned."""
@@ -94,6 +95,11 @@ class MeshPlanner:
         if len(trained) == len(kept):
             whole = layer * (computed + REDUCED_BYTES * (computed < REDUCED_BYTES))
             parts.append(Part("a layer's gradient, whole", whole, ("backward",), "raise train.parallel.tensor", estimate=True))
+        if work.train.optim.name == "muon" and not work.offloaded:
+            matrices = {name: p for name, p in model.hf.named_parameters() if p.requires_grad and p.dim() == 2 and IN_A_LAYER.search(name)}
+            name = max(matrices, key=lambda name: matrices[name].numel())
+            alone = optimizer_bytes({name: torch.empty_like(matrices[name], dtype=learned_dtype(model))}, work.train)
+            parts.append(Part("a matrix put together", alone.scratch, ("step",), "use adamw", estimate=True))
         if work.reference and model.adapter is None:
             frozen = sum(p.numel() for p in kept.values()) * computed
             parts.append(Part("reference model", frozen, ALWAYS, work.reference_advice))

@@ -10,7 +10,7 @@ from whet.config import Config
 from whet.model.lora import LoraConfig
 from whet.train.torch_native.layout import Rows
 from whet.train.torch_native.mesh import ParallelConfig
-from whet.train.torch_native.optim_config import CUT_MATRICES, OptimConfig
+from whet.train.torch_native.optim_config import OptimConfig
 
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
@@ -44,9 +44,7 @@ class TrainConfig(Config):
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
     @model_validator(mode="after")
-    def _whole_matrices(self) -> TrainConfig:
-        if self.optim.name == "muon" and self.parallel != "auto" and self.degrees is not None:
-            raise ValueError(CUT_MATRICES)
+    def _compiles(self) -> TrainConfig:
         if self.compile and self.parallel != "auto" and self.degrees is not None:
             check_compiled(self.degrees)
         return self

@@ -15,11 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from whet.config import Config, refuse_unread
 from whet.train.torch_native.optim_8bit import AdamW8bit, blocks_of
+from whet.train.torch_native.optim_muon import SpreadMuon
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 """Of a parameter's name: that it is one of a numbered layer's, not of embedding or head."""
-CUT_MATRICES = "optim.name=muon orthogonalizes whole matrices, and train.parallel cuts them over ranks; use adamw, or one device"
-"""What is told of Muon on a mesh."""
 MatrixOptimizer = AdamW8bit | torch.optim.Muon
 """What may step matrices in AdamW's place."""
 FUSED = ("cpu", "cuda")
@@ -32,7 +31,7 @@ class OptimConfig(Config):
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw (arXiv 1711.05101), by torch's fused kernels where the device has them; adamw_8bit: matrices of 4096 entries and more on
     a rank keep their moments in eight bits (arXiv 2110.02861, by torchao: `whet[8bit]`), and all else is adamw's; muon: layers' matrices
-    are stepped by their orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else is adamw's; on one device."""
+    are stepped by their orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else is adamw's."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -83,7 +82,7 @@ def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[
         config: the settings.
 
     Raises:
-        ValueError: for Muon over ranks: its update is of whole matrices; or torchao is not installed.
+        ValueError: if torchao is asked for and not installed.
     """
     chosen = _matrices(named, config)
     other = _optimizer_of(chosen.values(), config) if chosen else None
@@ -111,10 +110,9 @@ def _matrices(named: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Ten
 def _optimizer_of(matrices: Collection[Tensor], config: OptimConfig) -> MatrixOptimizer:
     if config.name == "adamw_8bit":
         return AdamW8bit(matrices, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
-    if any(isinstance(p, DTensor) for p in matrices):
-        raise ValueError(CUT_MATRICES)
     how = {"momentum": config.momentum, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return torch.optim.Muon(matrices, lr=config.lr, **how)
+    muon = SpreadMuon if any(isinstance(p, DTensor) for p in matrices) else torch.optim.Muon
+    return muon(matrices, lr=config.lr, **how)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
