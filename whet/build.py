@@ -38,6 +38,7 @@ from whet.observe.files import replace_file
 from whet.observe.trackers import JsonlTracker
 from whet.opened import OpenRun
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
+from whet.reward.model import ScorerOf
 from whet.rollout.player import Player
 from whet.rollout.sampling import RolloutConfig
 from whet.runfolder.failures import FailureFiles
@@ -79,6 +80,7 @@ class Parts:
     player: Player
     rewards: list[Reward | GroupReward]
     """All that are to be closed."""
+    scorer_of: ScorerOf
     thread: ThreadPoolExecutor
 
 
@@ -111,8 +113,11 @@ def read_texts(config: RunConfig) -> Texts:
 
 
 @contextmanager
-def build_parts(config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell = to_errors) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost."""
+def build_parts(
+    config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell = to_errors, scorer_of: ScorerOf = lambda _: None
+) -> Iterator[Parts]:
+    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost, and
+    `scorer_of` says who scores for a reward with a model that is no model of its own."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
@@ -123,7 +128,7 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell 
     with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
-        scoring = _scoring(config.reward, folder, rewards)  # before the weights, which take long
+        scoring = _scoring(config.reward, folder, rewards, scorer_of)  # before the weights, which take long
         spread = trainable and config.train.spreads
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable, spread=spread)
         held = load_causal(folder, held_as, trainable=False) if own else model
@@ -137,16 +142,16 @@ def build_parts(config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell 
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
             if overlaps or config.control.partial:
                 player = replace(player, chunk_tokens=CHUNK_TOKENS)
-            yield Parts(folder, model, engine, player, rewards, thread)
+            yield Parts(folder, model, engine, player, rewards, scorer_of, thread)
 
 
 Scoring = tuple[Reward | None, GroupReward | None]
 """Of single trajectories, and of siblings together."""
 
 
-def _scoring(config: RewardConfig, folder: Path, rewards: list[Reward | GroupReward]) -> Scoring:
+def _scoring(config: RewardConfig, folder: Path, rewards: list[Reward | GroupReward], scorer_of: ScorerOf) -> Scoring:
     """What a configuration asks for; `rewards` is told of what is to be closed."""
-    each = build_reward(config, folder) if config.scores_each else None
+    each = build_reward(config, folder, scorer_of) if config.scores_each else None
     rewards.extend([] if each is None else [each])
     together = build_group_reward(config)
     rewards.extend([] if together is None else [together])
@@ -278,7 +283,7 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
 def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> Player:
     scoring = parts.player.reward, parts.player.group_reward
     if chosen.reward is not None:
-        scoring = _scoring(chosen.reward, parts.folder, parts.rewards)
+        scoring = _scoring(chosen.reward, parts.folder, parts.rewards, parts.scorer_of)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
     return _player(config, rollout, env, scoring, parts.engine, parts.player.renderer.tokenizer)
 

@@ -31,6 +31,7 @@ from whet.build import (
 from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
 from whet.build_rollouts import build_hooks, build_rollouts
+from whet.build_scores import SpreadScores
 from whet.checkpoint.run_state import Stateful
 from whet.cluster.supervise import JobFailed
 from whet.config import dump_toml
@@ -94,10 +95,13 @@ def train(
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
         tell = incidents_of(opened, observer)
-        with build_parts(config, texts, trainable=True, tell=tell) as parts:  # the weights take long: all else was read before
+        scores = SpreadScores(config, lead)
+        # The weights take long: all else was read before.
+        with build_parts(config, texts, trainable=True, tell=tell, scorer_of=scores.of) as parts:
             with lead.tell(begin(num_rollouts)):
                 backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
                 learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
+                scores.load()
             policy = learners.learner("policy")
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from whet import commands, supervised
 from whet.algo import StepPlan, build_algorithm
 from whet.build_learners import build_learners, check_warmup
+from whet.build_scores import SpreadScores
 from whet.build_supervised import build_supervised
 from whet.checkpoint.random_state import RANDOM, RandomStates
 from whet.cluster.local import MEETING, run_local
@@ -232,7 +233,7 @@ def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
     model = load_causal(folder, config.model, trainable=True, spread=config.train.spreads)
     policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
     learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
-    return {LEARNERS: learners, "policy": policy, **learners.beside}
+    return {LEARNERS: learners, "policy": policy, **learners.beside, **SpreadScores(config).load()}
 
 
 def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:

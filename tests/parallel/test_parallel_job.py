@@ -14,9 +14,14 @@ from ranks import as_job
 from safetensors.torch import load_file
 
 from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
+from whet.algo.base import Need
 from whet.commands import STOPS
 from whet.config import dump_toml
+from whet.data.template import load_tokenizer
 from whet.job import train
+from whet.model.causal import ModelConfig
+from whet.model.scalar import load_scalar
+from whet.train.torch_native.backend import TorchBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +100,51 @@ def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder, changes):
     for mine, theirs in zip(metrics_of(folder / elsewhere), metrics_of(folder / whole), strict=True):
         for key in {"policy/loss", "optim/grad_norm", "critic/loss", "critic/grad_norm"} & theirs.keys():
             assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(
+            {"deterministic": False, "control": {"max_staleness": 1}, "algo": {"grpo": {"correction": {"weights": "token"}}}},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["in turns", "overlapping"],
+)
+def test_a_reward_model_may_be_spread_over_the_processes(folder, changes):
+    """It scores as one that is whole in the first process; also where trajectories end while the policy learns."""
+    scores = load_scalar(folder / "model", ModelConfig(path="", device="cpu"), trainable=False, new_head="normal", seed=3)
+    scores.hf.save_pretrained(folder / "scores")
+    load_tokenizer(folder / "model").save_pretrained(folder / "scores")
+    reward = {"name": "model", "options": {"path": str(folder / "scores"), "spread": True}}
+    name = f"scored{len(changes)}"
+    job = config_of(folder, name, {"shard": 2}, reward=reward, **changes)
+    sharded = as_job(2, counted_scores, job)
+    assert sharded[0] == sharded[1] > 0, "both take part"
+    assert len(metrics_of(folder / name)) == 3
+    if not changes:
+        train(config_of(folder, f"{name}-alone", None, reward=reward))
+        for mine, theirs in zip(metrics_of(folder / name), metrics_of(folder / f"{name}-alone"), strict=True):
+            assert mine["reward/total"] == pytest.approx(theirs["reward/total"], rel=1e-4)
+            assert mine["policy/loss"] == pytest.approx(theirs["policy/loss"], rel=1e-3, abs=2e-5)
+
+
+def counted_scores(config):
+    """How often this process computed scores."""
+    calls = []
+    annotate = TorchBackend.annotate
+
+    def counting(self, batch, need):
+        if need is Need.SCORES:
+            calls.append(batch.num_samples)
+        return annotate(self, batch, need)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchBackend, "annotate", counting)
+        train(config)
+    return sum(calls)
 
 
 def drawn(config, seeds_apart):

@@ -99,6 +99,17 @@ def test_a_reward_model_is_looked_at_loaded_and_counted(here):
     assert fails and all("is a language model" in text for text in fails)
 
 
+def test_a_reward_model_that_is_spread_is_shared_out_and_there_once(here):
+    load_scalar(here / "model", CONFIG, trainable=False, new_head="normal").hf.save_pretrained(here / "scores")
+    load_tokenizer(here / "model").save_pretrained(here / "scores")
+    table = 'reward={name="model", options={path="scores", spread=true}}'
+    overrides = [table, f"evaluate.sets.test.{table}", "train.parallel.shard=2"]
+    _, scene = look(*AREAS, overrides=overrides)
+    _, whole = look(*AREAS, overrides=[text.replace("spread=true", "spread=false") for text in overrides])
+    assert scene.memory.bytes_of("reward model") == pytest.approx(whole.memory.bytes_of("reward model") / 2, rel=0.01)
+    assert whole.memory.bytes_of("reward 2 model") > 0 == scene.memory.bytes_of("reward 2 model")
+
+
 @pytest.mark.parametrize(
     ("batch_tokens", "deterministic", "lengths"), [(8192, False, [96] * 8), (200, False, [96, 96, 8]), (200, True, [96])]
 )

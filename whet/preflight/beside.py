@@ -35,6 +35,8 @@ class Beside:
     critic: DecoderModel | None = None
     batch_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of the reward models among them: how many tokens of what waits are scored together."""
+    spread: frozenset[str] = frozenset()
+    """The reward models that all processes of the job share."""
 
 
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
@@ -57,15 +59,18 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     for name, model in {**models, **({"critic": critic} if critic is not None else {})}.items():
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
-    scene.beside = Beside(models, critic, {name: options.batch_tokens for name, (_, options) in rewards.items()})
+    room = {name: options.batch_tokens for name, (_, options) in rewards.items()}
+    scene.beside = Beside(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
 
 
 def _reward_models(config: RunConfig) -> dict[str, tuple[DecoderModel, ModelRewardOptions]]:
     """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
-    models of their own."""
+    models of their own, but for those that are spread."""
     tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
     models: dict[str, tuple[DecoderModel, ModelRewardOptions]] = {}
     for options in (options for table in tables for options in reward_models(table)):
+        if options.spread and any(options == other for _, other in models.values()):
+            continue
         if pick_device(options.device).type == pick_device(config.model.device).type:
             name = f"reward {len(models) + 1}" if models else "reward"
             models[name] = read_meta_scalar(resolve_model_path(options.path), model_config(options), key=REWARD_PATH), options
@@ -79,11 +84,12 @@ def has_own_reference(config: RunConfig) -> bool:
 
 
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
-    """What the models hold on a device; on a mesh a rank's share of them, but of reward models, which the first process has whole."""
+    """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
     degrees = {
         "reference": train_beside(config, config.reference).degrees,
         "teacher": train_beside(config, config.teacher).degrees,
-    }  # a reward model has none: the first process holds it whole
+        **dict.fromkeys(beside.spread, config.train.degrees),
+    }  # another reward model has none: the first process holds it whole
     parts = [
         Part(f"{name} model", _held(model, degrees.get(name)), ALWAYS, f"choose a smaller {name}")
         for name, model in beside.frozen.items()

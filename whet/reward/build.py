@@ -28,7 +28,7 @@ from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
 from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.ifeval import IfevalOptions, score_ifeval
 from whet.reward.math import COMPARE, MathOptions, MathReward
-from whet.reward.model import ModelRewardOptions
+from whet.reward.model import ModelRewardOptions, ScorerOf
 from whet.reward.pool import WorkerPool
 from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
 from whet.reward.remote import RemoteOptions, RemoteReward
@@ -99,6 +99,8 @@ class Means:
     timeout_s: float
     policy: Path | None
     """Folder of the model whose tokens the trajectories hold; None: unknown."""
+    scorer_of: ScorerOf
+    """Who scores for a reward with a model; None: it has a model of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _geo3k(options: Geo3kOptions, means: Means) -> Reward:
 def _model(options: ModelRewardOptions, means: Means) -> Reward:
     from whet.reward.model_reward import ModelReward  # needs torch, which a worker does without
 
-    return ModelReward(options, means.policy)
+    return ModelReward(options, means.policy, means.scorer_of(options))
 
 
 def _dispatch(options: DispatchOptions, means: Means) -> Reward:
@@ -165,12 +167,13 @@ REWARDS: dict[str, BuiltIn[Any]] = {
 }
 
 
-def build_reward(config: RewardConfig, policy: Path | None = None) -> Reward:
+def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: ScorerOf = lambda _: None) -> Reward:
     """The reward of single trajectories that a configuration asks for. Its worker processes start with the first call that needs one.
 
     Args:
         config: the `[reward]` table.
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
+        scorer_of: who scores for a reward with a model; None: it has a model of its own.
 
     Raises:
         ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, no reward model, or
@@ -182,7 +185,7 @@ def build_reward(config: RewardConfig, policy: Path | None = None) -> Reward:
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
     try:
-        means = Means(pool, config.timeout_s, policy)
+        means = Means(pool, config.timeout_s, policy, scorer_of)
         parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
     except BaseException:
         pool.close()

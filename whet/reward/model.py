@@ -1,12 +1,13 @@
-"""Options of the reward `model`, apart from what needs torch: workers that run plain functions start without it."""
+"""Options of the reward `model` and who scores for it, apart from what needs torch: workers that run plain functions start without it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.config import Config, refuse_unread
 
 
 class ModelRewardOptions(Config):
@@ -21,7 +22,33 @@ class ModelRewardOptions(Config):
     """Of parameters and computation."""
     device: str = "auto"
     """auto picks cuda, then mps, then cpu."""
+    spread: bool = False
+    """In a run of several processes: over all of them, as `train.parallel` spreads the policy, instead of whole in the first one. What it
+    scores waits while they do something else together."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     batch_tokens: int = Field(default=8192, ge=1)
     """What waits is scored together, up to so many tokens (a longer one alone); in deterministic mode each one is scored alone."""
+
+    @model_validator(mode="after")
+    def _where(self) -> ModelRewardOptions:
+        if self.spread:
+            refuse_unread(self, ["device"], "with spread=true, which takes the trainer's devices", "set spread=false")
+        return self
+
+
+class Scorer(Protocol):
+    """A reward model."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens of the longest sequence; None: any."""
+        ...
+
+    def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """The score of each sequence at its last token."""
+        ...
+
+
+ScorerOf = Callable[[ModelRewardOptions], Scorer | None]
+"""Who scores for a reward with a model; None: it has a model of its own."""

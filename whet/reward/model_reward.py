@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -19,7 +19,7 @@ from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.scalar import load_scalar
 from whet.reward.base import RewardError, call_name
-from whet.reward.model import ModelRewardOptions
+from whet.reward.model import ModelRewardOptions, Scorer
 from whet.types import Finish, Message, Rewards, Trajectory
 
 KEY = "reward.options.path"
@@ -38,21 +38,39 @@ class Waiting:
     score: Future[float] = field(default_factory=Future[float])
 
 
+class OneScorer:
+    """A reward model that one process has whole."""
+
+    def __init__(self, options: ModelRewardOptions) -> None:
+        pick_device(options.device, "reward.options.device")
+        self._model = load_scalar(resolve_model_path(options.path), model_config(options), trainable=False, key=KEY)
+        self.max_positions = self._model.max_positions
+
+    @torch.no_grad()
+    def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        lengths = [len(tokens) for tokens in sequences]
+        row = PackedRow(lengths, self._model.device)
+        flat = torch.tensor([token for tokens in sequences for token in tokens], device=self._model.device)
+        hidden = self._model.hidden(flat, row.positions, row)
+        ends = torch.tensor([end - 1 for end in accumulate(lengths)], device=self._model.device)
+        return self._model.scores(hidden.index_select(0, ends)).tolist()
+
+
 class ModelReward:
-    """Scores trajectories with a model of its own, on a thread of its own.
+    """Scores trajectories with a reward model, on a thread of its own.
 
     Args:
         options: which model, and what it reads.
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
+        scorer: the model; None: it is loaded here.
 
     Raises:
         ValueError: the folder holds no reward model, its vocabulary is not the policy's and `reads` is `tokens`,
             or the device is not there.
     """
 
-    def __init__(self, options: ModelRewardOptions, policy: Path | None) -> None:
+    def __init__(self, options: ModelRewardOptions, policy: Path | None, scorer: Scorer | None = None) -> None:
         self._options = options
-        pick_device(options.device, "reward.options.device")
         folder = resolve_model_path(options.path)
         tokenizer = load_tokenizer(folder, trust_remote_code=options.trust_remote_code)
         self._renderer = Renderer(tokenizer)
@@ -65,14 +83,14 @@ class ModelReward:
                 "other words; choose a reward model of the policy's family, or reads=messages for conversations of one turn"
             )
         self._reads_tokens = options.reads == "tokens" or (options.reads == "auto" and alike)
-        self._model = load_scalar(folder, model_config(options), trainable=False, key=KEY)
+        self._scorer = scorer or OneScorer(options)
         self._thread = ThreadPoolExecutor(1, "whet-reward-model")
         self._queue: deque[Waiting] = deque()
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         name = call_name("model", trajectory.task)
         waiting = Waiting(self._tokens(trajectory, name))
-        most = self._model.max_positions
+        most = self._scorer.max_positions
         if most is not None and len(waiting.tokens) > most:
             many = f"{len(waiting.tokens)} tokens are more than the reward model's {most} positions"
             raise RewardError(f"{name}: {many}; lower rollout.max_tokens")
@@ -119,7 +137,7 @@ class ModelReward:
         if not batch:
             return
         try:
-            for waiting, score in zip(batch, self._scores([waiting.tokens for waiting in batch]), strict=True):
+            for waiting, score in zip(batch, self._scorer.scores([waiting.tokens for waiting in batch]), strict=True):
                 waiting.score.set_result(score)
         except Exception as error:  # to be raised where it is waited for
             failure = RewardError(f"the reward model failed on {len(batch)} conversations: {type(error).__name__}: {error}")
@@ -137,12 +155,3 @@ class ModelReward:
                 first = False
                 room -= len(waiting.tokens)
                 yield waiting
-
-    @torch.no_grad()
-    def _scores(self, sequences: list[tuple[int, ...]]) -> list[float]:
-        lengths = [len(tokens) for tokens in sequences]
-        row = PackedRow(lengths, self._model.device)
-        flat = torch.tensor([token for tokens in sequences for token in tokens], device=self._model.device)
-        hidden = self._model.hidden(flat, row.positions, row)
-        ends = torch.tensor([end - 1 for end in accumulate(lengths)], device=self._model.device)
-        return self._model.scores(hidden.index_select(0, ends)).tolist()

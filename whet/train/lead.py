@@ -6,6 +6,7 @@ order, and find the same results.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -104,13 +105,16 @@ class Job:
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(group, ProcessGroup)
         self._group = group
+        self._telling = threading.Lock()
+        """Held while a call is made: another thread may have one to tell, too."""
 
     @contextmanager
     def tell(self, call: Call) -> Generator[None]:
         assert self.leads, "only one process leads"
-        self._pass(call)
-        with self.over(call):
-            yield
+        with self._telling:
+            self._pass(call)
+            with self.over(call):
+                yield
 
     def describe(self, by: Callable[[], Situation]) -> None:
         self._alarm.describe(by)
