@@ -350,7 +350,7 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
     led = lead.led("policy", backend)
     if backend.adapter is not None:
         led.export(target, str(source))
-        _read_back(target, load_file(target / ADAPTER_FILE).items(), dict(led.named_weights("adapter")))
+        _read_back(target, load_file(target / ADAPTER_FILE), led.named_weights("adapter"))
         if not backend.adapter.config.export_merged:
             return
         target = target.with_name("merged")
@@ -360,12 +360,14 @@ def export_model(backend: TorchBackend, config: ModelConfig, source: Path, targe
         led.export(target)
     on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False, "gradient_checkpointing_every": 1})
     load = load_scalar if isinstance(backend.model, ScalarModel) else load_causal
-    _read_back(target, load(target, on_cpu, trainable=False).named_weights(), dict(led.named_weights()))
+    _read_back(target, dict(load(target, on_cpu, trainable=False).named_weights()), led.named_weights())
 
 
-def _read_back(target: Path, found: Iterable[tuple[str, torch.Tensor]], own: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in found:
-        if not torch.equal(tensor, own[name].detach().cpu()):
+def _read_back(target: Path, found: Mapping[str, torch.Tensor], own: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Compare with what was trained, which is put together one tensor after another, to the last."""
+    equal = {name: torch.equal(found[name], tensor.detach().cpu()) for name, tensor in own if name in found}
+    for name in found:
+        if not equal.get(name, False):
             raise ValueError(f"{target}: {name} does not read back as it was trained; is the disk full?")
 
 

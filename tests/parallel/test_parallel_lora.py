@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import weakref
+
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import on_ranks
 from safetensors.torch import load_file
 from tiny_models import STEPS, backend_of, model_of, relative, step_of
+from transformers import AutoModelForCausalLM
 
 from whet.algo import Need
 from whet.model.lora import LoraConfig
@@ -140,3 +145,48 @@ def digest(degrees):
 
 def test_the_base_of_a_bfloat16_mesh_is_that_of_one_process():
     assert set(on_ranks(2, digest, ParallelConfig(tensor=2))) == {digest(None)}
+
+
+def drawn(degrees):
+    torch.manual_seed(0)
+    torch.rand(3 - 2 * dist.get_rank())  # as a reward function of the user's may, which the first rank alone imports
+    backend = backend_of(model_of("dense"), degrees, lora=LORA)
+    return {name: t.detach().clone() for name, t in backend.named_weights("adapter")}
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 2}, {"replicate": 2}, {"shard": 2}])
+def test_an_adapter_is_the_same_on_all_ranks_whatever_they_drew_before(degrees):
+    first, second = on_ranks(2, drawn, ParallelConfig(**degrees))
+    torch.manual_seed(0)
+    torch.rand(3)
+    expected = dict(backend_of(model_of("dense"), None, lora=LORA).named_weights("adapter"))
+    assert all(torch.equal(first[name], expected[name]) and torch.equal(second[name], expected[name]) for name in expected)
+
+
+def merged(degrees, folder):
+    backend = backend_of(model_of("tied", "bfloat16"), degrees, lora=LORA)
+    backend.export_merged(folder)
+    return {name: t.detach().clone() for name, t in backend.named_weights()}
+
+
+@pytest.mark.parametrize("degrees", [None, ParallelConfig(shard=2)])
+def test_a_merged_folder_has_the_models_type_whatever_its_ranks_keep(degrees, tmp_path):
+    (own, *_) = [merged(None, tmp_path)] if degrees is None else on_ranks(2, merged, degrees, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    read = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").named_parameters())
+    assert read.keys() == own.keys() and all(torch.equal(read[name], own[name]) for name in own)
+
+
+def test_no_more_than_one_tensor_of_the_base_is_whole_at_a_time(monkeypatch):
+    backend = backend_of(model_of("dense"), None, lora=LORA)
+    given = []
+
+    def put_together(tensor):
+        assert sum(each() is not None for each in given) <= 1
+        copy = tensor.clone()
+        given.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr("whet.model.lora.whole", put_together)
+    backend.adapter.base_digest()
+    assert len(given) > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 
 import pytest
 import torch
@@ -269,6 +270,26 @@ def copied(degrees, kind):
 def test_a_reference_becomes_a_copy_of_the_policy(kind, degrees):
     for policy, reference in on_ranks(degrees.num_ranks, copied, degrees, kind):
         assert torch.equal(policy, reference)
+
+
+def test_weights_are_taken_over_one_after_another():
+    first, second = (backend_of(model_of("tied"), None, None) for _ in range(2))
+    given = []
+
+    def stream():
+        for name, tensor in first.named_weights():
+            assert sum(each() is not None for each in given) <= 1
+            copy = tensor.detach() * 1.5
+            given.append(weakref.ref(copy))
+            yield name, copy
+            del copy
+
+    second.take_weights(stream())
+    own = dict(second.named_weights())
+    assert all(torch.equal(own[name], tensor * 1.5) for name, tensor in first.named_weights()) and len(given) == len(own)
+    lacking = list(first.named_weights())[1:]
+    with pytest.raises(ValueError, match=r"what was to be copied is of another model: 2 names differ, among them"):
+        second.take_weights([*lacking, ("other.weight", torch.zeros(1))])
 
 
 def poisoned(degrees):

@@ -101,7 +101,8 @@ class Adapter:
     def base_digest(self) -> str:
         """Of the weights that stay as they are."""
         if self._base is None:
-            frozen = [(n, whole(p).to(self._dtypes[n])) for n, p in self._model.hf.named_parameters() if not p.requires_grad]
+            named = self._model.hf.named_parameters()
+            frozen = ((n, whole(p).to(self._dtypes[n])) for n, p in named if not p.requires_grad)  # one at a time is whole
             self._base = hashlib.sha256(repr(sorted(digests_of(frozen).items())).encode()).hexdigest()
         return self._base
 

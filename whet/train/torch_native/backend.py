@@ -22,14 +22,14 @@ from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
-from whet.model.tensor_files import system_errors, write_tensors
+from whet.model.tensor_files import write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.flops import PassSize, pass_size
 from whet.train.torch_native.config import TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Row, Rows, lay_out, micro_batches, plan_rows
-from whet.train.torch_native.mesh import mesh_of
+from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
@@ -77,14 +77,18 @@ class TorchBackend:
         """Of computation, and of the weights that are given away."""
         self.adapter: Adapter | None = None
         """What trains, where not the whole model does."""
+        degrees = config.degrees
+        mesh = mesh_of(degrees, model.device.type) if degrees is not None else None
         if total_steps is not None and config.lora is not None:
+            if mesh is not None:
+                share_generator()
             self.adapter = add_adapter(model, config.lora)
         self._size, self.flops = pass_size(model), 0
         self._ranks: Ranks = OneRank()
-        if (degrees := config.degrees) is not None:
+        if degrees is not None and mesh is not None:
             if config.compile:
                 check_compiled(degrees)
-            self._ranks = MeshRanks(model, mesh_of(degrees, model.device.type), self._size, offload=config.offload)
+            self._ranks = MeshRanks(model, mesh, self._size, offload=config.offload)
         self._compiled = CompiledLayers(model.hf, model.device) if config.compile else None
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()
@@ -198,10 +202,7 @@ class TorchBackend:
 
     def export_merged(self, folder: Path) -> None:
         """Write the whole model with the adapter added to its weights."""
-        weights = {name: tensor.detach().contiguous() for name, tensor in self._saved()}
-        if self._ranks.first:
-            with system_errors(folder):
-                self.model.hf.save_pretrained(folder, state_dict=weights)
+        self._ranks.export(self.model, folder, self._saved(), self.dtype)
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:
         """What a folder of the model holds."""
@@ -241,7 +242,7 @@ class TorchBackend:
             if self.adapter is not None:
                 _check_base(folder / "base.json", self.adapter.base_digest())
             check_buffers(folder / BUFFERS, self.model.saved_buffers())
-            self._take(read_tensors(folder / WEIGHTS, self._trained()), str(folder / WEIGHTS))
+            self._take(read_tensors(folder / WEIGHTS, self._trained()).items(), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
             load_optimizer(self.optimizer, folder)
 
@@ -250,20 +251,24 @@ class TorchBackend:
         return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self._take(self._ranks.taken(dict(weights), self._trained()), "what was to be copied")
+        self._take(self._ranks.taken(weights, self._trained()), "what was to be copied")
 
-    def _take(self, weights: Mapping[str, Tensor], source: str) -> None:
-        own = self._trained()
-        if weights.keys() != own.keys():
-            odd = sorted(weights.keys() ^ own.keys())
-            raise ValueError(f"{source} is of another model: {len(odd)} names differ, among them {', '.join(odd[:3])}")
+    def _take(self, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
+        """Take over weights one after another, so that no more than one of them is held whole."""
+        own, odd, taken = self._trained(), set[str](), set[str]()
         with torch.no_grad():
-            for name, tensor in own.items():
-                found = weights[name]
+            for name, found in weights:
+                if name not in own:
+                    odd.add(name)
+                    continue
+                tensor = own[name]
                 if found.shape != tensor.shape or found.dtype != tensor.dtype:
                     described, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (found, tensor))
                     raise ValueError(f"{source} is of another model: {name} is {described}, not {wanted}")
                 tensor.copy_(spread_like(found, tensor))
+                taken.add(name)
+        if odd := odd | (own.keys() - taken):
+            raise ValueError(f"{source} is of another model: {len(odd)} names differ, among them {', '.join(sorted(odd)[:3])}")
         if self.optimizer is not None:
             self.optimizer.refresh_masters()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from pydantic import Field, model_validator
 from torch.distributed import ProcessGroup
@@ -109,6 +110,16 @@ def mesh_of(config: ParallelConfig, device_type: str) -> Mesh:
     if key not in _MADE:
         _MADE[key] = _make(config, device_type)
     return _MADE[key]
+
+
+def share_generator() -> None:
+    """Have torch's generator on every rank go on from where the first rank's is: what all of them draw next is the same.
+
+    The first rank may have drawn before, in functions of the user's that it alone calls.
+    """
+    state = torch.get_rng_state()
+    dist.broadcast(state, src=0)
+    torch.set_rng_state(state)
 
 
 def _make(config: ParallelConfig, device_type: str) -> Mesh:

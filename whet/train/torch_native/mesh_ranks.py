@@ -123,8 +123,8 @@ class MeshRanks:
         for name, tensor in named:
             yield name, whole(tensor).to(dtype) if isinstance(tensor, DTensor) else tensor
 
-    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {name: tensor.to(own[name].dtype) if name in own else tensor for name, tensor in weights.items()}
+    def taken(self, weights: Iterable[tuple[str, Tensor]], own: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        return ((name, tensor.to(own[name].dtype) if name in own else tensor) for name, tensor in weights)
 
     def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
         state: dict[str, Tensor] = {}

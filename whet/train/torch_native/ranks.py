@@ -86,8 +86,8 @@ class Ranks(Protocol):
         """Weights one after another, each whole and of a dtype, on every rank."""
         ...
 
-    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What was `given` of another model, of the dtypes that this one's parameters have."""
+    def taken(self, weights: Iterable[tuple[str, Tensor]], own: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        """What was `given` of another model, one after another, of the dtypes that this one's parameters have."""
         ...
 
     def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
@@ -131,9 +131,9 @@ class OneRank:
     def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         return named
 
-    def taken(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def taken(self, weights: Iterable[tuple[str, Tensor]], own: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
         return weights
 
     def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
         with system_errors(folder):
-            model.hf.save_pretrained(folder)
+            model.hf.save_pretrained(folder, state_dict={name: tensor.detach().contiguous() for name, tensor in weights})
