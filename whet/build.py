@@ -48,6 +48,8 @@ from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Backend
 from whet.train.lead import ALONE, Lead
+from whet.train.learners import Learners
+from whet.train.supervised import SupervisedLearner
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
@@ -304,10 +306,11 @@ def build_run_state(
     observer: Observer,
     data: Stateful,
     others: Mapping[str, Stateful],
-    beside: Mapping[str, Backend] | None = None,
+    learners: Learners | SupervisedLearner,
     lead: Lead = ALONE,
 ) -> RunState:
-    """How a run saves and goes on. Arguments as for `RunState`; `lead` tells the other processes of the job what all of them do."""
+    """How a run saves and goes on. Arguments as for `RunState`; `learners` have the models beside the policy, and `lead` tells the other
+    processes of the job what all of them do."""
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
     return RunState(
@@ -316,8 +319,8 @@ def build_run_state(
         log,
         parts={"data": data, "random": RandomStates(lead)},
         others=others,
-        beside=beside,
-        reference_of_policy=not has_reference_path(config),
+        beside=learners.beside,
+        renew_reference=None if has_reference_path(config) else learners.renew_reference,
         config=dump_toml(config),
         facts={"config_hash": config_hash(config), "environment": opened.environment},
         note=observer.display.note,

@@ -16,7 +16,7 @@ from whet.model.scalar import load_scalar
 from whet.observe.devices import peak_tflops
 from whet.observe.meter import Devices, Meter
 from whet.settings import BaseRunConfig, RunConfig
-from whet.train.base import Annotator, Backend
+from whet.train.base import Annotator, Backend, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.critic import CriticConfig
 from whet.train.frozen import ReferenceConfig, TeacherConfig
@@ -195,7 +195,7 @@ def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remo
 
 def build_reference(
     config: BaseRunConfig, folder: Path, policy: TorchBackend, train: TrainConfig | None = None
-) -> tuple[Annotator, Backend | None]:
+) -> tuple[Annotator, Mirror | None]:
     """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
 
     Args:
@@ -225,13 +225,13 @@ def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[A
     return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
 
 
-def _frozen(config: RunConfig, train: TrainConfig, policy_folder: Path, folder: Path, key: str) -> Backend:
+def _frozen(config: RunConfig, train: TrainConfig, policy_folder: Path, folder: Path, key: str) -> Mirror:
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
     return _copy(config, train, folder, key)
 
 
-def _copy(config: BaseRunConfig, train: TrainConfig, folder: Path, key: str = "model.path") -> Backend:
+def _copy(config: BaseRunConfig, train: TrainConfig, folder: Path, key: str = "model.path") -> Mirror:
     """A model that does not train."""
     return TorchBackend(load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads), train, None)
 

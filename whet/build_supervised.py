@@ -9,7 +9,6 @@ from whet.algo.dpo import dpo_loss
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
 from whet.build_learners import build_reference, meter_of
-from whet.checkpoint.store import REFERENCE
 from whet.model.causal import load_causal
 from whet.model.scalar import load_scalar
 from whet.settings import BaseRunConfig
@@ -37,6 +36,5 @@ def build_supervised(config: BaseRunConfig, folder: Path, num_steps: int, lead: 
     if not isinstance(config, DpoRunConfig):
         return backend, SupervisedLearner(backend, sft_loss, meter_of(config, backend), lead=lead)
     reference, kept = build_reference(config, folder, backend)
-    beside = {} if kept is None else {REFERENCE: kept}
     loss = dpo_loss(config.dpo)
-    return backend, SupervisedLearner(backend, loss, meter_of(config, backend), reference=reference, beside=beside, lead=lead)
+    return backend, SupervisedLearner(backend, loss, meter_of(config, backend), reference=reference, kept=kept, lead=lead)

@@ -123,7 +123,7 @@ def train(
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners.beside, lead),
+                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners, lead),
                 observer=observer,
                 stop=opened.stop,
                 thread=parts.thread,

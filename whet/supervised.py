@@ -179,7 +179,7 @@ def run_program(
             note_padding(backend.model, program.renderer)
         evaluated = Evaluated()
         others: dict[str, Stateful] = {"evaluated": evaluated}
-        state = build_run_state(config, opened, learner.policy, observer, program.source, others, learner.beside, lead)
+        state = build_run_state(config, opened, learner.policy, observer, program.source, others, learner, lead)
         measured = held_out(config, program.held_out, learner.measure)
         run = SupervisedRun(program.num_steps, program.take, learner, measured, evaluated, state, observer, opened.stop)
         lead.describe(lambda: Situation(observer.phases.present))

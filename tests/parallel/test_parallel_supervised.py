@@ -14,6 +14,7 @@ from tests.e2e.tiny_pairs import BAD, GOOD, make_pairs, pair_settings, write
 from tests.e2e.tiny_run import QUESTIONS, SHAPE, metrics_of
 from whet.job import train
 from whet.supervised_settings import RUN_CONFIGS
+from whet.train.lead import Job
 
 TRAIN = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 100}
 LORA = {"lora": {"rank": 2}}
@@ -101,3 +102,25 @@ def test_a_job_may_choose_its_degrees_itself(folder, kind):
 def test_settings_of_an_engine_have_no_effect(folder):
     with pytest.raises(ValueError, match=r'layout="async" has no effect \(cluster\) in a run without rollouts'):
         config_of(folder, "sft", "refused", cluster={"backend": "ray", "layout": "async"})
+
+
+def told(config):
+    """What the first process told the others of the reference."""
+    calls, tell = [], Job.tell
+
+    def telling(self, call):
+        calls.append((call.what, call.args))
+        return tell(self, call)
+
+    Job.tell = telling
+    train(config)
+    return [args for what, args in calls if what == "renew_reference"]
+
+
+def test_a_reference_becomes_the_restored_policy_without_a_weight_in_what_is_told(folder):
+    train(config_of(folder, "dpo", "dpo-before", checkpoint={"interval": 4}))
+    restored = {"checkpoint": {"restore": {"path": str(folder / "dpo-before")}}}
+    train(config_of(folder, "dpo", "dpo-after-alone", **restored))
+    assert as_job(2, told, config_of(folder, "dpo", "dpo-after", {"shard": 2}, **restored)) == [[()], []]
+    job, alone = ([row["dpo/loss"] for row in metrics_of(folder / f"dpo-after{name}") if "dpo/loss" in row] for name in ("", "-alone"))
+    assert job[0] == pytest.approx(0.693147, abs=1e-5) and job == pytest.approx(alone, rel=1e-4, abs=2e-5)

@@ -54,7 +54,7 @@ class RunState:
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
         others: states that belong to this run alone: the last evaluation, an unfinished rollout.
         beside: further models that checkpoints hold, by the folder that they have for each.
-        reference_of_policy: whether the reference among them begins as a copy of the policy, not as a model of its own.
+        renew_reference: makes the reference among them a copy of the policy, where it is not a model of its own.
         config: the run's configuration as TOML, kept beside the tensors.
         facts: about the run, into the manifest.
         note: tells the person who watches what was resumed.
@@ -69,14 +69,14 @@ class RunState:
         parts: Mapping[Part, Stateful],
         others: Mapping[str, Stateful],
         beside: Mapping[str, Backend] | None = None,
-        reference_of_policy: bool = True,
+        renew_reference: Callable[[], None] | None = None,
         config: str,
         facts: Mapping[str, JSON],
         note: Callable[[str], None],
     ) -> None:
         self._store, self._backend, self._log = store, backend, log
         self._parts, self._others, self._models = dict(parts), dict(others), dict(beside or {})
-        self._reference_of_policy = reference_of_policy
+        self._renew_reference = renew_reference
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
         """What the newest checkpoint holds, tensors aside, be it still written: with nothing new since, nothing is saved."""
@@ -210,8 +210,8 @@ class RunState:
             return Progress()
         saved = find_checkpoint(Path(chosen.path))
         progress = self._restore(saved, chosen.parts)
-        if REFERENCE in self._models and self._reference_of_policy and not chosen.goes_on:
-            self._models[REFERENCE].take_weights(self._backend.named_weights())
+        if REFERENCE in self._models and self._renew_reference is not None and not chosen.goes_on:
+            self._renew_reference()
         self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
         return progress if chosen.goes_on else Progress()
 

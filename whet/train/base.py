@@ -89,14 +89,6 @@ class Backend(Annotator, Protocol):
         """Everything that the merged model's outputs depend on: tied parameters under each of their names, and buffers."""
         ...
 
-    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Become a copy of these weights, which `named_weights` of a like model gave; an optimizer goes on from where it is.
-
-        Raises:
-            ValueError: if they are of another model.
-        """
-        ...
-
     def export(self, folder: Path, base: str = "") -> None:
         """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
         ...
@@ -127,5 +119,17 @@ class Backend(Annotator, Protocol):
 
         Raises:
             ValueError: if it is of another model.
+        """
+        ...
+
+
+class Mirror(Backend, Protocol):
+    """A frozen model that may become a copy of one that learns."""
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become a copy of these weights, which `named_weights` of a like model gave; in a job every process has them.
+
+        Raises:
+            ValueError: if they are of another model.
         """
         ...

@@ -206,11 +206,6 @@ class Led:
         with self._tell("named_state"):
             yield from self._backend.named_state()
 
-    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        held = [(name, tensor.detach().cpu()) for name, tensor in weights]
-        with self._tell("take_weights", held):
-            self._backend.take_weights(held)
-
     def export(self, folder: Path, base: str = "") -> None:
         with self._tell("export", folder, base):
             self._backend.export(folder, base)

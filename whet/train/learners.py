@@ -13,7 +13,7 @@ from whet.core.kl import k3
 from whet.model.causal import release_unused
 from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import Annotator, Backend, Backward, Learner, NonFinite
+from whet.train.base import Annotator, Backend, Backward, Learner, Mirror, NonFinite
 from whet.train.batching import BatchPlan, steps_of
 from whet.train.critic import fit_of, named_for_critic
 from whet.train.lead import ALONE, LEARNERS, Call, Lead
@@ -49,7 +49,7 @@ class Critic:
 class Refresh:
     """A reference whose weights no folder has, so that checkpoints hold it."""
 
-    reference: Backend
+    reference: Mirror
     every: int | None
     """After so many rollouts it becomes a copy of the policy; None: never."""
 
@@ -127,6 +127,12 @@ class Learners:
         """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
         with self._lead.tell(Call(LEARNERS, "update", (batch, progress))):
             return self._update(batch, progress)
+
+    def renew_reference(self) -> None:
+        """Have the reference that checkpoints hold become a copy of the policy."""
+        assert self._refresh is not None, "the reference is what a folder has"
+        with self._lead.tell(Call(LEARNERS, "renew_reference")):
+            self._refresh.reference.take_weights(self.policy.named_weights())
 
     def _annotate(self, batch: TrainBatch) -> TrainBatch:
         others = {

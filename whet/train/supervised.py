@@ -8,7 +8,7 @@ from whet.algo.base import LossFunction, Need
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.observe.meter import UPDATE, Meter
 from whet.observe.metrics import Metrics, merge_metrics
-from whet.train.base import Annotator, Backend
+from whet.train.base import Annotator, Backend, Mirror
 from whet.train.lead import ALONE, LEARNERS, Call, Lead
 from whet.train.learners import Update, notes_beside, optimizer_step
 
@@ -22,7 +22,7 @@ class SupervisedLearner:
         meter: watches what the passes cost.
         measured_by: what of the policy a measure is computed from.
         reference: a frozen model whose log-probs the loss compares with; None: it does not.
-        beside: what a checkpoint holds beside the policy, by name.
+        kept: the reference again, if checkpoints have to hold it.
         lead: tells the other processes of the job what all of them do.
     """
 
@@ -33,13 +33,23 @@ class SupervisedLearner:
         meter: Meter,
         measured_by: Need = Need.OLD_LOGPROBS,
         reference: Annotator | None = None,
-        beside: dict[str, Backend] | None = None,
+        kept: Mirror | None = None,
         lead: Lead = ALONE,
     ) -> None:
         self._loss, self._meter, self._measured_by, self._reference, self._lead = loss, meter, measured_by, reference, lead
         self.policy = lead.led("policy", policy)
-        self.beside = {name: lead.led(name, backend) for name, backend in (beside or {}).items()}
-        self._policy = policy
+        self._policy, self._kept = policy, kept
+
+    @property
+    def beside(self) -> dict[str, Backend]:
+        """What a checkpoint holds beside the policy, by name."""
+        return {} if self._kept is None else {"reference": self._lead.led("reference", self._kept)}
+
+    def renew_reference(self) -> None:
+        """Have the reference that checkpoints hold become a copy of the policy."""
+        assert self._kept is not None, "the reference is what a folder has"
+        with self._lead.tell(Call(LEARNERS, "renew_reference")):
+            self._kept.take_weights(self._policy.named_weights())
 
     @property
     def notes(self) -> list[str]:
