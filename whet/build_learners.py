@@ -71,7 +71,7 @@ def check_layouts(config: RunConfig) -> None:
         if chosen is not None and chosen.parallel is not None and chosen.parallel.num_ranks != processes:
             raise ValueError(
                 f"{name}.parallel asks for {chosen.parallel.num_ranks} processes (replicate x shard x context x tensor), but "
-                f"train.parallel for {processes}, and every process of the job has a part of every model: choose degrees whose product is "
+                f"the policy has {processes}, and every process of the job has a part of every model: choose degrees whose product is "
                 f"{processes}, or leave {name}.parallel out"
             )
     reference = config.reference or ReferenceConfig()

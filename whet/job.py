@@ -26,7 +26,7 @@ from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal
 from whet.observe import build_display
-from whet.preflight.auto import Chosen, auto_degrees
+from whet.preflight.auto import Chosen, auto_degrees, with_degrees
 from whet.process import prepare_process
 from whet.settings import BaseRunConfig, RunConfig
 from whet.stop import SIGNALS, Stopped
@@ -35,7 +35,6 @@ from whet.train.alarm import Alarm
 from whet.train.batching import plan_batch
 from whet.train.lead import ALONE, LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
-from whet.train.torch_native.mesh import ParallelConfig
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
@@ -147,11 +146,6 @@ def settled_here(config: Settings) -> Settings:
     for note in chosen.notes:
         display.note(note)
     return with_degrees(config, chosen.degrees)
-
-
-def with_degrees(config: Settings, degrees: ParallelConfig | None) -> Settings:
-    """The same settings, with these degrees."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": degrees})})
 
 
 def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:

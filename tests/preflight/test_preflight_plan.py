@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_run import look, of
+from small_run import ROWS, SHAPE, look, of
 from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.config import load_config
-from whet.job import with_degrees
-from whet.preflight.auto import auto_degrees
+from whet.preflight.auto import auto_degrees, with_degrees
 from whet.preflight.plan import parse_degrees
+from whet.quickstart.model import make_model
 from whet.settings import RunConfig
+from whet.supervised_settings import SupervisedRunConfig
 from whet.train.torch_native.mesh import ParallelConfig
 
 AREAS = ("batch", "algorithm", "device", "model", "memory")
@@ -76,6 +77,69 @@ def test_auto_is_settled_by_memory(here, monkeypatch):
         auto_degrees(config, 2, 2)
     (note,) = of(look(*AREAS, overrides=["train.parallel=auto"])[0], "memory", "skip")
     assert "whet plan" in note
+
+
+def judged(config, degrees):
+    """What `whet check` plans with the degrees."""
+    overrides = [f"train.parallel.{name}={value}" for name, value in degrees.model_dump(exclude_defaults=True).items()]
+    return look(*AREAS, overrides=[*config, *overrides])[1].memory
+
+
+def settled(here, monkeypatch, count, *overrides, memory=2**40, kind=RunConfig, file="run.toml"):
+    """The degrees that are chosen for so many devices with so much memory each."""
+    monkeypatch.setattr("whet.preflight.auto.device_memory", lambda _: (memory * count, "memory"))
+    return auto_degrees(load_config(kind, here / file, ["train.parallel=auto", *overrides]), count, count).degrees
+
+
+def test_auto_counts_the_models_beside_the_policy(here, monkeypatch):
+    """Of a memory that has room for copies of the policy, but not of policy, critic and reference, shards are made."""
+    more = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.path=model"]
+    whole = judged(more, ParallelConfig(replicate=2))
+    assert whole.bytes_of("critic's parameters") and whole.bytes_of("reference model")
+    room = int(whole.peak_bytes / 0.9)
+    assert settled(here, monkeypatch, 2, *more, memory=room + 2) == ParallelConfig(replicate=2)
+    chosen = settled(here, monkeypatch, 2, *more, memory=room - 2**10)
+    assert chosen != ParallelConfig(replicate=2) and judged(more, chosen).peak_bytes < whole.peak_bytes
+    assert settled(here, monkeypatch, 2, memory=room - 2**10) == ParallelConfig(replicate=2), "the policy alone has room"
+
+
+@pytest.fixture
+def few_samples(here):
+    """A step of one sample, whose two devices must share it, and models of two heads, or of three, of keys and values, too."""
+    for name, heads in (("wide", 2), ("odd", 3)):
+        shape = SHAPE.model_copy(update={"num_heads": heads, "num_kv_heads": heads})
+        make_model(here / name, [row["prompt"] for row in ROWS] * 2, shape, seed=0)
+    return ["model.path=wide", "batch.prompts_per_rollout=1", "batch.samples_per_prompt=1", "algo.name=ppo"]
+
+
+def test_auto_leaves_out_what_the_run_cannot_do(here, few_samples, monkeypatch):
+    def names(*more):
+        seen = []
+        with monkeypatch.context() as patch:
+            patch.setattr("whet.preflight.auto.choose", lambda found, _: seen.extend(found) or found[0])
+            settled(here, monkeypatch, 2, *few_samples, *more)
+        return {layout.name for layout in seen}
+
+    assert names() == {"tensor 2", "context 2"}
+    assert names("train.compile=true") == {"context 2"}, "tensor is not compiled"
+    assert names("critic.path=odd") == {"context 2"}, "the critic's heads do not divide"
+    assert names("critic.path=odd", "critic.parallel.replicate=2") == {"tensor 2", "context 2"}, "it has degrees of its own"
+    assert names("critic.path=odd", "train.rows=chains") == {"context 2"}
+    with pytest.raises(ValueError, match="2 devices cannot share this model"):
+        settled(here, monkeypatch, 2, *few_samples, "critic.path=odd", "train.rows=forest")
+
+
+def test_auto_refuses_degrees_of_a_models_own_that_no_layout_helps(here, few_samples, monkeypatch):
+    with pytest.raises(ValueError, match=r"critic.parallel asks for 4 processes .* the policy has 2"):
+        settled(here, monkeypatch, 2, *few_samples, "critic.parallel.shard=4")
+    with pytest.raises(ValueError, match=r"critic: .* has num_attention_heads=3, which 2 ranks cannot share"):
+        settled(here, monkeypatch, 2, *few_samples, "critic.path=odd", "critic.parallel.tensor=2")
+    with pytest.raises(ValueError, match=r"nothing fits 2 devices .* Without train.compile, layouts with tensor and expert are looked at"):
+        settled(here, monkeypatch, 2, *few_samples, "train.compile=true", memory=2**10)
+
+
+def test_auto_is_for_supervised_runs_too(here, monkeypatch):
+    assert settled(here, monkeypatch, 2, kind=SupervisedRunConfig, file="sft.toml") == ParallelConfig(replicate=2)
 
 
 def test_an_optimizer_elsewhere_leaves_room(here):

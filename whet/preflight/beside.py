@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whet.algo.base import Need
+from whet.algo.base import Algorithm, Need
 from whet.build_learners import check_same_tokens, critic_train, train_beside
 from whet.data.hub import resolve_model_path
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta, read_meta_scalar
+from whet.model.scalar import ScalarModel
 from whet.preflight.activations import activation_bytes, forward_bytes, trained_weights
 from whet.preflight.findings import Note, ok
 from whet.preflight.memory import ALWAYS, Part, Workload, checkpoint_bytes, largest_row, optimizer_bytes
-from whet.preflight.mesh_memory import learned_dtype, local_tensors
+from whet.preflight.mesh_memory import Planned, learned_dtype, local_tensors
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
@@ -30,21 +31,41 @@ from whet.train.torch_native.mesh import ParallelConfig
 class Beside:
     """Models without contents."""
 
-    frozen: dict[str, DecoderModel]
+    frozen: dict[str, Planned]
     """By what they are called; without a reference that is the policy's first weights."""
-    critic: DecoderModel | None = None
+    critic: ScalarModel | None = None
     batch_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of the reward models among them: how many tokens of what waits are scored together."""
     spread: frozenset[str] = frozenset()
     """The reward models that all processes of the job share."""
 
+    def over_ranks(self, config: RunConfig) -> Iterator[tuple[str, Planned, ParallelConfig]]:
+        """The models that several processes share, with their degrees: their own, or the policy's."""
+        for name, chosen in (("reference", config.reference), ("teacher", config.teacher), ("critic", config.critic)):
+            model, degrees = self.critic if name == "critic" else self.frozen.get(name), train_beside(config, chosen).degrees
+            if model is not None and degrees is not None:
+                yield name, model, degrees
+        if config.train.degrees is not None:
+            yield from ((name, self.frozen[name], config.train.degrees) for name in sorted(self.spread))
+
 
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
-    config = scene.config
-    if not isinstance(config, RunConfig) or scene.algorithm is None:
+    if not isinstance(scene.config, RunConfig) or scene.algorithm is None:
         return
-    needs, models = scene.algorithm.needs, dict[str, DecoderModel]()
+    beside = scene.beside = models_beside(scene.config, scene.algorithm, folder)
+    for name, model in {**beside.frozen, **({"critic": beside.critic} if beside.critic is not None else {})}.items():
+        count = sum(p.numel() for _, p in model.named_weights())
+        yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
+
+
+def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Beside:
+    """Those that an algorithm needs, by their config.json; `folder` is the policy's.
+
+    Raises:
+        ValueError: if one cannot be had, or reads other tokens than the policy.
+    """
+    needs, models = algorithm.needs, dict[str, Planned]()
     if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
         models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model, key="teacher.path")
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
@@ -56,18 +77,15 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     if Need.VALUES in needs:
         path = (config.critic or CriticConfig()).path
         critic = read_meta_scalar(_folder(config.model, path, folder, "critic.path"), config.model, key="critic.path")
-    for name, model in {**models, **({"critic": critic} if critic is not None else {})}.items():
-        count = sum(p.numel() for _, p in model.named_weights())
-        yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
     room = {name: options.batch_tokens for name, (_, options) in rewards.items()}
-    scene.beside = Beside(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
+    return Beside(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
 
 
-def _reward_models(config: RunConfig) -> dict[str, tuple[DecoderModel, ModelRewardOptions]]:
+def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewardOptions]]:
     """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
     models of their own, but for those that are spread."""
     tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
-    models: dict[str, tuple[DecoderModel, ModelRewardOptions]] = {}
+    models: dict[str, tuple[ScalarModel, ModelRewardOptions]] = {}
     for options in (options for table in tables for options in reward_models(table)):
         if options.spread and any(options == other for _, other in models.values()):
             continue
@@ -100,7 +118,7 @@ def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part
         model, train = beside.critic, critic_train(config, config.critic or CriticConfig())
         kept_here = trained_weights(model) if train.degrees is None else local_tensors(model, train.degrees, learned_dtype(model))
         found = optimizer_bytes(kept_here, train)
-        kept, peak = activation_bytes(beside.critic, work.lengths)
+        kept, peak = activation_bytes(model, _own_lengths(work, config.train.degrees, train.degrees))
         parts += [
             Part("critic's parameters", sum(p.nbytes for p in kept_here.values()), ALWAYS, smaller),
             Part("critic's masters and moments", found.masters + found.moments, ALWAYS, smaller),
@@ -108,6 +126,15 @@ def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part
             Part("critic's step or activations", max(found.scratch, kept, peak), ("critic",), "lower train.max_tokens_per_device", True),
         ]
     return parts
+
+
+def _own_lengths(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
+    """Tokens that a rank computes of the largest row: it is shared by the ranks of `context`, and is as long as the budget of all, or as
+    its longest sample."""
+    shared, by = (1 if degrees is None else degrees.context for degrees in (policy, own))
+    if shared == by == 1:
+        return work.lengths
+    return (max(-(-sum(work.lengths) // shared), -(-max(work.lengths) // by)),)
 
 
 def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from whet.model.causal import ModelConfig
 from whet.preflight.findings import bytes_text
@@ -35,6 +36,28 @@ class Devices:
         return FULL * self.memory_bytes
 
 
+class Beside(Protocol):
+    """What a run asks of a layout beyond its model's part in it."""
+
+    def check(self, degrees: ParallelConfig) -> None:
+        """Raises ValueError if the run cannot do with them."""
+        ...
+
+    def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
+        """What the other models hold on a rank of the layout."""
+        ...
+
+
+class Nothing:
+    """A model alone."""
+
+    def check(self, degrees: ParallelConfig) -> None:
+        pass
+
+    def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What is computed in an optimizer step."""
@@ -47,6 +70,8 @@ class Step:
     """`train.max_tokens_per_device`."""
     work: Callable[[int], Workload]
     """Of the memory plan, for so many ranks that share a row."""
+    beside: Beside = field(default_factory=Nothing)
+    """What the run has besides the model and what is done with it."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +138,9 @@ def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices
     """What a rank holds and sends.
 
     Raises:
-        ValueError: if the model cannot be spread so.
+        ValueError: if the model cannot be spread so, or what is beside it cannot.
     """
+    step.beside.check(degrees)
     model, work = planner.model, step.work(degrees.context)
     check_divides(model, degrees.tensor)
     row = max(step.budget * degrees.context, step.longest)
@@ -125,20 +151,21 @@ def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices
     flows = flows_of(model, planner.groups(degrees), degrees, passes)
 
     def plan() -> MemoryPlan:
-        return plan_memory(model, work) if degrees.num_ranks == 1 else planner.plan(work, degrees)
+        alone = plan_memory(model, work) if degrees.num_ranks == 1 else planner.plan(work, degrees)
+        return MemoryPlan((*alone.parts, *step.beside.parts(degrees, work)))
 
     return Layout(degrees, tuple(flows), seconds_of(flows, devices.per_node, INSIDE, BETWEEN), plan)
 
 
 def layouts(model: Planned, config: ModelConfig, step: Step, devices: Devices) -> list[Layout]:
-    """Every way to spread a model over the devices that its plan allows; those that exchange for the least time first, of equals the
-    plainer one."""
+    """Every way to spread a model over the devices that its plan and the run allow; those that exchange for the least time first, of
+    equals the plainer one."""
     planner = MeshPlanner(model, config)
     found: list[Layout] = []
     for degrees in degrees_for(model, devices, step.samples):
         try:
             found.append(layout_of(planner, degrees, step, devices))
-        except ValueError:  # the model's own plan cannot do it
+        except ValueError:  # a model's own plan cannot do it, or the run
             continue
     return sorted(found, key=lambda layout: (layout.seconds, layout.kinds, -layout.degrees.shard))
 

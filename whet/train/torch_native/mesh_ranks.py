@@ -26,9 +26,9 @@ from whet.model.tensor_files import system_errors
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
 from whet.train.flops import PassSize
-from whet.train.torch_native.context_row import Context
+from whet.train.torch_native.context_row import Context, ContextAttention
 from whet.train.torch_native.layout import Plan, Turn
-from whet.train.torch_native.mesh import Mesh
+from whet.train.torch_native.mesh import Mesh, ParallelConfig
 from whet.train.torch_native.packing import split_rows
 from whet.train.torch_native.ranks import Found
 from whet.train.torch_native.sharding import shard_model
@@ -154,14 +154,20 @@ def head_size(model: CausalModel | ScalarModel) -> int:
 
 
 def context_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Context | None:
-    """The ranks that share rows with this one.
+    """The ranks that share rows with this one. Raises as `attention_of`."""
+    degrees = mesh.config
+    if degrees.context == 1:
+        return None
+    kind = attention_of(model, degrees)
+    return Context(mesh.rows.get_group("context"), mesh.rows.get_local_rank("context"), degrees.context, kind)
+
+
+def attention_of(model: CausalModel | ScalarModel, degrees: ParallelConfig) -> ContextAttention:
+    """How ranks that share rows attend.
 
     Raises:
         ValueError: if the heads do not divide for Ulysses where it is asked for.
     """
-    degrees = mesh.config
-    if degrees.context == 1:
-        return None
     heads = model.config.get_text_config().num_attention_heads // degrees.tensor
     kind = degrees.context_attention
     if kind == "auto":
@@ -171,7 +177,7 @@ def context_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Context | None:
             f"train.parallel: context is {degrees.context}, but each rank has {heads} heads, which Ulysses cannot share out; use "
             "context_attention=gather, or another degree"
         )
-    return Context(mesh.rows.get_group("context"), mesh.rows.get_local_rank("context"), degrees.context, kind)
+    return kind
 
 
 def vocabulary_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Vocabulary:
