@@ -23,6 +23,7 @@ from whet.train.frozen import ReferenceConfig, TeacherConfig
 from whet.train.lead import ALONE, Lead
 from whet.train.learners import Critic, Learners, Refresh
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.config import check_compiled
 
 SHOWN = 3
 """Tokens that an error names of many."""
@@ -59,10 +60,11 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 def check_layouts(config: RunConfig) -> None:
-    """Refuse a model beside the policy that asks for other processes than the job has; of `auto`, once it is settled.
+    """Refuse a model beside the policy that asks for other processes than the job has, or cannot be compiled as it is spread; of `auto`,
+    once it is settled.
 
     Raises:
-        ValueError: with both numbers, and what to do.
+        ValueError: naming the setting, and what to do.
     """
     if config.train.parallel == "auto":
         return
@@ -74,6 +76,8 @@ def check_layouts(config: RunConfig) -> None:
                 f"the policy has {processes}, and every process of the job has a part of every model: choose degrees whose product is "
                 f"{processes}, or leave {name}.parallel out"
             )
+        if chosen is not None and chosen.parallel is not None and config.train.compile:
+            check_compiled(chosen.parallel, f"{name}.parallel")
     reference = config.reference or ReferenceConfig()
     own = reference.path is not None or reference.refresh_every is not None
     if config.train.lora is not None and reference.parallel is not None and not own:

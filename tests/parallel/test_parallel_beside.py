@@ -102,6 +102,13 @@ def test_another_number_of_processes_is_refused(folder):
             check_models(config, build_algorithm(config.algo, StepPlan(1)))
 
 
+def test_a_layout_that_cannot_be_compiled_is_refused_by_its_own_key(folder):
+    config = config_of(folder, {"shard": 2}, {"teacher": {"tensor": 2}})
+    config = config.model_copy(update={"train": config.train.model_copy(update={"compile": True})})
+    with pytest.raises(ValueError, match=r"train\.compile does not go with teacher\.parallel\.tensor \(2\)"):
+        check_models(config, build_algorithm(config.algo, StepPlan(1)))
+
+
 def test_an_adapters_base_has_the_policys_layout(folder):
     train = {"lora": {"rank": 2}, "parallel": {"shard": 2}}
     algo, reference = {"name": "grpo", "grpo": {"kl_coef": 0.1}}, {"parallel": {"replicate": 2}}

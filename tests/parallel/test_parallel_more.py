@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import weakref
 
@@ -472,3 +473,18 @@ def saved_apart(degrees, folder):
 def test_shards_that_the_first_rank_does_not_see_are_no_checkpoint(tmp_path):
     first, _ = on_ranks(2, saved_apart, SHARD, tmp_path)
     assert first is not None and "lacks 1 of 2 files" in first and "__1_0.distcp" in first and "file system that all of them share" in first
+
+
+def said(degrees):
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("torch.distributed.tensor").addHandler(handler)
+    backend = backend_of(model_of("tied"), degrees)
+    backend.forward_backward(weighed(), sft_loss)
+    backend.optim_step()
+    assert list(backend.named_weights())
+    return [record.getMessage() for record in records]
+
+
+def test_a_step_says_nothing_of_how_torch_lays_out_meshes():
+    assert on_ranks(2, said, ParallelConfig(tensor=2)) == [[], []]

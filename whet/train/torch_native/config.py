@@ -66,8 +66,8 @@ class TrainConfig(Config):
         return self.degrees is not None
 
 
-def check_compiled(degrees: ParallelConfig) -> None:
-    """Refuse compiled layers where torch cannot compile them.
+def check_compiled(degrees: ParallelConfig, key: str = "train.parallel") -> None:
+    """Refuse compiled layers where torch cannot compile them; `key` is the setting that the degrees come from.
 
     Raises:
         ValueError: naming the degree.
@@ -79,7 +79,7 @@ def check_compiled(degrees: ParallelConfig) -> None:
     for name, size in (("tensor", degrees.tensor), ("expert", degrees.expert)):
         if size > 1:
             raise ValueError(
-                f"train.compile does not go with train.parallel.{name} ({size}) in torch 2.13: {seen[name]}; leave train.compile out, or "
+                f"train.compile does not go with {key}.{name} ({size}) in torch 2.13: {seen[name]}; leave train.compile out, or "
                 f"use shard, replicate or context in place of {name}"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -123,6 +124,7 @@ def share_generator() -> None:
 
 
 def _make(config: ParallelConfig, device_type: str) -> Mesh:
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on meshes, which are not the user's
     sharded = config.shard * config.context
     parameters = init_device_mesh(
         device_type, (config.replicate, sharded, config.tensor), mesh_dim_names=("replicate", "shard", "tensor")
