@@ -97,7 +97,7 @@ def test_models_beside_the_policy_are_one_processes_on_any_layout(folder, degree
 def test_another_number_of_processes_is_refused(folder):
     for degrees, wanted in ((None, 1), ({"shard": 4}, 4)):
         config = config_of(folder, degrees, {"teacher": {"tensor": 2}})
-        words = rf"teacher\.parallel asks for 2 processes .* but train\.parallel for {wanted}, .* leave teacher\.parallel out"
+        words = rf"teacher\.parallel asks for 2 processes .* but the policy has {wanted}, .* leave teacher\.parallel out"
         with pytest.raises(ValueError, match=words):
             check_models(config, build_algorithm(config.algo, StepPlan(1)))
 
