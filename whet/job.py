@@ -74,7 +74,7 @@ def train(config: BaseRunConfig, command: str | None = None) -> None:
             raise ValueError("cluster.backend=ray has Ray start the processes, but torchrun has started this one: use one of the two")
         count = int(os.environ["WORLD_SIZE"])
         if config.train.parallel != "auto":
-            check_count(num_ranks_of(config), count)
+            check_count(num_ranks_of(config), count, f"whet {kind_of(config)}")
         elif count == 1:
             config = with_degrees(config, None)
         return alone(config, command) if count == 1 else join(config, command)
@@ -172,7 +172,7 @@ def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
     return with_degrees(config, found.degrees), found.notes
 
 
-def check_count(wanted: int, count: int) -> None:
+def check_count(wanted: int, count: int, command: str) -> None:
     """Refuse a job of other processes than the degrees ask for.
 
     Raises:
@@ -181,7 +181,7 @@ def check_count(wanted: int, count: int) -> None:
     if wanted != count:
         raise ValueError(
             f"train.parallel asks for {wanted} processes (replicate x shard x context x tensor), but this job has {count}: start it with "
-            f"torchrun --nproc-per-node {wanted} -m whet train ..., start it without torchrun, or change the degrees"
+            f"torchrun --nproc-per-node {wanted} -m {command} ..., start it without torchrun, or change the degrees"
         )
 
 

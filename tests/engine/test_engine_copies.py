@@ -193,7 +193,7 @@ def test_no_copy_is_started_for_a_transport_that_cannot_be_had(monkeypatch):
     class Launcher:
         address = "127.0.0.1"
 
-        def start(self, name, setup, pipes=()):
+        def start(self, name, setup, pipes=(), *, given_up):
             raise AssertionError("who would end it?")
 
     monkeypatch.setattr("whet.engine.embedded.copies.sender_of", refuses)

@@ -89,7 +89,7 @@ def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
         worker.start()
         return Somebody()
 
-    DialingLauncher(begin, timeout_s=20.0).start("w", "a setup")  # type: ignore[arg-type]
+    DialingLauncher(begin, timeout_s=20.0).start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
     *strangers, worker = silent
     worker.join(20.0)
     assert heard == ["a setup"]
@@ -114,7 +114,7 @@ def test_a_stranger_who_is_heard_with_an_error_leaves_his_place_to_others(monkey
         return Somebody()
 
     monkeypatch.setattr(dialing, "_proven", fails_at_first)
-    DialingLauncher(begin, timeout_s=5.0).start("w", "a setup")  # type: ignore[arg-type]
+    DialingLauncher(begin, timeout_s=5.0).start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monkeypatch):
@@ -132,7 +132,7 @@ def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monk
         return elsewhere(name, invitation, "import time; time.sleep(600)")
 
     with pytest.raises(EngineFailed, match="did not dial back"):
-        DialingLauncher(begin, timeout_s=5.0).start("w", "a setup")  # type: ignore[arg-type]
+        DialingLauncher(begin, timeout_s=5.0).start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
     assert cut.is_set()
 
 
@@ -151,15 +151,28 @@ def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     assert started[0].ended(DEADLINE_S) is not None, "and nothing is left of it"
 
 
+def test_a_worker_that_is_given_up_before_it_dials_is_ended_at_once():
+    started, given_up = [], threading.Event()
+
+    def idle(name, invitation):
+        started.append(elsewhere(name, invitation, "import time; time.sleep(600)"))
+        given_up.set()
+        return started[-1]
+
+    with pytest.raises(EngineFailed, match="w: it was given up before it dialed back"):
+        DialingLauncher(idle, timeout_s=300.0).start("w", "a setup", given_up=given_up)  # type: ignore[arg-type]
+    assert started[0].ended(DEADLINE_S) is not None, "and nothing is left of it"
+
+
 def test_a_worker_with_another_key_gets_nothing_to_unpickle():
     wrong = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, key=b"another"), timeout_s=DEADLINE_S)
     with pytest.raises(EngineFailed, match=r"(?s)ended before it dialed .*AuthenticationError"):
-        wrong.start("w", "a setup")  # type: ignore[arg-type]
+        wrong.start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
 
 
 def test_what_cannot_dial_is_refused():
     with pytest.raises(EngineFailed, match=r"nobody can dial back to 192\.0\.2\.1: .*is it an address of this machine"):
-        DialingLauncher(lambda *_: pytest.fail("nothing is begun"), address="192.0.2.1").start("w", "a setup")  # type: ignore[arg-type]
+        DialingLauncher(lambda *_: pytest.fail("nothing is begun"), address="192.0.2.1").start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
     ranks = SIZES.model_copy(update={"copies": 1, "tensor_parallel": 2})
     with pytest.raises(ValueError, match=r"only those that are started on this machine can be one copy"):
         EngineCopies(model(), ranks, ["cpu"] * 2, deterministic=False, launcher=DialingLauncher(lambda *_: pytest.fail("nothing is begun")))

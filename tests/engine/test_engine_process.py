@@ -26,7 +26,7 @@ class Silent:
         self._connection.send(("ready", Capabilities(4096, False, False)))
         self._killing = threading.Lock()
 
-    def start(self, name, setup, pipes=()):
+    def start(self, name, setup, pipes=(), *, given_up):
         return self.link
 
     def kill(self):
@@ -49,7 +49,7 @@ SETUP = Setup(None, None, "cpu", False, 1, None, False)
 
 def test_requests_to_a_copy_that_reads_nothing_hold_nobody_up(tmp_path):
     process = Silent()
-    copy = CopyProcess("engine copy 0", SETUP, ["cpu"], tmp_path / "store", process)
+    copy = CopyProcess("engine copy 0", SETUP, ["cpu"], tmp_path / "store", process, threading.Event())
     copy.ready(threading.Event(), 5.0)
 
     async def main():

@@ -141,7 +141,7 @@ class Starter:
     def __call__(self, given_up: threading.Event) -> CopyProcess:
         number = next(self._starts)
         setup = replace(self._setup, name=self._name if number == 1 else f"{self._name}, start {number}")
-        copy = CopyProcess(self._name, setup, self._devices, Path(f"{self._meeting}-{number}"), self._launcher)
+        copy = CopyProcess(self._name, setup, self._devices, Path(f"{self._meeting}-{number}"), self._launcher, given_up)
         copy.ready(given_up, self._timeout_s)
         if given_up.is_set():
             copy.end()

@@ -65,7 +65,7 @@ class DialingLauncher:
     def __init__(self, begin: Callable[[str, Invitation], Process], address: str = LOOPBACK, timeout_s: float = 120.0) -> None:
         self._begin, self.address, self._timeout_s = begin, address, timeout_s
 
-    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
+    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = (), *, given_up: threading.Event) -> Link:
         if pipes:
             raise ValueError(
                 f"{name} is to be of several processes, and only those that are started on this machine can be one copy; set "
@@ -80,13 +80,13 @@ class DialingLauncher:
         with listener:
             process = self._begin(name, Invitation(self.address, listener.getsockname()[1], key, self._timeout_s))
             try:
-                connection = self._wait(name, listener, key, process)
+                connection = self._wait(name, listener, key, process, given_up)
             except BaseException:
                 process.kill()
                 raise
         return told(Link(connection, process), setup)
 
-    def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process) -> Connection:
+    def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process, given_up: threading.Event) -> Connection:
         """The connection of whoever proves to be the worker; strangers are turned away, and do not hold it up."""
         deadline, proven = time.monotonic() + self._timeout_s, SimpleQueue[Connection]()
         threading.Thread(target=_hear_callers, args=(listener, key, proven), name=f"whet {name} calls", daemon=True).start()
@@ -95,6 +95,8 @@ class DialingLauncher:
                 return proven.get(timeout=LOOK_S)
             if (ended := process.ended(0.0)) is not None:
                 raise EngineFailed(f"{name} ended before it dialed ({ended.words}){said(process)}") from None
+            if given_up.is_set():
+                raise EngineFailed(f"{name}: it was given up before it dialed back")
         raise EngineFailed(f"{name} did not dial back to {self.address} within {self._timeout_s:g} s{said(process)}")
 
 

@@ -86,16 +86,17 @@ class Launcher(Protocol):
         """This machine's, as workers know it."""
         ...
 
-    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
+    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = (), *, given_up: threading.Event) -> Link:
         """Start one and tell it its setup; it answers when it is ready.
 
         Args:
             name: in errors, and before each line that it says.
             setup: what it is made of.
             pipes: that it inherits, as `setup.links` names them: where several ranks are one copy.
+            given_up: set when nobody waits for it any more.
 
         Raises:
-            EngineFailed: if it cannot be started.
+            EngineFailed: if it cannot be started, or was given up before it was.
         """
         ...
 
@@ -178,7 +179,7 @@ class LocalLauncher:
 
     address = LOOPBACK
 
-    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = ()) -> Link:
+    def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = (), *, given_up: threading.Event) -> Link:
         mine, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
         if sys.platform == "linux":  # ranks of one machine need no other way to each other

@@ -49,9 +49,10 @@ class CopyProcess:
         devices: of all of its ranks.
         store: a file for the ranks to meet in.
         launcher: starts its processes.
+        given_up: set when nobody waits for it to start any more.
     """
 
-    def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher) -> None:
+    def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher, given_up: threading.Event) -> None:
         self.name = name
         ranks = range(len(devices))
         self.processes = [setup.name if len(devices) == 1 else f"{setup.name}, rank {rank}" for rank in ranks]
@@ -73,7 +74,8 @@ class CopyProcess:
             for rank, (device, mine) in enumerate(zip(devices, ends, strict=True)):
                 links = Links(store, len(devices), rank, tuple(end.fileno() for end in mine)) if pipes else None
                 called = name if len(devices) == 1 else f"{name}, rank {rank}"
-                self._links.append(launcher.start(called, replace(setup, device=device, links=links, name=self.processes[rank]), mine))
+                own = replace(setup, device=device, links=links, name=self.processes[rank])
+                self._links.append(launcher.start(called, own, mine, given_up=given_up))
         except BaseException:
             self.kill()
             raise
