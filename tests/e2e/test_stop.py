@@ -18,7 +18,7 @@ from whet.config import dump_toml
 from whet.data.template import load_tokenizer
 from whet.model.causal import ModelConfig
 from whet.model.scalar import load_scalar
-from whet.reward.model_reward import ModelReward
+from whet.reward.model_reward import OneScorer
 from whet.stop import Stop, Stopped, on_signals
 from whet.supervised import sft
 from whet.supervised_settings import SupervisedRunConfig
@@ -192,12 +192,12 @@ def test_a_stop_while_a_reward_model_scores_is_a_stop(tmp_path, folder, monkeypa
     held.hf.save_pretrained(tmp_path / "scores")
     load_tokenizer(folder / "model").save_pretrained(tmp_path / "scores")
 
-    def slowly(reward, sequences):
+    def slowly(scorer, sequences):
         stop.ask(signal.SIGTERM)
         time.sleep(0.3)
         return [0.0] * len(sequences)
 
-    monkeypatch.setattr(ModelReward, "_scores", slowly)
+    monkeypatch.setattr(OneScorer, "scores", slowly)
     reward = {"name": "model", "options": {"path": str(tmp_path / "scores"), "device": "cpu"}}
     with pytest.raises(Stopped):
         train(run_config(folder, "scoring", reward=reward, deterministic=False))

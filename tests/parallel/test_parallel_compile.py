@@ -14,6 +14,7 @@ from whet.train.torch_native.mesh import ParallelConfig
 
 
 def compiled(compiler, kind, degrees, recompute):
+    torch._dynamo.reset()  # what other tests had compiled in the process that this one is a fork of
     torch.compile = partial(torch.compile, backend=compiler)  # of this rank's process
     return three_steps(kind, "grpo", degrees, {"compile": True, "gradient_checkpointing": recompute})
 

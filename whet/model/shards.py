@@ -11,6 +11,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def here(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, over the same memory; all of one that is not spread."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A tensor cut as another one is; every rank has the whole of it, so nothing is exchanged."""
     if isinstance(tensor, DTensor) or not isinstance(like, DTensor):

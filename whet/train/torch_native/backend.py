@@ -63,7 +63,7 @@ class TorchBackend:
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
 
-    With `config.parallel` every process of the job makes one, of the same whole model, which is sharded in place.
+    With `config.parallel` every process of the job makes one, of the same model, whole or without contents, which is sharded in place.
 
     Raises:
         ValueError: if forests are asked for and the model cannot run them on its device, the model or the job does not fit the degrees, or

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from whet.model.shards import spread_like
+from whet.model.shards import here, spread_like
 
 BLOCK = 256
 """Entries that share a scale, as in torchao's AdamW8bit."""
@@ -144,8 +144,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def _flat(tensor: Tensor) -> Tensor:
     """The entries that lie here, one after another, in the same memory."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.view(-1)
+    return here(tensor).view(-1)
 
 
 def check_blocks(saved: Iterable[str], masters: Mapping[str, Tensor]) -> None:

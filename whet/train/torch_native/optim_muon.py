@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import _muon  # pyright: ignore[reportPrivateImportUsage]
 
-from whet.model.shards import spread_like, whole
+from whet.model.shards import here, spread_like, whole
 
 
 class SpreadMuon(torch.optim.Muon):
@@ -29,24 +29,19 @@ class SpreadMuon(torch.optim.Muon):
 
     def _step(self, param: Tensor, grad: Tensor, how: dict[str, Any]) -> None:
         buffer = self.state[param].setdefault("momentum_buffer", torch.zeros_like(grad))
-        _here(buffer).lerp_(_here(grad), 1 - how["momentum"])
-        update = _like(grad, _here(grad).lerp(_here(buffer), how["momentum"]))
+        here(buffer).lerp_(here(grad), 1 - how["momentum"])
+        update = _like(grad, here(grad).lerp(here(buffer), how["momentum"]))
         straight = _muon._zeropower_via_newtonschulz(whole(update), how["ns_coefficients"], how["ns_steps"], how["eps"])
         size = _muon._adjust_lr(how["lr"], how["adjust_lr_fn"], param.shape)
-        own = _here(param)
+        own = here(param)
         own.mul_(1 - how["lr"] * how["weight_decay"])
-        own.add_(_here(spread_like(straight, param)), alpha=-size)
+        own.add_(here(spread_like(straight, param)), alpha=-size)
 
 
-def _here(tensor: Tensor) -> Tensor:
-    """This rank's part."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(spread: Tensor, here: Tensor) -> Tensor:
+def _like(spread: Tensor, part: Tensor) -> Tensor:
     """A tensor that is spread as another one, of this rank's part."""
     if not isinstance(spread, DTensor):
-        return here
+        return part
     return DTensor.from_local(
-        here, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
+        part, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
     )
