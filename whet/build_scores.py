@@ -12,7 +12,7 @@ from whet.model.scalar import load_scalar
 from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions, Scorer
 from whet.reward.model_reward import KEY, model_config
-from whet.settings import RunConfig
+from whet.settings import RunConfig, reward_tables
 from whet.train.base import Backend
 from whet.train.lead import ALONE, Lead
 from whet.train.torch_native.backend import TorchBackend
@@ -64,8 +64,8 @@ class SpreadScores:
     """
 
     def __init__(self, config: RunConfig, lead: Lead = ALONE) -> None:
-        tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
-        chosen = [options for table in tables for options in reward_models(table) if options.spread] if config.train.spreads else []
+        tables = reward_tables(config) if config.train.spreads else []
+        chosen = [options for table in tables for options in reward_models(table) if options.spread]
         self._train = config.train
         self._scorers = [SpreadScorer(f"reward {i}", options, lead) for i, options in enumerate(dict.fromkeys(chosen), 1)]
 

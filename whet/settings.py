@@ -210,6 +210,11 @@ def evaluation_env(config: RunConfig, chosen: EvaluationSetConfig) -> EnvConfig:
     return EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
 
 
+def reward_tables(config: RunConfig) -> list[RewardConfig]:
+    """The rewards of a run: training's, then those that evaluation sets have of their own."""
+    return [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
+
+
 def check_best(config: RunConfig) -> None:
     """Refuse a metric for `checkpoint.best` that is never measured.
 

@@ -22,7 +22,7 @@ from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
 from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
-from whet.settings import RunConfig
+from whet.settings import RunConfig, reward_tables
 from whet.train.critic import CriticConfig
 from whet.train.torch_native.mesh import ParallelConfig
 
@@ -84,9 +84,8 @@ def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Besi
 def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewardOptions]]:
     """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
     models of their own, but for those that are spread."""
-    tables = [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
     models: dict[str, tuple[ScalarModel, ModelRewardOptions]] = {}
-    for options in (options for table in tables for options in reward_models(table)):
+    for options in (options for table in reward_tables(config) for options in reward_models(table)):
         if options.spread and any(options == other for _, other in models.values()):
             continue
         if pick_device(options.device).type == pick_device(config.model.device).type:
