@@ -136,7 +136,7 @@ class Played:
         self.updates.append(version)
         return Receipt(version, {"w": weights}, {"w": weights})
 
-    def stacks(self):
+    def stacks(self, *, lost):
         time.sleep(self.stacks_s)
         return "" if self.dead else f"{self.name} waits"
 

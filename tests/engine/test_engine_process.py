@@ -37,7 +37,7 @@ class Silent:
     def ended(self, timeout_s):
         return Ended(-9) if self._connection.closed else None
 
-    def stacks(self):
+    def stacks(self, *, lost):
         return ""
 
     def last_lines(self):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import dialing, launch
-from whet.observe.display import printable, say
 from whet.runfolder.stacks import SAY_STACKS
 
 WORKER = ("-m", "whet.cluster.engine_worker")
@@ -95,9 +92,7 @@ class RayWorker:
     """
 
     def __init__(self, ray: Any, agent: Any, name: str, command: Command, here: str, timeout_s: float) -> None:
-        self._ray, self._agent, self._name = ray, agent, name
-        self._lines: deque[str] = deque(maxlen=launch.LAST_LINES)
-        self.asked: list[str] | None = None
+        self._ray, self._agent, self._words = ray, agent, launch.Words(name)
         self._over, self._heard = threading.Event(), threading.Event()
         self._end: launch.Ended | None = None
         try:
@@ -119,25 +114,20 @@ class RayWorker:
             self._over.wait(dialing.HANDSHAKE_TIMEOUT_S)
         self._ray.kill(self._agent)
 
-    def stacks(self) -> str:
+    def stacks(self, *, lost: bool) -> str:
         if self._end is not None:
             return ""
-        with launch.asked_for_stacks(self) as lines:
-            self._process.signal(SAY_STACKS)
-        return "\n".join(lines)
+        said = self._words.stacks(lambda: self._process.signal(SAY_STACKS))
+        return said or (launch.last_stacks(self, self._process.signal) if lost else "")
 
     def last_lines(self) -> list[str]:
         if self._end is not None:
             self._heard.wait(LAST_WORDS_S + POLL_S)
-        return list(self._lines)
+        return self._words.last
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Said):
-            if (asked := self.asked) is not None:
-                asked.append(event.text)
-                return
-            self._lines.append(event.text)
-            say(f"[{self._name}] {printable(event.text)}", sys.stderr)
+            self._words.hear(event.text)
         elif isinstance(event, Ended):
             self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.Ended(event.code)
             self._over.set()

@@ -6,14 +6,18 @@ import faulthandler
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 TIMEOUT_S = 2.0
 """For a process to say where its threads are."""
 SAY_STACKS = signal.SIGUSR1
 """The signal on which a process of a run writes the stacks of its threads."""
+SAID = "whet stacks> "
+"""Begins each line of them, where a process says them among other words; one with nothing else is the last."""
 
 
 def own_stacks() -> str:
@@ -22,6 +26,27 @@ def own_stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
+
+
+def say_on_signal() -> None:
+    """From now on this process says its stacks on `SAY_STACKS`, to standard error, each line after `SAID`. From its main thread.
+
+    A thread says them that holds the GIL. faulthandler's own handler of a signal reads the frames of threads that go on meanwhile, and
+    can crash a process that nothing is wrong with (a frame that was left is read where its memory was given back).
+    """
+    rung, ring = socket.socketpair()
+    ring.setblocking(False)
+    signal.set_wakeup_fd(ring.detach(), warn_on_full_buffer=False)  # written to as the signal comes, whatever the main thread does
+    signal.signal(SAY_STACKS, lambda *_: None)
+    signal.siginterrupt(SAY_STACKS, False)
+    threading.Thread(target=_say, args=(rung,), name="stacks", daemon=True).start()
+
+
+def _say(rung: socket.socket) -> None:
+    while numbers := rung.recv(1):
+        if numbers[0] == SAY_STACKS:
+            for line in [*filter(None, own_stacks().splitlines()), ""]:
+                os.write(sys.stderr.fileno(), f"{SAID}{line}\n".encode())  # one after another: other words come between, and into none
 
 
 def spied(pid: int) -> str:

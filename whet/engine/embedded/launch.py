@@ -6,20 +6,23 @@ A local worker gets one end of a socket pair; one that is started elsewhere dial
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from typing import IO, TYPE_CHECKING, Protocol
 
 from whet.engine.base import EngineFailed
-from whet.runfolder.stacks import SAY_STACKS, TIMEOUT_S, spied
+from whet.observe.display import printable
+from whet.runfolder.stacks import SAID, SAY_STACKS, TIMEOUT_S, spied
 
 if TYPE_CHECKING:
     from whet.engine.embedded.worker import Setup
@@ -61,8 +64,9 @@ class Process(Protocol):
         """End it now, stopped or not. One that has ended stays as it is."""
         ...
 
-    def stacks(self) -> str:
-        """Where its threads are, as far as it can still say so; empty where it has ended, or its words go elsewhere."""
+    def stacks(self, *, lost: bool) -> str:
+        """Where its threads are, as far as it can still say so; empty where it has ended, or its words go elsewhere. `lost`: it is killed
+        next, so it may be made to say them in a way that ends it."""
         ...
 
     def last_lines(self) -> list[str]:
@@ -101,25 +105,45 @@ class Launcher(Protocol):
         ...
 
 
-class Asked(Protocol):
-    """A process whose lines are read here."""
+class Words:
+    """What a worker says, line by line: its stacks go to whoever asked for them, all else to standard error after its name, and the last
+    lines are kept.
 
-    asked: list[str] | None
-    """Where its lines go while it is asked for its stacks."""
+    Args:
+        name: of the worker.
+    """
 
+    def __init__(self, name: str) -> None:
+        self._name, self._last = name, deque[str](maxlen=LAST_LINES)
+        self._stacks = SimpleQueue[str]()
+        self._asking = threading.Lock()
 
-@contextmanager
-def asked_for_stacks(process: Asked) -> Iterator[list[str]]:
-    """Ask it inside; afterwards the list has what it said, waited for until it says no more."""
-    lines = process.asked = list[str]()
-    try:
-        yield lines
-        deadline, seen = time.monotonic() + TIMEOUT_S, -1
-        while time.monotonic() < deadline and (not lines or len(lines) > seen):
-            seen = len(lines)
-            time.sleep(0.2)
-    finally:
-        process.asked = None
+    @property
+    def last(self) -> list[str]:
+        return list(self._last)
+
+    def hear(self, line: str) -> None:
+        line, mark, stack = line.partition(SAID)  # other words may not have come to the end of their line
+        if mark:
+            self._stacks.put(stack)
+        if not line:
+            return
+        self._last.append(line)
+        with suppress(OSError, ValueError):  # this process may be about to end, and its output closed
+            print(f"[{self._name}] {printable(line)}", file=sys.stderr, flush=True)
+
+    def stacks(self, ask: Callable[[], object]) -> str:
+        """What it says when it is asked; nothing, if it says nothing in time."""
+        lines = list[str]()
+        with self._asking:
+            while not self._stacks.empty():  # what came too late for who asked before
+                self._stacks.get()
+            ask()
+            deadline = time.monotonic() + TIMEOUT_S
+            with suppress(Empty):
+                while line := self._stacks.get(timeout=max(0.0, deadline - time.monotonic())):
+                    lines.append(line)
+        return "\n".join(lines)
 
 
 class LocalProcess:
@@ -133,10 +157,8 @@ class LocalProcess:
     host = HERE
 
     def __init__(self, name: str, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.asked: list[str] | None = None
-        self._pump = threading.Thread(target=self._read, args=(name,), name=f"whet {name} output", daemon=True)
+        self.child, self._words = child, Words(name)
+        self._pump = threading.Thread(target=self._read, name=f"whet {name} output", daemon=True)
         self._pump.start()
 
     def ended(self, timeout_s: float) -> Ended | None:
@@ -148,30 +170,32 @@ class LocalProcess:
     def kill(self) -> None:
         self.child.kill()
 
-    def stacks(self) -> str:
+    def stacks(self, *, lost: bool) -> str:
         if self.child.poll() is not None:
             return ""
-        with asked_for_stacks(self) as lines:
-            self.child.send_signal(SAY_STACKS)
-        return "\n".join(lines) or spied(self.child.pid)
+        return (
+            self._words.stacks(lambda: self.child.send_signal(SAY_STACKS))
+            or spied(self.child.pid)
+            or (last_stacks(self, self.child.send_signal) if lost else "")
+        )
 
     def last_lines(self) -> list[str]:
         if self.child.poll() is not None:
             self._pump.join(1.0)  # what it said as it ended may still be in the pipe
-        return list(self._lines)
+        return self._words.last
 
-    def _read(self, name: str) -> None:
+    def _read(self) -> None:
         output: IO[bytes] | None = self.child.stdout
         assert output is not None, "a worker was started without a pipe for what it says"
         with output:
             for raw in output:
-                line = raw.decode(errors="replace").rstrip("\n")
-                if (asked := self.asked) is not None:
-                    asked.append(line)
-                    continue
-                self._lines.append(line)
-                with suppress(OSError, ValueError):  # this process may be about to end, and its output closed
-                    print(f"[{name}] {line}", file=sys.stderr, flush=True)
+                self._words.hear(raw.decode(errors="replace").rstrip("\n"))
+
+
+def last_stacks(process: Process, signal_it: Callable[[int], object]) -> str:
+    """Of a process none of whose threads gets to say its stacks: the last words that faulthandler says as the process is aborted."""
+    signal_it(signal.SIGABRT)
+    return "\n".join(process.last_lines()) if process.ended(TIMEOUT_S) else ""
 
 
 class LocalLauncher:

@@ -165,8 +165,8 @@ class CopyProcess:
     async def vitals(self) -> Vitals:
         return await self.call("vitals")
 
-    def stacks(self) -> str:
-        return "\n".join(found for link in self._links if (found := link.process.stacks()))
+    def stacks(self, *, lost: bool) -> str:
+        return "\n".join(found for link in self._links if (found := link.process.stacks(lost=lost)))
 
     def kill(self) -> None:
         self._failure = self._failure or f"{self.name} was killed"

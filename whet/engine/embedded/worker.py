@@ -30,12 +30,12 @@ from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.first_weights import fetch
 from whet.engine.embedded.grammar import Grammars
-from whet.engine.embedded.launch import SAY_STACKS
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.shared import SharedModel, attach
+from whet.runfolder.stacks import say_on_signal
 from whet.transport.base import OtherBase, Stream, Ticket, TransportError
 from whet.transport.receive import Receiver
 from whet.types import Receipt, Request
@@ -235,7 +235,7 @@ def work(connection: Connection) -> None:
     """The process: set up, serve, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     faulthandler.enable()
-    faulthandler.register(SAY_STACKS, all_threads=True)
+    say_on_signal()
     setup: Setup = connection.recv()
     torch.set_num_threads(setup.threads)
     use(torch.device(setup.device))

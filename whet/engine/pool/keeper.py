@@ -295,8 +295,10 @@ class Keeper(Generic[M]):
 
     def _stacks(self, lost: Mapping[str, M] = MappingProxyType({})) -> dict[str, str]:
         """Of all members that there are: one that hangs may wait for another."""
-        members = {**lost, **{slot.name: slot.member for slot in self.there if slot.member is not None}}
-        return {name: text for name, member in members.items() if (text := member.stacks())}
+        others = {slot.name: slot.member for slot in self.there if slot.member is not None}
+        return {
+            name: text for members in (lost, others) for name, member in members.items() if (text := member.stacks(lost=members is lost))
+        }
 
     def _what_next(self, slot: Slot[M]) -> str:
         if self.over is not None:

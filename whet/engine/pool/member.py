@@ -48,8 +48,9 @@ class Member(Protocol):
         """Asked again and again: it must compute nothing."""
         ...
 
-    def stacks(self) -> str:
-        """Where its threads are, as far as that can be told; it may take a second or two. From any thread."""
+    def stacks(self, *, lost: bool) -> str:
+        """Where its threads are, as far as that can be told; it may take a second or two. From any thread. `lost`: it is killed next, so
+        that asking may end it; else it must go on."""
         ...
 
     def kill(self) -> None:
