@@ -18,40 +18,36 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from machine import RESULTS, machine
 
-import whet.build
 from whet.commands import evaluate, train
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.quickstart.run import QuickstartConfig, rl_config
-from whet.rollout.player import Player
+from whet.rollout.own import Ask
 from whet.settings import RunConfig
-from whet.types import Group, Task, Trajectory
+from whet.types import Group, Trajectory
 
 ACCURACY = "eval/held_out/reward/total"
 BLANKED = f"{Path(__file__).resolve()}:blanked_env"
+SHUFFLED = f"{Path(__file__).resolve()}:shuffled"
 
 
-class ShuffledPlayer(Player):
-    """Permutes the rewards of a training rollout over its scored trajectories; evaluations, one sample a prompt, stay as they are."""
+async def shuffled(ask: Ask) -> list[Group]:
+    """A rollout whose rewards are permuted over its scored trajectories."""
+    groups = await ask.player.play(ask.source.next(ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed)
+    rewards = [t.rewards for group in groups for t in group.trajectories if t.rewards is not None]
+    random.Random(f"{ask.seed}/{groups[0].task.id}").shuffle(rewards)
+    left = iter(rewards)
 
-    async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int) -> list[Group]:
-        groups = await super().play(tasks, samples_per_prompt, seed)
-        if samples_per_prompt == 1:
-            return groups
-        rewards = [t.rewards for group in groups for t in group.trajectories if t.rewards is not None]
-        random.Random(f"{seed}/{tasks[0].id}").shuffle(rewards)
-        left = iter(rewards)
+    def swapped(trajectory: Trajectory) -> Trajectory:
+        return trajectory if trajectory.rewards is None else replace(trajectory, rewards=next(left))
 
-        def swapped(trajectory: Trajectory) -> Trajectory:
-            return trajectory if trajectory.rewards is None else replace(trajectory, rewards=next(left))
-
-        return [replace(group, trajectories=tuple(map(swapped, group.trajectories))) for group in groups]
+    return [replace(group, trajectories=tuple(map(swapped, group.trajectories))) for group in groups]
 
 
 def blanked_env(options: Mapping[str, object] | None = None) -> ToolEnv:
@@ -82,10 +78,8 @@ def main() -> None:
         shutil.rmtree(run_dir / name, ignore_errors=True)
     blank_env = {"name": BLANKED}
 
-    plain = whet.build.Player
-    whet.build.Player = ShuffledPlayer
-    shuffled_accuracy = train(rl_config(config, warm, "control_shuffled"))[ACCURACY]
-    whet.build.Player = plain
+    plain = rl_config(config, warm, "control_shuffled")
+    shuffled_accuracy = train(with_(plain, control={**plain.control.model_dump(), "rollout": SHUFFLED}))[ACCURACY]
 
     final = rl_config(config, run_dir / "rl/model", "control_blanked_evaluation")
     final_blanked = evaluate(with_(final, env=blank_env))[ACCURACY]

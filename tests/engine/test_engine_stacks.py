@@ -47,7 +47,9 @@ def test_a_worker_that_lets_no_thread_run_is_made_to_say_them_only_when_it_is_lo
     try:
         assert process.stacks(lost=False) == "" and process.ended(0.0) is None
         assert " in hangs\n" in process.stacks(lost=True)
-        assert process.stacks(lost=True) == "", "it has ended"
+        process.kill()
+        process.ended(10.0)
+        assert process.stacks(lost=True) == ""
     finally:
         process.kill()
         process.ended(10.0)

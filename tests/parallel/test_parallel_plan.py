@@ -42,7 +42,7 @@ def test_what_a_rank_keeps_is_planned(degrees):
     assert {name: p.numel() for name, p in planned.items()} == {name: count for name, (_, count, *_) in held.items()}
 
 
-def held_by_optimizer(kind, degrees, lora):
+def held_by_optimizer(kind, degrees, lora=None):
     """Bytes of parameters, gradients and moments on a rank."""
     backend = backend_of(model_of(kind), degrees, lora=lora)
     batch = one_row()
@@ -85,7 +85,7 @@ def one_row(num=1):
     return batch.with_(weights=REDUCERS["token_mean"](batch))
 
 
-def sent_in_a_step(kind, degrees, recompute, lora):
+def sent_in_a_step(kind, degrees, recompute, lora=None):
     model = model_of(kind, gradient_checkpointing=recompute)
     backend = backend_of(model, degrees, max_tokens_per_device=LENGTH // degrees.context, logprob_chunk_tokens=LENGTH, lora=lora)
     batch = one_row(degrees.num_data)

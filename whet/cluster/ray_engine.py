@@ -19,7 +19,7 @@ from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import dialing, launch
-from whet.runfolder.stacks import SAY_STACKS
+from whet.runfolder.stacks import SAY_HELD_STACKS, SAY_STACKS
 
 WORKER = ("-m", "whet.cluster.engine_worker")
 """What the interpreter runs there."""
@@ -118,7 +118,7 @@ class RayWorker:
         if self._end is not None:
             return ""
         said = self._words.stacks(lambda: self._process.signal(SAY_STACKS))
-        return said or (launch.last_stacks(self, self._process.signal) if lost else "")
+        return said or (self._words.held_stacks(lambda: self._process.signal(SAY_HELD_STACKS)) if lost else "")
 
     def last_lines(self) -> list[str]:
         if self._end is not None:

@@ -16,6 +16,8 @@ TIMEOUT_S = 2.0
 """For a process to say where its threads are."""
 SAY_STACKS = signal.SIGUSR1
 """The signal on which a process of a run writes the stacks of its threads."""
+SAY_HELD_STACKS = signal.SIGUSR2
+"""On this one it writes them as faulthandler's own handler does, for which nobody needs the GIL: see `say_on_signal` for the risk."""
 SAID = "whet stacks> "
 """Begins each line of them, where a process says them among other words; one with nothing else is the last."""
 
@@ -32,8 +34,10 @@ def say_on_signal() -> None:
     """From now on this process says its stacks on `SAY_STACKS`, to standard error, each line after `SAID`. From its main thread.
 
     A thread says them that holds the GIL. faulthandler's own handler of a signal reads the frames of threads that go on meanwhile, and
-    can crash a process that nothing is wrong with (a frame that was left is read where its memory was given back).
+    can crash a process that nothing is wrong with (a frame that was left is read where its memory was given back): it is for a process
+    that will be killed anyway.
     """
+    faulthandler.register(SAY_HELD_STACKS, all_threads=True)
     rung, ring = socket.socketpair()
     ring.setblocking(False)
     signal.set_wakeup_fd(ring.detach(), warn_on_full_buffer=False)  # written to as the signal comes, whatever the main thread does
@@ -45,7 +49,11 @@ def say_on_signal() -> None:
 def _say(rung: socket.socket) -> None:
     while numbers := rung.recv(1):
         if numbers[0] == SAY_STACKS:
-            for line in [*filter(None, own_stacks().splitlines()), ""]:
+            try:
+                lines = [*filter(None, own_stacks().splitlines())]
+            except OSError as error:  # no room on the disk, no descriptor free: the next time there may be
+                lines = [f"they cannot be written: {error}"]
+            for line in [*lines, ""]:
                 os.write(sys.stderr.fileno(), f"{SAID}{line}\n".encode())  # one after another: other words come between, and into none
 
 

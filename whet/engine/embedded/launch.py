@@ -6,7 +6,6 @@ A local worker gets one end of a socket pair; one that is started elsewhere dial
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from whet.engine.base import EngineFailed
 from whet.observe.display import printable
-from whet.runfolder.stacks import SAID, SAY_STACKS, TIMEOUT_S, spied
+from whet.runfolder.stacks import SAID, SAY_HELD_STACKS, SAY_STACKS, TIMEOUT_S, spied
 
 if TYPE_CHECKING:
     from whet.engine.embedded.worker import Setup
@@ -32,6 +31,8 @@ HERE = socket.gethostname()
 LOOPBACK = "127.0.0.1"
 LAST_LINES = 100
 """Kept of what a worker said."""
+QUIET_S = 0.2
+"""After which a worker that said something has nothing to add."""
 LOOK_S = 0.2
 """Between two looks at whether a worker that starts is still waited for."""
 
@@ -66,7 +67,7 @@ class Process(Protocol):
 
     def stacks(self, *, lost: bool) -> str:
         """Where its threads are, as far as it can still say so; empty where it has ended, or its words go elsewhere. `lost`: it is killed
-        next, so it may be made to say them in a way that ends it."""
+        next, so it may be made to say them in a way that can crash it."""
         ...
 
     def last_lines(self) -> list[str]:
@@ -116,6 +117,7 @@ class Words:
     def __init__(self, name: str) -> None:
         self._name, self._last = name, deque[str](maxlen=LAST_LINES)
         self._stacks = SimpleQueue[str]()
+        self._heard: list[str] | None = None
         self._asking = threading.Lock()
 
     @property
@@ -126,9 +128,11 @@ class Words:
         line, mark, stack = line.partition(SAID)  # other words may not have come to the end of their line
         if mark:
             self._stacks.put(stack)
-        if not line:
+        if not line:  # nor does an empty line tell anything
             return
         self._last.append(line)
+        if (heard := self._heard) is not None:
+            heard.append(line)
         with suppress(OSError, ValueError):  # this process may be about to end, and its output closed
             print(f"[{self._name}] {printable(line)}", file=sys.stderr, flush=True)
 
@@ -144,6 +148,18 @@ class Words:
                 while line := self._stacks.get(timeout=max(0.0, deadline - time.monotonic())):
                     lines.append(line)
         return "\n".join(lines)
+
+    def held_stacks(self, ask: Callable[[], object]) -> str:
+        """All that it says when it is asked, until it says no more."""
+        with self._asking:
+            heard = self._heard = list[str]()
+            ask()
+            deadline, seen = time.monotonic() + TIMEOUT_S, -1
+            while time.monotonic() < deadline and (not heard or len(heard) > seen):
+                seen = len(heard)
+                time.sleep(QUIET_S)
+            self._heard = None
+        return "\n".join(heard)
 
 
 class LocalProcess:
@@ -176,7 +192,7 @@ class LocalProcess:
         return (
             self._words.stacks(lambda: self.child.send_signal(SAY_STACKS))
             or spied(self.child.pid)
-            or (last_stacks(self, self.child.send_signal) if lost else "")
+            or (self._words.held_stacks(lambda: self.child.send_signal(SAY_HELD_STACKS)) if lost else "")
         )
 
     def last_lines(self) -> list[str]:
@@ -190,12 +206,6 @@ class LocalProcess:
         with output:
             for raw in output:
                 self._words.hear(raw.decode(errors="replace").rstrip("\n"))
-
-
-def last_stacks(process: Process, signal_it: Callable[[int], object]) -> str:
-    """Of a process none of whose threads gets to say its stacks: the last words that faulthandler says as the process is aborted."""
-    signal_it(signal.SIGABRT)
-    return "\n".join(process.last_lines()) if process.ended(TIMEOUT_S) else ""
 
 
 class LocalLauncher:

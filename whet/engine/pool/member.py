@@ -49,8 +49,8 @@ class Member(Protocol):
         ...
 
     def stacks(self, *, lost: bool) -> str:
-        """Where its threads are, as far as that can be told; it may take a second or two. From any thread. `lost`: it is killed next, so
-        that asking may end it; else it must go on."""
+        """Where its threads are, as far as that can be told; it may take some seconds. From any thread. `lost`: it is killed next, so
+        that asking may crash it; else it must go on."""
         ...
 
     def kill(self) -> None:
