@@ -140,8 +140,7 @@ def build_learners(
         reference, refresh = _reference(config, policy, folder)
     if Need.TEACHER_LOGPROBS in algorithm.needs:
         assert config.teacher is not None
-        train = train_beside(config, config.teacher)
-        teacher = _frozen(config, train, folder, resolve_model_path(config.teacher.path), "teacher.path")
+        teacher = _frozen(config, config.teacher, "teacher", folder, resolve_model_path(config.teacher.path))
     if isinstance(algorithm, LearnsValues) and Need.VALUES in algorithm.needs:
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
@@ -169,11 +168,16 @@ def meter_of(config: BaseRunConfig, policy: TorchBackend) -> Meter:
     return Meter(Devices(device, 1 if degrees is None else degrees.num_ranks, peak))
 
 
-def train_beside(config: RunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
+def train_beside(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
     """How a model beside the policy computes: as the policy, but for its own layout."""
     if chosen is None or chosen.parallel is None:
         return config.train
     return config.train.model_copy(update={"parallel": chosen.parallel})
+
+
+def parallel_key(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None, name: str) -> str:
+    """The setting that says how a model beside the policy is spread, for error messages."""
+    return "train.parallel" if chosen is None or chosen.parallel is None else f"{name}.parallel"
 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
@@ -198,7 +202,7 @@ def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remo
 
 
 def build_reference(
-    config: BaseRunConfig, folder: Path, policy: TorchBackend, train: TrainConfig | None = None
+    config: BaseRunConfig, folder: Path, policy: TorchBackend, chosen: ReferenceConfig | None = None
 ) -> tuple[Annotator, Mirror | None]:
     """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
 
@@ -206,14 +210,14 @@ def build_reference(
         config: the run's settings.
         folder: the model.
         policy: the backend that trains.
-        train: how the copy computes; None: as the policy.
+        chosen: how the copy is spread; None: as the policy.
 
     Returns:
         The reference; and again, if checkpoints have to hold it, since the run does not begin with the weights of `folder`.
     """
     if policy.adapter is not None:
         return policy.base(), None
-    copy = _copy(config, train or config.train, folder)
+    copy = _copy(config, chosen, "reference", folder)
     store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
     return copy, copy if store.keeps_reference() else None
 
@@ -221,23 +225,27 @@ def build_reference(
 def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
     """The reference; and again, where checkpoints hold it, with when it is refreshed."""
     chosen = config.reference or ReferenceConfig()
-    train = train_beside(config, chosen)
     if chosen.path is None and chosen.refresh_every is None:
-        reference, kept = build_reference(config, folder, policy, train)
+        reference, kept = build_reference(config, folder, policy, chosen)
         return reference, None if kept is None else Refresh(kept, None)
-    backend = _frozen(config, train, folder, folder if chosen.path is None else resolve_model_path(chosen.path), "reference.path")
+    backend = _frozen(config, chosen, "reference", folder, folder if chosen.path is None else resolve_model_path(chosen.path))
     return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
 
 
-def _frozen(config: RunConfig, train: TrainConfig, policy_folder: Path, folder: Path, key: str) -> Mirror:
+def _frozen(config: RunConfig, chosen: ReferenceConfig | TeacherConfig, name: str, policy_folder: Path, folder: Path) -> Mirror:
+    key = f"{name}.path"
     if folder != policy_folder:
         check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
-    return _copy(config, train, folder, key)
+    return _copy(config, chosen, name, folder, key)
 
 
-def _copy(config: BaseRunConfig, train: TrainConfig, folder: Path, key: str = "model.path") -> Mirror:
-    """A model that does not train."""
-    return TorchBackend(load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads), train, None)
+def _copy(
+    config: BaseRunConfig, chosen: ReferenceConfig | TeacherConfig | None, name: str, folder: Path, key: str = "model.path"
+) -> Mirror:
+    """A model that does not train; `key` is the setting that it is read from."""
+    train = train_beside(config, chosen)
+    model = load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads)
+    return TorchBackend(model, train, None, parallel_key(chosen, name))
 
 
 def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
@@ -246,4 +254,4 @@ def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_
         check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
     train = critic_train(config, chosen)
     model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
-    return TorchBackend(model, train, total_steps)
+    return TorchBackend(model, train, total_steps, parallel_key(config.critic, "critic"))

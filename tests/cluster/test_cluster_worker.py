@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from whet.cluster.process import Command, Ended, Said, Silent
 from whet.cluster.ray_engine import RayWorker
-from whet.engine.embedded.launch import HERE, said
+from whet.engine.base import EngineFailed
+from whet.engine.embedded.launch import HERE, LOOK_S, said
 
 COMMAND = Command(("-m", "nothing"), "{}")
 
@@ -42,19 +45,45 @@ class Agent:
         return next(self.told)
 
 
-RAY = SimpleNamespace(
-    get=lambda found, timeout=None: found, kill=lambda agent: agent.killed.set(), exceptions=SimpleNamespace(RayError=Lost)
-)
+def ray_with(wait):
+    return SimpleNamespace(
+        wait=wait,
+        get=lambda found, timeout=None: found,
+        kill=lambda agent: agent.killed.set(),
+        exceptions=SimpleNamespace(RayError=Lost),
+    )
+
+
+RAY = ray_with(lambda refs, num_returns, timeout: (refs, []))
+
+
+def worker_of(agent, name="w", ray=RAY, given_up=None):
+    return RayWorker(ray, agent, name, COMMAND, "n1", 60.0, given_up or threading.Event())
 
 
 def test_the_last_words_of_a_worker_that_does_not_start_are_heard_before_its_actor_ends():
     agent = Agent()
-    worker = RayWorker(RAY, agent, "engine copy 0", COMMAND, "n1", 5.0)
+    worker = worker_of(agent, "engine copy 0")
     assert worker.ended(20.0).code == 1
     assert said(worker).endswith("no such device")
     assert agent.killed.wait(20.0), "then its bundle is free"
 
 
 def test_a_worker_is_on_this_machine_if_it_is_on_the_leaders_node():
-    assert RayWorker(RAY, Agent(), "w", COMMAND, "n1", 5.0).host == HERE
-    assert RayWorker(RAY, Agent("n2"), "w", COMMAND, "n1", 5.0).host == "machine (node n2)"
+    assert worker_of(Agent()).host == HERE
+    assert worker_of(Agent("n2")).host == "machine (node n2)"
+
+
+def test_a_worker_that_is_given_up_while_its_actor_is_waited_for_is_not_started():
+    agent, given_up, looks = Agent(), threading.Event(), []
+
+    def nobody_comes(refs, num_returns, timeout):
+        looks.append(timeout)
+        if len(looks) == 3:
+            given_up.set()
+        return [], refs
+
+    with pytest.raises(EngineFailed, match="engine copy 0: it was given up before its actor was there"):
+        worker_of(agent, "engine copy 0", ray_with(nobody_comes), given_up)
+    assert looks == [LOOK_S] * 3, "it is looked at while the actor is waited for"
+    assert agent.killed.is_set(), "and nothing is left of it"

@@ -40,7 +40,7 @@ def model(seed=0):
 def copies_of(transport, folder):
     """Two copies, the second far away; this machine's address is another one than usual, too."""
 
-    def begin(name, invitation):
+    def begin(name, invitation, given_up):
         assert invitation.host == "127.0.0.2"
         if name != FAR:
             return elsewhere(name, invitation)

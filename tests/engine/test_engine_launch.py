@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -35,7 +36,7 @@ def test_workers_that_dial_back_serve_like_children(monkeypatch):
     monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 1.0)
     invited = []
 
-    def begin(name, invitation):
+    def begin(name, invitation, given_up):
         """Strangers come first: one that says nothing, one with another key, and one that speaks another language."""
         address = invitation.host, invitation.port
         silent, rude = socket.create_connection(address), socket.create_connection(address)
@@ -82,7 +83,7 @@ def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
     monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 600.0)
     silent, heard = [], []
 
-    def begin(name, invitation):
+    def begin(name, invitation, given_up):
         silent.extend(socket.create_connection((invitation.host, invitation.port)) for _ in range(5))
         worker = threading.Thread(target=lambda: heard.append(invitation.accept().recv()))
         silent.append(worker)
@@ -97,6 +98,26 @@ def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
         stranger.close()
 
 
+def test_both_ends_of_a_silent_connection_ask_whether_the_other_is_still_there():
+    ends = []
+
+    def begin(name, invitation, given_up):
+        worker = threading.Thread(target=lambda: ends.append(invitation.accept()))
+        worker.start()
+        ends.append(worker)
+        return Somebody()
+
+    ours = DialingLauncher(begin, timeout_s=20.0).start("w", "a setup", given_up=threading.Event()).connection  # type: ignore[arg-type]
+    ends[0].join(20.0)
+    for connection in (ours, ends[1]):
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for name, value in dialing.KEEP_ALIVE.items():
+                if hasattr(socket, name):
+                    assert end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value, name
+        connection.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_stranger_who_is_heard_with_an_error_leaves_his_place_to_others(monkeypatch):
     monkeypatch.setattr(dialing, "MOST_CALLERS", 1)
@@ -108,13 +129,16 @@ def test_a_stranger_who_is_heard_with_an_error_leaves_his_place_to_others(monkey
             raise RuntimeError("of no kind that was thought of")
         return prove(link, key, timeout_s, first=first)
 
-    def begin(name, invitation):
+    def begin(name, invitation, given_up):
         socket.create_connection((invitation.host, invitation.port)).close()
         threading.Thread(target=lambda: worker.wait() and invitation.accept()).start()
         return Somebody()
 
     monkeypatch.setattr(dialing, "_proven", fails_at_first)
     DialingLauncher(begin, timeout_s=5.0).start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
+    for thread in threading.enumerate():  # the one that fails says so in this test, not in the next one
+        if thread.name == "whet caller":
+            thread.join(DEADLINE_S)
 
 
 def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monkeypatch):
@@ -127,7 +151,7 @@ def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monk
                 link.sendall(b"\0")
         cut.set()
 
-    def begin(name, invitation):
+    def begin(name, invitation, given_up):
         threading.Thread(target=dribble, args=((invitation.host, invitation.port),), daemon=True).start()
         return elsewhere(name, invitation, "import time; time.sleep(600)")
 
@@ -137,12 +161,12 @@ def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monk
 
 
 def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
-    dead = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, "raise SystemExit('no such device')"))
+    dead = DialingLauncher(lambda name, invitation, _: elsewhere(name, invitation, "raise SystemExit('no such device')"))
     with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nit said last:\n    no such device"):
         EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=dead)
     started = []
 
-    def idle(name, invitation):
+    def idle(name, invitation, given_up):
         started.append(elsewhere(name, invitation, "import time; print('asleep', flush=True); time.sleep(600)"))
         return started[-1]
 
@@ -154,7 +178,7 @@ def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
 def test_a_worker_that_is_given_up_before_it_dials_is_ended_at_once():
     started, given_up = [], threading.Event()
 
-    def idle(name, invitation):
+    def idle(name, invitation, given_up):
         started.append(elsewhere(name, invitation, "import time; time.sleep(600)"))
         given_up.set()
         return started[-1]
@@ -165,7 +189,7 @@ def test_a_worker_that_is_given_up_before_it_dials_is_ended_at_once():
 
 
 def test_a_worker_with_another_key_gets_nothing_to_unpickle():
-    wrong = DialingLauncher(lambda name, invitation: elsewhere(name, invitation, key=b"another"), timeout_s=DEADLINE_S)
+    wrong = DialingLauncher(lambda name, invitation, _: elsewhere(name, invitation, key=b"another"), timeout_s=DEADLINE_S)
     with pytest.raises(EngineFailed, match=r"(?s)ended before it dialed .*AuthenticationError"):
         wrong.start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def test_another_layout_reads_equal_blocks_and_is_refused_others(tmp_path):
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     for degrees in (None, MIXED):
         texts = [refused(None, tmp_path)] if degrees is None else on_ranks(4, refused, degrees, tmp_path)
-        assert all("rounded anew they would be others. Resume with the train.parallel" in text for text in texts), texts
+        assert all("rounded anew they would be others. Resume with the layout" in text for text in texts), texts
 
 
 def test_a_mesh_refuses_another_optimizers_checkpoint(tmp_path):

@@ -47,16 +47,19 @@ def config_of(folder, degrees, beside):
     return run_config(folder, "run", algo=algo, train=train, **models)
 
 
-def learned(folder, degrees, beside):
-    """What the models say of a rollout, what an update finds, and the critic's gradients."""
-    config = config_of(folder, degrees, beside)
+def learners_of(config, folder):
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     check_models(config, algorithm)
-    model = load_causal(folder / "model", config.model, trainable=True, spread=degrees is not None)
-    learners = build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10)
+    model = load_causal(folder / "model", config.model, trainable=True, spread=config.train.spreads)
+    return build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10)
+
+
+def learned(folder, degrees, beside):
+    """What the models say of a rollout, what an update finds, and the critic's gradients."""
+    learners = learners_of(config_of(folder, degrees, beside), folder)
     batch = learners.annotate(batch_of(samples()))
-    batch, _ = algorithm.assign_credit(batch)
+    batch, _ = learners.algorithm.assign_credit(batch)
     critic, grads = learners.critic.backend, {}
     step = critic.optim_step
 
@@ -107,6 +110,19 @@ def test_a_layout_that_cannot_be_compiled_is_refused_by_its_own_key(folder):
     config = config.model_copy(update={"train": config.train.model_copy(update={"compile": True})})
     with pytest.raises(ValueError, match=r"train\.compile does not go with teacher\.parallel\.tensor \(2\)"):
         check_models(config, build_algorithm(config.algo, StepPlan(1)))
+
+
+def refused(folder, beside):
+    config = config_of(folder, {"shard": 4}, beside)
+    with pytest.raises(ValueError) as caught:
+        learners_of(config, folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["critic", "reference", "teacher"])
+def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_key(folder, name):
+    for text in on_ranks(4, refused, folder, {name: {"tensor": 4}}):
+        assert text.startswith(f"{name}.parallel: Qwen3For") and "4 heads and 2 of keys and values, which 4 ranks cannot share" in text
 
 
 def test_an_adapters_base_has_the_policys_layout(folder):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from real_memory import Alive
 from safetensors.torch import load_file
-from small_run import SHAPE, look, of
+from small_run import ROWS, SHAPE, look, of
 
 from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
@@ -52,6 +52,25 @@ def test_models_are_planned_in_the_layouts_of_their_own(here):
         assert whole / 2 <= alike.memory.bytes_of(part) < 0.6 * whole
     findings, _ = look(*AREAS, overrides=[*spread, "critic.parallel.shard=4"])
     assert any("critic.parallel asks for 4 processes" in f.text for f in findings if f.status == "FAIL")
+
+
+def test_a_critic_on_a_mesh_holds_its_share_of_activations_and_the_layers_put_together(here):
+    make_model(here / "wide", [row["prompt"] for row in ROWS] * 2, SHAPE.model_copy(update={"num_heads": 2, "num_kv_heads": 2}), seed=0)
+    larger = ["model.path=wide", "algo.name=ppo", "train.max_tokens_per_device=2048", "rollout.max_tokens=1024"]
+
+    def worst(*degrees):
+        return look(*AREAS, overrides=[*larger, *degrees])[1].memory.bytes_of("critic's step or activations")
+
+    alone, shared, cut = worst(), worst("train.parallel.shard=2"), worst("train.parallel.shard=2", "critic.parallel.tensor=2")
+    assert alone < shared < 1.05 * alone and cut < 0.75 * shared
+
+
+def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_key(here):
+    spread = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "train.parallel.shard=2"]
+    for own in (["critic.parallel.tensor=2"], ["reference.parallel.shard=2", "reference.parallel.expert=2"]):
+        findings, _ = look(*AREAS, overrides=[*spread, *own])
+        (fault,) = [f.text for f in findings if f.status == "FAIL" and f.area == "memory"]
+        assert fault.startswith(f"{own[0].partition('.')[0]}.parallel: Qwen3For"), fault
 
 
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):

@@ -103,6 +103,16 @@ def test_auto_counts_the_models_beside_the_policy(here, monkeypatch):
     assert settled(here, monkeypatch, 2, memory=room - 2**10) == ParallelConfig(replicate=2), "the policy alone has room"
 
 
+def test_auto_counts_the_copy_of_a_checkpoint_that_is_written_beside_computation(here, monkeypatch):
+    more = ["algo.name=ppo", "checkpoint.async_save=true"]
+    whole = judged(more, ParallelConfig(replicate=2))
+    assert whole.bytes_of("copy of a checkpoint")
+    room = int(whole.peak_bytes / 0.9)
+    assert settled(here, monkeypatch, 2, *more, memory=room + 2) == ParallelConfig(replicate=2)
+    assert settled(here, monkeypatch, 2, *more, memory=room - 2**10) != ParallelConfig(replicate=2)
+    assert settled(here, monkeypatch, 2, more[0], memory=room - 2**10) == ParallelConfig(replicate=2), "without the copy there is room"
+
+
 @pytest.fixture
 def few_samples(here):
     """A step of one sample, whose two devices must share it, and models of two heads, or of three, of keys and values, too."""
@@ -132,7 +142,7 @@ def test_auto_leaves_out_what_the_run_cannot_do(here, few_samples, monkeypatch):
 def test_auto_refuses_degrees_of_a_models_own_that_no_layout_helps(here, few_samples, monkeypatch):
     with pytest.raises(ValueError, match=r"critic.parallel asks for 4 processes .* the policy has 2"):
         settled(here, monkeypatch, 2, *few_samples, "critic.parallel.shard=4")
-    with pytest.raises(ValueError, match=r"critic: .* has num_attention_heads=3, which 2 ranks cannot share"):
+    with pytest.raises(ValueError, match=r"critic: critic\.parallel: .* has num_attention_heads=3, which 2 ranks cannot share"):
         settled(here, monkeypatch, 2, *few_samples, "critic.path=odd", "critic.parallel.tensor=2")
     with pytest.raises(ValueError, match=r"nothing fits 2 devices .* Without train.compile, layouts with tensor and expert are looked at"):
         settled(here, monkeypatch, 2, *few_samples, "train.compile=true", memory=2**10)

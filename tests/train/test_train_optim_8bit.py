@@ -204,7 +204,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(saved, wanted, tmp_path):
     ],
 )
 def test_moments_in_other_blocks_are_refused(keys, words):
-    with pytest.raises(ValueError, match=f"has the moments of rows {words}.*Resume with the train.parallel that it was saved with"):
+    with pytest.raises(ValueError, match=f"has the moments of rows {words}.*Resume with the layout that it was saved with"):
         check_blocks([f"{key}/rows" for key in keys], parameters())
     check_blocks(["step/rows"], parameters())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class _Starter:
         self._bundles: dict[str, int] = {}
         """By the names of the engine's processes: one that starts again goes where it was."""
 
-    def begin(self, name: str, invitation: dialing.Invitation) -> launch.Process:
+    def begin(self, name: str, invitation: dialing.Invitation, given_up: threading.Event) -> launch.Process:
         engines = self._room.engines
         with self._lock:  # several are started at once
             place = self._bundles.setdefault(name, len(self._bundles))
@@ -62,7 +63,7 @@ class _Starter:
         agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
         environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         command = Command(WORKER, line_of(invitation), environment, os.getcwd())
-        return RayWorker(self._ray, agent, name, command, self._room.leader, self._timeout_s)
+        return RayWorker(self._ray, agent, name, command, self._room.leader, self._timeout_s, given_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +87,26 @@ class RayWorker:
         command: what to start.
         here: the node that this process is on.
         timeout_s: for the actor to be there.
+        given_up: set when nobody waits for it any more.
 
     Raises:
-        EngineFailed: if the actor does not come.
+        EngineFailed: if the actor does not come, or was given up before it did.
     """
 
-    def __init__(self, ray: Any, agent: Any, name: str, command: Command, here: str, timeout_s: float) -> None:
+    def __init__(
+        self, ray: Any, agent: Any, name: str, command: Command, here: str, timeout_s: float, given_up: threading.Event
+    ) -> None:
         self._ray, self._agent, self._words = ray, agent, launch.Words(name)
         self._over, self._heard = threading.Event(), threading.Event()
         self._end: launch.Ended | None = None
         try:
-            host, node = ray.get([agent.host.remote(), agent.node.remote()], timeout=timeout_s)
+            asked = [agent.host.remote(), agent.node.remote()]
+            deadline = time.monotonic() + timeout_s
+            while len(ray.wait(asked, num_returns=len(asked), timeout=launch.LOOK_S)[0]) < len(asked) and time.monotonic() < deadline:
+                if given_up.is_set():
+                    ray.kill(agent)
+                    raise EngineFailed(f"{name}: it was given up before its actor was there")
+            host, node = ray.get(asked, timeout=0.0)
             self.host = launch.HERE if node == here else f"{host} (node {node[:8]})"
             self._process = RayProcess(ray, agent, command, self._hear, timeout_s)
         except (ray.exceptions.RayError, OSError) as error:

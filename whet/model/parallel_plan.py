@@ -97,10 +97,10 @@ def _plans(
         tensor_plan, expert_plan, _ = hf._resolve_parallel_plans(chosen)
     except ValueError as error:
         raise ValueError(f"{key}: {type(hf).__name__} has no plan for it: {error}") from error
-    return _with_adapters(hf, tensor_plan), expert_plan
+    return _with_adapters(hf, tensor_plan, key), expert_plan
 
 
-def _with_adapters(hf: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
+def _with_adapters(hf: PreTrainedModel, plan: dict[str, str], key: str) -> dict[str, str]:
     """A plan whose rules for layers with an adapter B A are rules for their parts.
 
     Where the base's rows are cut, so are B's, and A is whole on every rank; where its columns are cut, so are A's, whose products are
@@ -120,7 +120,7 @@ def _with_adapters(hf: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
         elif rule is not None:
             side = next((part for kind, part in CUT_WITH_BASE.items() if kind in rule), None)
             if side is None:
-                raise ValueError(f"train.parallel: {owner} is cut by the rule {rule}, and its adapter cannot be; use shard with train.lora")
+                raise ValueError(f"{key}: {owner} is cut by the rule {rule}, and its adapter cannot be; use shard with train.lora")
             cut = [path, *(f"{path}.{name}" for name, _ in module.named_parameters())]
             for part, linear in hf.get_submodule(f"{owner}.{side}").named_children():
                 cut += [f"{owner}.{side}.{part}", *(f"{owner}.{side}.{part}.{name}" for name, _ in linear.named_parameters())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from whet.algo import StepPlan, build_algorithm
@@ -13,8 +14,8 @@ from whet.model.causal import CausalModel, pick_device
 from whet.model.lora import add_adapter
 from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.parallel_plan import cuts_of
-from whet.preflight.beside import models_beside, parts_beside
-from whet.preflight.budget import device_memory, units, workload
+from whet.preflight.beside import checkpoint_total, models_beside, parts_beside
+from whet.preflight.budget import copy_of, device_memory, units, workload
 from whet.preflight.layouts import Devices, Step, choose, layouts, reasons
 from whet.preflight.memory import Part, Workload
 from whet.preflight.mesh_memory import Planned, check_divides
@@ -93,30 +94,38 @@ class _WholeRun:
         self._scene, self._policy = scene, policy
 
     def check(self, degrees: ParallelConfig) -> None:
-        self._check("the policy", self._policy, degrees)
+        self._check("the policy", self._policy, degrees, "train.parallel")
         if (beside := self._scene.beside) is not None:
-            for name, model, own in beside.over_ranks(with_degrees(self._scene.rl, degrees)):
-                self._check(name, model, own)
+            for each in beside.over_ranks(with_degrees(self._scene.rl, degrees)):
+                self._check(*each)
 
     def check_own(self) -> None:
         """Refuse degrees of a model's own that it cannot be spread by: no layout of the policy would help."""
         if (beside := self._scene.beside) is not None:
-            for name, model, own in beside.over_ranks(with_degrees(self._scene.rl, None)):
-                self._check(name, model, own)
+            for each in beside.over_ranks(with_degrees(self._scene.rl, None)):
+                self._check(*each)
 
     def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
         beside = self._scene.beside
-        return [] if beside is None else parts_beside(beside, with_degrees(self._scene.rl, degrees), work)
+        parts = [] if beside is None else parts_beside(beside, with_degrees(self._scene.rl, degrees), work)
+        return parts if self._checkpoint is None else [*parts, copy_of(self._checkpoint, degrees)]
 
-    def _check(self, name: str, model: Planned, degrees: ParallelConfig) -> None:
+    @cached_property
+    def _checkpoint(self) -> int | None:
+        """Bytes of one, if the devices' memory is where a copy of it is kept while it is written."""
+        config = self._scene.config
+        here = config.checkpoint.async_save and pick_device(config.model.device).type == "cpu"
+        return checkpoint_total(self._scene, self._policy) if here else None
+
+    def _check(self, name: str, model: Planned, degrees: ParallelConfig, key: str) -> None:
         """Raises ValueError if the model cannot be spread so, or not with the run's other settings."""
         train = self._scene.config.train
         try:
             if train.compile:
-                check_compiled(degrees)
-            check_divides(model, degrees.tensor)
-            cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
-            gathers = attention_of(model, degrees) == "gather"
+                check_compiled(degrees, key)
+            check_divides(model, degrees.tensor, key)
+            cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel), key=key)
+            gathers = attention_of(model, degrees, key) == "gather"
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         if train.rows == "forest" and degrees.context > 1 and gathers:

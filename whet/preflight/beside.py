@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whet.algo.base import Algorithm, Need
-from whet.build_learners import check_same_tokens, critic_train, train_beside
+from whet.build_learners import check_same_tokens, critic_train, parallel_key, train_beside
 from whet.data.hub import resolve_model_path
 from whet.model.causal import ModelConfig, pick_device
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.scalar import ScalarModel
-from whet.preflight.activations import activation_bytes, forward_bytes, trained_weights
+from whet.preflight.activations import forward_bytes
 from whet.preflight.findings import Note, ok
-from whet.preflight.memory import ALWAYS, Part, Workload, checkpoint_bytes, largest_row, optimizer_bytes
-from whet.preflight.mesh_memory import Planned, learned_dtype, local_tensors
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Workload, checkpoint_bytes, largest_row, plan_memory
+from whet.preflight.mesh_memory import MeshPlanner, Planned, local_tensors
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
@@ -39,14 +39,14 @@ class Beside:
     spread: frozenset[str] = frozenset()
     """The reward models that all processes of the job share."""
 
-    def over_ranks(self, config: RunConfig) -> Iterator[tuple[str, Planned, ParallelConfig]]:
-        """The models that several processes share, with their degrees: their own, or the policy's."""
+    def over_ranks(self, config: RunConfig) -> Iterator[tuple[str, Planned, ParallelConfig, str]]:
+        """The models that several processes share, with their degrees, their own or the policy's, and the setting that has them."""
         for name, chosen in (("reference", config.reference), ("teacher", config.teacher), ("critic", config.critic)):
             model, degrees = self.critic if name == "critic" else self.frozen.get(name), train_beside(config, chosen).degrees
             if model is not None and degrees is not None:
-                yield name, model, degrees
+                yield name, model, degrees, parallel_key(chosen, name)
         if config.train.degrees is not None:
-            yield from ((name, self.frozen[name], config.train.degrees) for name in sorted(self.spread))
+            yield from ((name, self.frozen[name], config.train.degrees, "train.parallel") for name in sorted(self.spread))
 
 
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
@@ -102,38 +102,40 @@ def has_own_reference(config: RunConfig) -> bool:
 
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
     """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
-    degrees = {
-        "reference": train_beside(config, config.reference).degrees,
-        "teacher": train_beside(config, config.teacher).degrees,
-        **dict.fromkeys(beside.spread, config.train.degrees),
-    }  # another reward model has none: the first process holds it whole
+    spread = {name: (degrees, key) for name, _, degrees, key in beside.over_ranks(config)}
     parts = [
-        Part(f"{name} model", _held(model, degrees.get(name)), ALWAYS, f"choose a smaller {name}")
+        Part(f"{name} model", _held(model, *spread.get(name, (None, "")), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
         for name, model in beside.frozen.items()
-    ]
+    ]  # a reward model that is not spread, the first process holds whole
     parts += _scoring(beside, config, work)
     if beside.critic is not None:
-        smaller = "choose a smaller critic (critic.path)"
-        model, train = beside.critic, critic_train(config, config.critic or CriticConfig())
-        kept_here = trained_weights(model) if train.degrees is None else local_tensors(model, train.degrees, learned_dtype(model))
-        found = optimizer_bytes(kept_here, train)
-        kept, peak = activation_bytes(model, _own_lengths(work, config.train.degrees, train.degrees))
+        plan = _critic_plan(beside.critic, config, work, *spread.get("critic", (None, "")))
+        kept, gradients = plan.bytes_of("float32 masters") + plan.bytes_of("optimizer moments"), plan.bytes_of("gradients")
+        smaller, parameters = "choose a smaller critic (critic.path)", plan.bytes_of("parameters")
+        worst = plan.peak_bytes - parameters - kept - gradients
         parts += [
-            Part("critic's parameters", sum(p.nbytes for p in kept_here.values()), ALWAYS, smaller),
-            Part("critic's masters and moments", found.masters + found.moments, ALWAYS, smaller),
-            Part("critic's gradients", found.gradients, ("critic",), smaller),
-            Part("critic's step or activations", max(found.scratch, kept, peak), ("critic",), "lower train.max_tokens_per_device", True),
+            Part("critic's parameters", parameters, ALWAYS, smaller),
+            Part("critic's masters and moments", kept, ALWAYS, smaller),
+            Part("critic's gradients", gradients, ("critic",), smaller),
+            Part("critic's step or activations", worst, ("critic",), "lower train.max_tokens_per_device", True),
         ]
     return parts
 
 
-def _own_lengths(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
-    """Tokens that a rank computes of the largest row: it is shared by the ranks of `context`, and is as long as the budget of all, or as
-    its longest sample."""
+def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload, degrees: ParallelConfig | None, key: str) -> MemoryPlan:
+    """The critic by itself, as a run that trains it alone would be planned."""
+    train = critic_train(config, config.critic or CriticConfig())
+    own = Workload(train, _own_row(work, config.train.degrees, degrees), offloaded=work.offloaded)
+    return plan_memory(model, own) if degrees is None else MeshPlanner(model, config.model, key).plan(own, degrees)
+
+
+def _own_row(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
+    """Lengths in the largest row of a model with degrees of its own: the row is shared by the ranks of `context`, and is as long as the
+    budget of all, or as its longest sample."""
     shared, by = (1 if degrees is None else degrees.context for degrees in (policy, own))
-    if shared == by == 1:
+    if shared == by:
         return work.lengths
-    return (max(-(-sum(work.lengths) // shared), -(-max(work.lengths) // by)),)
+    return (max(-(-sum(work.lengths) // shared) * by, max(work.lengths)),)
 
 
 def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part]:
@@ -144,6 +146,12 @@ def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part
         lengths = longest if config.deterministic else largest_row(longest, room, work.sampling.together)
         advice = "lower rollout.max_tokens" if len(lengths) == 1 else "lower the reward's options.batch_tokens"
         yield Part(f"{name} scores", forward_bytes(beside.frozen[name], lengths), ("rollout",), advice, estimate=True)
+
+
+def checkpoint_total(scene: Scene, model: Planned) -> int:
+    """Bytes of a checkpoint's tensors: the policy's, and those of the models beside it that it holds."""
+    beside = 0 if scene.beside is None else checkpoint_beside(scene.beside, scene.rl)
+    return checkpoint_bytes(model, scene.config.train) + beside
 
 
 def checkpoint_beside(beside: Beside, config: RunConfig) -> int:
@@ -167,6 +175,9 @@ def _weights(model: DecoderModel) -> int:
     return sum(p.nbytes for _, p in model.named_weights())
 
 
-def _held(model: DecoderModel, degrees: ParallelConfig | None) -> int:
-    """Bytes of a frozen model on a device."""
-    return _weights(model) if degrees is None else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())
+def _held(model: DecoderModel, degrees: ParallelConfig | None, key: str, *, offloaded: bool) -> int:
+    """Bytes of a frozen model on a device; what a mesh offloads is on none."""
+    if degrees is None:
+        return _weights(model)
+    kept = local_tensors(model, degrees, model.dtype, key)
+    return 0 if offloaded else sum(p.nbytes for p in kept.values())

@@ -9,8 +9,7 @@ import torch
 from whet.build import check_fits
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
-from whet.model.decoder import DecoderModel
-from whet.preflight.beside import checkpoint_beside, has_own_reference, parts_beside
+from whet.preflight.beside import checkpoint_total, has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.layouts import name_of
 from whet.preflight.machine import memory_limit
@@ -21,7 +20,6 @@ from whet.preflight.memory import (
     Part,
     Sampling,
     Workload,
-    checkpoint_bytes,
     largest_row,
     plan_memory,
 )
@@ -29,6 +27,7 @@ from whet.preflight.mesh_memory import MeshPlanner
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.player import greedily
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
+from whet.train.torch_native.mesh import ParallelConfig
 
 NEAR_FULL = 0.9
 
@@ -78,25 +77,21 @@ def check_memory(scene: Scene) -> Iterator[Note]:
         yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
     if scene.beside is not None:
         plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
-    if scene.config.checkpoint.async_save:
-        copied = copied_bytes(scene, model)
-        if device.type == "cpu":
-            held = Part("copy of a checkpoint", copied, ALWAYS, "set checkpoint.async_save=false", estimate=degrees is not None)
-            plan = MemoryPlan((*plan.parts, held))
-        else:
-            yield ok(f"checkpoint.async_save: a process keeps {bytes_text(copied)} in its machine's memory while a checkpoint is written")
+    copied = [copy_of(checkpoint_total(scene, model), degrees)] if scene.config.checkpoint.async_save else []
+    if device.type == "cpu":
+        plan = MemoryPlan((*plan.parts, *copied))
+    elif copied:
+        held = bytes_text(copied[0].size_bytes)
+        yield ok(f"checkpoint.async_save: a process keeps {held} in its machine's memory while a checkpoint is written")
     scene.memory = plan
     capacity, source = device_memory(device)
     yield judge(plan, capacity, source)
 
 
-def copied_bytes(scene: Scene, model: DecoderModel) -> int:
-    """What a process copies of the models before a checkpoint is written beside computation."""
-    copied = checkpoint_bytes(model, scene.config.train)
-    if scene.beside is not None:
-        copied += checkpoint_beside(scene.beside, scene.rl)
-    degrees = scene.config.train.degrees
-    return copied if degrees is None else copied * degrees.replicate // degrees.num_ranks
+def copy_of(checkpoint: int, degrees: ParallelConfig | None) -> Part:
+    """What a process copies into its machine's memory before a checkpoint of so many bytes is written beside computation."""
+    share = checkpoint if degrees is None else checkpoint * degrees.replicate // degrees.num_ranks
+    return Part("copy of a checkpoint", share, ALWAYS, "set checkpoint.async_save=false", estimate=degrees is not None)
 
 
 def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:

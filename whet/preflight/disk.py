@@ -11,9 +11,9 @@ from whet.algo.base import Need
 from whet.checkpoint.store import CheckpointStore
 from whet.model.decoder import DecoderModel
 from whet.observe.records import SCHEMA
-from whet.preflight.beside import checkpoint_beside, has_own_reference
+from whet.preflight.beside import checkpoint_total, has_own_reference
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, warn
-from whet.preflight.memory import checkpoint_bytes, trained_weights
+from whet.preflight.memory import trained_weights
 from whet.preflight.scene import Scene
 from whet.runfolder.lock import FolderInUse, owner_of
 from whet.settings import RunConfig
@@ -44,10 +44,7 @@ def check_disk(scene: Scene) -> Iterator[Note]:
 
 def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     model = need(scene.model, "the model's config.json")
-    one = checkpoint_bytes(model, scene.config.train)
-    if scene.beside is not None:
-        one += checkpoint_beside(scene.beside, scene.rl)
-    one += _first_weights(scene, model, run_dir)
+    one = checkpoint_total(scene, model) + _first_weights(scene, model, run_dir)
     export = sum(p.nbytes for p in trained_weights(model).values())
     lora = scene.config.train.lora
     if lora is not None and lora.export_merged:

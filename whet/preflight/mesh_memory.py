@@ -39,10 +39,11 @@ class MeshPlanner:
     Args:
         model: whole, on the meta device; with its adapter, if it has one.
         config: how the model is held.
+        setting: where its degrees come from, for error messages.
     """
 
-    def __init__(self, model: Planned, config: ModelConfig) -> None:
-        self.model, self.config = model, config
+    def __init__(self, model: Planned, config: ModelConfig, setting: str = "train.parallel") -> None:
+        self.model, self.config, self._setting = model, config, setting
         shapes = {tuple(tuple(p.shape) for p in layer.parameters()) for layer in layers_of(model.hf)}
         self._depth = len(layers_of(model.hf))
         self._few = FEW if len(shapes) == 1 and self._depth > max(FEW) else ()
@@ -83,7 +84,7 @@ class MeshPlanner:
     def _plan(self, model: Planned, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
         computed = model.dtype.itemsize
         trains = any(p.requires_grad for p in model.hf.parameters())
-        kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype)
+        kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype, self._setting)
         trained = {name: p for name, p in kept.items() if p.requires_grad}
         layer, rest = _together(model, degrees)
         parts = [
@@ -117,7 +118,7 @@ class MeshPlanner:
         key = (len(layers_of(model.hf)), degrees.tensor, lengths)
         if key not in self._passed:
             own = replace(work, lengths=lengths, train=work.train.model_copy(update={"logprob_chunk_tokens": chunk}))
-            computed = model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor)
+            computed = model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor, self._setting)
             if computed is not model and work.train.lora is not None:
                 add_adapter(computed, work.train.lora)
             self._passed[key] = update_parts(computed, own)
@@ -138,13 +139,16 @@ class MeshPlanner:
         return self._cut[num]
 
 
-def local_tensors(model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide.
+def local_tensors(
+    model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype, key: str = "train.parallel"
+) -> dict[str, Tensor]:
+    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide;
+    `key` is the setting that the degrees come from.
 
     Raises:
         ValueError: if the model has no plan for the degrees.
     """
-    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
+    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel), key=key)
     out: dict[str, Tensor] = {}
     for name, p in model.hf.named_parameters():
         shape, cut = list(p.shape), cuts[name]
@@ -172,8 +176,8 @@ def _together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
     return max(sizes, default=0), groups_of(model, degrees).rest
 
 
-def check_divides(model: Planned, tensor: int) -> None:
-    """Refuse widths that so many ranks of `tensor` cannot share.
+def check_divides(model: Planned, tensor: int, setting: str = "train.parallel") -> None:
+    """Refuse widths that so many ranks of `tensor` cannot share; `setting` is where that number comes from.
 
     Raises:
         ValueError: naming the setting of the model.
@@ -181,16 +185,17 @@ def check_divides(model: Planned, tensor: int) -> None:
     known = model.config.get_text_config().to_dict()
     for key in CUT:
         if known.get(key) is not None and known[key] % tensor:
-            raise ValueError(f"train.parallel: {type(model.hf).__name__} has {key}={known[key]}, which {tensor} ranks cannot share")
+            raise ValueError(f"{setting}: {type(model.hf).__name__} has {key}={known[key]}, which {tensor} ranks cannot share")
 
 
-def rank_model(model: Planned, config: ModelConfig, tensor: int) -> Planned:
+def rank_model(model: Planned, config: ModelConfig, tensor: int, setting: str = "train.parallel") -> Planned:
     """The model that each of so many ranks of `tensor` computes: a share of heads, widths and vocabulary; without contents.
+    `setting` is where that number comes from.
 
     Raises:
         ValueError: if the heads do not divide.
     """
-    check_divides(model, tensor)
+    check_divides(model, tensor, setting)
     shape = copy.deepcopy(model.config)
     text = shape.get_text_config()
     size, known = head_size(model), text.to_dict()

@@ -30,6 +30,8 @@ HANDSHAKE_TIMEOUT_S = 10.0
 """For whoever dials in to prove who it is, however many bytes it says."""
 MOST_CALLERS = 16
 """That prove who they are at a time."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""When a silent connection is looked at: after so many seconds, again after so many, and so often until it is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,15 @@ class DialingLauncher:
     """Starts workers anywhere: each is given an invitation and dials back over TCP (`worker.dial`).
 
     Args:
-        begin: has a process begin with an invitation, and does not wait for it: (name, invitation) -> the process.
+        begin: has a process begin with an invitation, and does not wait for it to dial: (name, invitation, given_up) -> the process. It
+            raises EngineFailed if it cannot begin, or was given up before it did.
         address: of this machine, to listen on, which workers can reach. Loopback unless told otherwise.
         timeout_s: for a worker to dial.
     """
 
-    def __init__(self, begin: Callable[[str, Invitation], Process], address: str = LOOPBACK, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, begin: Callable[[str, Invitation, threading.Event], Process], address: str = LOOPBACK, timeout_s: float = 120.0
+    ) -> None:
         self._begin, self.address, self._timeout_s = begin, address, timeout_s
 
     def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = (), *, given_up: threading.Event) -> Link:
@@ -78,7 +83,7 @@ class DialingLauncher:
             why = f"{error.strerror}; is it an address of this machine?"
             raise EngineFailed(f"{name}: nobody can dial back to {self.address}: {why}") from error
         with listener:
-            process = self._begin(name, Invitation(self.address, listener.getsockname()[1], key, self._timeout_s))
+            process = self._begin(name, Invitation(self.address, listener.getsockname()[1], key, self._timeout_s), given_up)
             try:
                 connection = self._wait(name, listener, key, process, given_up)
             except BaseException:
@@ -122,10 +127,20 @@ def _hear_callers(listener: socket.socket, key: bytes, proven: SimpleQueue[Conne
                 threading.Thread(target=hear, args=(caller,), name="whet caller", daemon=True).start()
 
 
+def _keep_alive(link: socket.socket) -> None:
+    """Have the other end asked whether it is still there when it says nothing, as one cannot whose machine or network is gone: after about
+    two minutes without an answer the connection is broken."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):  # where the system has no such setting, its own is used
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 def _proven(link: socket.socket, key: bytes, timeout_s: float, *, first: bool) -> Connection:
     """A connection whose other end has the key, and shows it in time."""
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _keep_alive(link)
     beside, expired = link.dup(), threading.Event()
 
     def cut() -> None:

@@ -62,6 +62,7 @@ class TorchBackend:
         model: trained in place. What kind it is decides what the loss sees, and what can be annotated (`heads`).
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
+        key: the setting that `config.parallel` comes from, for error messages.
 
     With `config.parallel` every process of the job makes one, of the same model, whole or without contents, which is sharded in place.
 
@@ -70,7 +71,7 @@ class TorchBackend:
             layers are to be compiled and cannot be.
     """
 
-    def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None) -> None:
+    def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None, key: str = "train.parallel") -> None:
         self.model = model
         self.config = config
         self.dtype = model.dtype
@@ -87,8 +88,8 @@ class TorchBackend:
         self._ranks: Ranks = OneRank()
         if degrees is not None and mesh is not None:
             if config.compile:
-                check_compiled(degrees)
-            self._ranks = MeshRanks(model, mesh, self._size, offload=config.offload)
+                check_compiled(degrees, key)
+            self._ranks = MeshRanks(model, mesh, self._size, offload=config.offload, key=key)
         self._compiled = CompiledLayers(model.hf, model.device) if config.compile else None
         self.notes: list[str] = []
         self._rows: Rows = self._possible_rows()

@@ -45,20 +45,23 @@ class MeshRanks:
         mesh: the ranks.
         size: of the model's passes.
         offload: whether what a rank keeps of the parameters lies in the CPU's memory.
+        key: the setting that the mesh's degrees come from, for error messages.
 
     Raises:
         ValueError: if the model cannot be cut by the mesh's degrees, its files are damaged, or whet cannot run it.
     """
 
-    def __init__(self, model: CausalModel | ScalarModel, mesh: Mesh, size: PassSize, *, offload: bool = False) -> None:
+    def __init__(
+        self, model: CausalModel | ScalarModel, mesh: Mesh, size: PassSize, *, offload: bool = False, key: str = "train.parallel"
+    ) -> None:
         self._cost = size.of_sequence
         self.mesh = mesh
-        self.context = context_of(model, mesh)
+        self.context = context_of(model, mesh, key)
         self.vocabulary = vocabulary_of(model, mesh)
         self.row_ranks = mesh.config.context
         self.writers: ProcessGroup | None = mesh.writers
         self.first = dist.get_rank() == 0
-        self._trunk = shard_model(model, mesh, offload=offload)
+        self._trunk = shard_model(model, mesh, offload=offload, key=key)
         if model.contents is not None:
             self._fill(model, offload=offload)
 
@@ -153,17 +156,17 @@ def head_size(model: CausalModel | ScalarModel) -> int:
     return text.head_dim if "head_dim" in text.to_dict() else text.hidden_size // text.num_attention_heads
 
 
-def context_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Context | None:
+def context_of(model: CausalModel | ScalarModel, mesh: Mesh, key: str) -> Context | None:
     """The ranks that share rows with this one. Raises as `attention_of`."""
     degrees = mesh.config
     if degrees.context == 1:
         return None
-    kind = attention_of(model, degrees)
+    kind = attention_of(model, degrees, key)
     return Context(mesh.rows.get_group("context"), mesh.rows.get_local_rank("context"), degrees.context, kind)
 
 
-def attention_of(model: CausalModel | ScalarModel, degrees: ParallelConfig) -> ContextAttention:
-    """How ranks that share rows attend.
+def attention_of(model: CausalModel | ScalarModel, degrees: ParallelConfig, key: str = "train.parallel") -> ContextAttention:
+    """How ranks that share rows attend; `key` is the setting that the degrees come from.
 
     Raises:
         ValueError: if the heads do not divide for Ulysses where it is asked for.
@@ -174,7 +177,7 @@ def attention_of(model: CausalModel | ScalarModel, degrees: ParallelConfig) -> C
         kind = "gather" if heads % degrees.context else "ulysses"
     if kind == "ulysses" and heads % degrees.context:
         raise ValueError(
-            f"train.parallel: context is {degrees.context}, but each rank has {heads} heads, which Ulysses cannot share out; use "
+            f"{key}: context is {degrees.context}, but each rank has {heads} heads, which Ulysses cannot share out; use "
             "context_attention=gather, or another degree"
         )
     return kind

@@ -167,7 +167,7 @@ def check_blocks(saved: Iterable[str], masters: Mapping[str, Tensor]) -> None:
         if (saved_keys := found.get(name, own)) != own:
             raise ValueError(
                 f"the optimizer's checkpoint has the moments of {name} {_described(saved_keys)}, and this layout has them "
-                f"{_described(own)}: rounded anew they would be others. Resume with the train.parallel that it was saved with, or begin a "
+                f"{_described(own)}: rounded anew they would be others. Resume with the layout that it was saved with, or begin a "
                 "run with its weights alone (checkpoint.restore)"
             )
 

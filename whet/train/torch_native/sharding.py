@@ -34,7 +34,7 @@ class Trunk(nn.Module):
         return compute()
 
 
-def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False) -> Trunk:
+def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False, key: str = "train.parallel") -> Trunk:
     """Spread a model over the mesh in place. Gradients are sums over all ranks, never means: weights are global to the step.
 
     A model in bfloat16 that trains gets float32 parameters, and computes in bfloat16 what it computed before; gradients are reduced in
@@ -44,12 +44,13 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
         model: whole on every rank, with the same weights, on the CPU perhaps, and ends up on the mesh's devices; or without contents.
         mesh: the ranks.
         offload: whether what a rank keeps lies in the CPU's memory; what it computes with does not.
+        key: the setting that the degrees come from, for error messages.
 
     Raises:
         ValueError: if the model cannot be cut by these degrees.
     """
     hf, policy = model.hf, MixedPrecisionPolicy()
-    check_degrees(model, mesh)
+    check_degrees(model, mesh, key)
     if model.dtype == torch.bfloat16 and any(p.requires_grad for p in hf.parameters()):
         hf.float()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -59,7 +60,7 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
     experts: list[nn.Module] = []
     if mesh.config.tensor > 1 or mesh.experts is not None:
         spread = mesh.experts["expert"] if mesh.experts is not None else None
-        experts = apply_plans(hf, mesh.parameters["tensor"], spread, split_head=isinstance(model, CausalModel))
+        experts = apply_plans(hf, mesh.parameters["tensor"], spread, split_head=isinstance(model, CausalModel), key=key)
     for module in experts:
         assert mesh.experts is not None
         fully_shard(module, mesh=mesh.sharded(mesh.experts), reshard_after_forward=True, mp_policy=policy, offload_policy=lies)
@@ -75,8 +76,8 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
     return trunk
 
 
-def check_degrees(model: CausalModel | ScalarModel, mesh: Mesh) -> None:
-    """Refuse heads that do not divide, before anything is cut.
+def check_degrees(model: CausalModel | ScalarModel, mesh: Mesh, key: str) -> None:
+    """Refuse heads that do not divide, before anything is cut; `key` is the setting that the degrees come from.
 
     Raises:
         ValueError: with the number of heads and the degree.
@@ -85,6 +86,6 @@ def check_degrees(model: CausalModel | ScalarModel, mesh: Mesh) -> None:
     name = type(model.hf).__name__
     if text.num_attention_heads % tensor or text.num_key_value_heads % tensor:
         raise ValueError(
-            f"train.parallel: {name} has {text.num_attention_heads} heads and {text.num_key_value_heads} of keys and values, which "
+            f"{key}: {name} has {text.num_attention_heads} heads and {text.num_key_value_heads} of keys and values, which "
             f"{tensor} ranks cannot share; lower tensor to a divisor of both"
         )
