@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from real_memory import Alive
@@ -12,14 +14,20 @@ from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, load_causal
 from whet.model.scalar import load_scalar
-from whet.preflight.beside import checkpoint_beside
+from whet.preflight.beside import parts_beside
+from whet.preflight.budget import workload
 from whet.preflight.findings import bytes_text
 from whet.preflight.memory import checkpoint_bytes
+from whet.preflight.saved import checkpoint_sizes
 from whet.quickstart.model import make_model
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 
 AREAS = ("batch", "algorithm", "model", "data", "tokenizer", "evaluation", "memory", "disk")
 CONFIG = ModelConfig(path="model", device="cpu")
+
+
+UNEVEN = {"context": 4, "context_attention": "ulysses"}
+"""Of two heads."""
 
 
 def size_of(folder):
@@ -67,10 +75,30 @@ def test_a_critic_on_a_mesh_holds_its_share_of_activations_and_the_layers_put_to
 
 def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_key(here):
     spread = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "train.parallel.shard=2"]
-    for own in (["critic.parallel.tensor=2"], ["reference.parallel.shard=2", "reference.parallel.expert=2"]):
-        findings, _ = look(*AREAS, overrides=[*spread, *own])
-        (fault,) = [f.text for f in findings if f.status == "FAIL" and f.area == "memory"]
-        assert fault.startswith(f"{own[0].partition('.')[0]}.parallel: Qwen3For"), fault
+    for name in ("critic", "reference"):
+        for degrees, words in ({"tensor": 2}, "cannot share"), ({"shard": 2, "expert": 2}, "has no plan"), (UNEVEN, "Ulysses cannot share"):
+            own = [f"{name}.parallel.{key}={value}" for key, value in degrees.items()]
+            whole = [*spread, "train.parallel.shard=4"] if degrees is UNEVEN else spread
+            findings, _ = look(*AREAS, overrides=[*whole, *own])
+            (fault,) = [f.text for f in findings if f.status == "FAIL" and f.area == "memory"]
+            assert fault.startswith(f"{name}: {name}.parallel: ") and words in fault, fault
+    (fault,) = of(look(*AREAS, overrides=[f"train.parallel.{key}={value}" for key, value in UNEVEN.items()])[0], "memory", "FAIL")
+    assert fault.startswith("the policy: train.parallel: context is 4, but each rank has 2 heads")
+
+
+def test_of_what_a_mesh_offloads_the_weights_that_are_computed_with_are_planned(here):
+    """As of a device whose memory is another one than the machine's."""
+    more = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.path=model", "train.parallel.shard=2", "train.offload=true"]
+    _, scene = look(*AREAS, overrides=more)
+    work = workload(scene)
+    plans = (parts_beside(scene.beside, scene.rl, each) for each in (work, replace(work, offloaded=True)))
+    kept, gone = ({part.name: part.size_bytes for part in plan} for plan in plans)
+    assert kept["critic's parameters"] and kept["critic's masters and moments"]
+    assert not gone["critic's parameters"] and not gone["critic's masters and moments"]
+    assert 0 < gone["critic's gradients"] < kept["critic's gradients"]
+    layers = scene.model.hf.model.layers
+    rest = sum(p.nbytes for p in scene.model.hf.parameters()) - sum(p.nbytes for p in layers.parameters())
+    assert gone["reference model"] == rest + 2 * sum(p.nbytes for p in layers[0].parameters())
 
 
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
@@ -81,15 +109,22 @@ def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_referenc
     critic.optim_step()
     critic.save(here / "saved/critic")
     TorchBackend(load_causal(here / "model", CONFIG, trainable=False), TrainConfig(), None).save(here / "saved/reference")
-    assert checkpoint_beside(scene.beside, scene.rl) == size_of(here / "saved")
+    sizes = checkpoint_sizes(scene, scene.model)
+    assert (sizes["critic"], sizes["reference"]) == (size_of(here / "saved/critic"), size_of(here / "saved/reference"))
 
 
-@pytest.mark.parametrize("settings", [[], ["train.lora.rank=4"], ["checkpoint.restore.parts=['data']"]], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["reference.parallel.replicate=1"], ["train.lora.rank=4"], ["checkpoint.restore.parts=['data']"]],
+    ids=str,
+)
 def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weights(here, settings):
     begins = ["algo.grpo.kl_coef=0.1", "checkpoint.restore.path=other", *settings]
     findings, scene = look(*AREAS, overrides=begins)
-    weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings else 0
-    one = bytes_text(checkpoint_bytes(scene.model, scene.config.train) + weights)
+    weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings or "parallel" in settings[0] else 0
+    whole = checkpoint_bytes(scene.model, scene.config.train) + weights
+    assert sum(checkpoint_sizes(scene, scene.model).values()) == whole
+    one = bytes_text(whole)
     assert any(f"checkpoints of {one} (" in text for text in of(findings, "disk")), of(findings, "disk")
 
 

@@ -9,8 +9,8 @@ from small_run import look, of
 from whet.build import build_parts, read_texts
 from whet.config import load_config
 from whet.preflight import budget
-from whet.preflight.beside import checkpoint_beside
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part, checkpoint_bytes
+from whet.preflight.memory import ALWAYS, MemoryPlan, Part
+from whet.preflight.saved import checkpoint_sizes
 from whet.settings import RunConfig
 from whet.types import Request, SamplingParams
 
@@ -116,14 +116,27 @@ def test_without_a_device_or_a_model_nothing_is_planned(here):
     assert of(look(*AREAS, overrides=["algo.name=gone"])[0], "memory", "skip") == ["not checked: needs the algorithm"]
 
 
-@pytest.mark.parametrize("degrees", [[], ["train.parallel.shard=2"], ["train.parallel.replicate=2"]], ids=str)
-def test_the_copy_of_a_checkpoint_that_is_written_beside_computation_is_planned(here, degrees):
-    """Of policy and critic, as each process has them."""
+SHARD, COPIES = "train.parallel.shard=2", "train.parallel.replicate=2"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "policy", "critic"),
+    [
+        ([], 1, 1),
+        ([SHARD], 2, 2),
+        ([COPIES], 1, 1),
+        ([SHARD, "critic.parallel.replicate=2"], 2, 1),
+        ([COPIES, "critic.parallel.shard=2"], 1, 2),
+    ],
+    ids=str,
+)
+def test_the_copy_of_a_checkpoint_that_is_written_beside_computation_is_planned(here, degrees, policy, critic):
+    """Of policy and critic, as each process has them: so many have parts of them."""
     overrides = ["algo.name=ppo", *degrees]
     _, plain = look(*AREAS, overrides=overrides)
     findings, scene = look(*AREAS, overrides=[*overrides, "checkpoint.async_save=true"])
-    whole = checkpoint_bytes(scene.model, scene.config.train) + checkpoint_beside(scene.beside, scene.rl)
-    copied = scene.memory.bytes_of("copy of a checkpoint")
-    assert copied == whole // (2 if "train.parallel.shard=2" in degrees else 1) > 0
+    sizes, copied = checkpoint_sizes(scene, scene.model), scene.memory.bytes_of("copy of a checkpoint")
+    assert sizes.keys() == {"policy", "critic"} and sizes["critic"] != sizes["policy"]
+    assert copied == sizes["policy"] // policy + sizes["critic"] // critic > 0
     assert scene.memory.peak_bytes == plain.memory.peak_bytes + copied
     assert any("copy of a checkpoint (always)" in line for f in findings for line in f.lines)

@@ -10,22 +10,20 @@ from typing import TypeVar
 from whet.algo import StepPlan, build_algorithm
 from whet.build_learners import check_layouts
 from whet.data.hub import resolve_model_path
-from whet.model.causal import CausalModel, pick_device
+from whet.model.causal import pick_device
 from whet.model.lora import add_adapter
 from whet.model.meta import read_meta, read_meta_scalar
-from whet.model.parallel_plan import cuts_of
-from whet.preflight.beside import checkpoint_total, models_beside, parts_beside
-from whet.preflight.budget import copy_of, device_memory, units, workload
+from whet.preflight.beside import models_beside, parts_beside
+from whet.preflight.budget import device_memory, units, workload
 from whet.preflight.layouts import Devices, Step, choose, layouts, reasons
 from whet.preflight.memory import Part, Workload
-from whet.preflight.mesh_memory import Planned, check_divides
+from whet.preflight.mesh_memory import Planned, check_spread
+from whet.preflight.saved import checkpoint_sizes, copy_part
 from whet.preflight.scene import Scene
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RewardModelRunConfig
 from whet.train.batching import plan_batch
-from whet.train.torch_native.config import check_compiled
 from whet.train.torch_native.mesh import ParallelConfig
-from whet.train.torch_native.mesh_ranks import attention_of
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
@@ -94,39 +92,31 @@ class _WholeRun:
         self._scene, self._policy = scene, policy
 
     def check(self, degrees: ParallelConfig) -> None:
-        self._check("the policy", self._policy, degrees, "train.parallel")
-        if (beside := self._scene.beside) is not None:
-            for each in beside.over_ranks(with_degrees(self._scene.rl, degrees)):
-                self._check(*each)
+        check_spread("the policy", self._policy, degrees, self._scene.config.train)
+        if self._scene.beside is not None:
+            self._check_beside(with_degrees(self._scene.rl, degrees))
 
     def check_own(self) -> None:
         """Refuse degrees of a model's own that it cannot be spread by: no layout of the policy would help."""
-        if (beside := self._scene.beside) is not None:
-            for each in beside.over_ranks(with_degrees(self._scene.rl, None)):
-                self._check(*each)
+        if self._scene.beside is not None:
+            self._check_beside(with_degrees(self._scene.rl, None))
 
     def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
-        beside = self._scene.beside
-        parts = [] if beside is None else parts_beside(beside, with_degrees(self._scene.rl, degrees), work)
-        return parts if self._checkpoint is None else [*parts, copy_of(self._checkpoint, degrees)]
+        scene, parts = self._scene, list[Part]()
+        if scene.beside is not None:
+            parts += parts_beside(scene.beside, with_degrees(scene.rl, degrees), work)
+        if self._copied is not None:
+            parts.append(copy_part(self._copied, with_degrees(scene.config, degrees)))
+        return parts
 
     @cached_property
-    def _checkpoint(self) -> int | None:
-        """Bytes of one, if the devices' memory is where a copy of it is kept while it is written."""
+    def _copied(self) -> dict[str, int] | None:
+        """What a checkpoint holds, if the devices' memory is where a copy of it is kept while it is written."""
         config = self._scene.config
         here = config.checkpoint.async_save and pick_device(config.model.device).type == "cpu"
-        return checkpoint_total(self._scene, self._policy) if here else None
+        return checkpoint_sizes(self._scene, self._policy) if here else None
 
-    def _check(self, name: str, model: Planned, degrees: ParallelConfig, key: str) -> None:
-        """Raises ValueError if the model cannot be spread so, or not with the run's other settings."""
-        train = self._scene.config.train
-        try:
-            if train.compile:
-                check_compiled(degrees, key)
-            check_divides(model, degrees.tensor, key)
-            cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel), key=key)
-            gathers = attention_of(model, degrees, key) == "gather"
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if train.rows == "forest" and degrees.context > 1 and gathers:
-            raise ValueError(f"{name}: train.rows is forest, but context ranks that gather keys and values attend in chains; use chains")
+    def _check_beside(self, config: RunConfig) -> None:
+        assert self._scene.beside is not None
+        for name, model, degrees, key in self._scene.beside.over_ranks(config):
+            check_spread(name, model, degrees, config.train, key)

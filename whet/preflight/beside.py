@@ -15,8 +15,8 @@ from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.scalar import ScalarModel
 from whet.preflight.activations import forward_bytes
 from whet.preflight.findings import Note, ok
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Workload, checkpoint_bytes, largest_row, plan_memory
-from whet.preflight.mesh_memory import MeshPlanner, Planned, local_tensors
+from whet.preflight.memory import ALWAYS, TRAINING, MemoryPlan, Part, Workload, largest_row, plan_memory
+from whet.preflight.mesh_memory import MeshPlanner, Planned, local_tensors, put_together
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
@@ -102,31 +102,35 @@ def has_own_reference(config: RunConfig) -> bool:
 
 def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
     """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
-    spread = {name: (degrees, key) for name, _, degrees, key in beside.over_ranks(config)}
+    spread = {name: degrees for name, _, degrees, _ in beside.over_ranks(config)}
     parts = [
-        Part(f"{name} model", _held(model, *spread.get(name, (None, "")), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
+        Part(f"{name} model", _held(model, spread.get(name), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
         for name, model in beside.frozen.items()
     ]  # a reward model that is not spread, the first process holds whole
     parts += _scoring(beside, config, work)
     if beside.critic is not None:
-        plan = _critic_plan(beside.critic, config, work, *spread.get("critic", (None, "")))
+        plan = _critic_plan(beside.critic, config, work)
         kept, gradients = plan.bytes_of("float32 masters") + plan.bytes_of("optimizer moments"), plan.bytes_of("gradients")
         smaller, parameters = "choose a smaller critic (critic.path)", plan.bytes_of("parameters")
         worst = plan.peak_bytes - parameters - kept - gradients
+        largest = next(part for part in plan.largest(len(plan.parts)) if part.during not in (ALWAYS, TRAINING))
         parts += [
             Part("critic's parameters", parameters, ALWAYS, smaller),
             Part("critic's masters and moments", kept, ALWAYS, smaller),
             Part("critic's gradients", gradients, ("critic",), smaller),
-            Part("critic's step or activations", worst, ("critic",), "lower train.max_tokens_per_device", True),
+            Part("critic's step or activations", worst, ("critic",), largest.advice, True),
         ]
     return parts
 
 
-def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload, degrees: ParallelConfig | None, key: str) -> MemoryPlan:
+def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload) -> MemoryPlan:
     """The critic by itself, as a run that trains it alone would be planned."""
     train = critic_train(config, config.critic or CriticConfig())
+    degrees = train.degrees
     own = Workload(train, _own_row(work, config.train.degrees, degrees), offloaded=work.offloaded)
-    return plan_memory(model, own) if degrees is None else MeshPlanner(model, config.model, key).plan(own, degrees)
+    if degrees is None:
+        return plan_memory(model, own)
+    return MeshPlanner(model, config.model, parallel_key(config.critic, "critic")).plan(own, degrees)
 
 
 def _own_row(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
@@ -148,22 +152,6 @@ def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part
         yield Part(f"{name} scores", forward_bytes(beside.frozen[name], lengths), ("rollout",), advice, estimate=True)
 
 
-def checkpoint_total(scene: Scene, model: Planned) -> int:
-    """Bytes of a checkpoint's tensors: the policy's, and those of the models beside it that it holds."""
-    beside = 0 if scene.beside is None else checkpoint_beside(scene.beside, scene.rl)
-    return checkpoint_bytes(model, scene.config.train) + beside
-
-
-def checkpoint_beside(beside: Beside, config: RunConfig) -> int:
-    """Bytes of a checkpoint that are not the policy's."""
-    size = 0
-    if beside.critic is not None:
-        size += checkpoint_bytes(beside.critic, critic_train(config, config.critic or CriticConfig()))
-    if config.reference is not None and config.reference.refresh_every is not None and "reference" in beside.frozen:
-        size += _weights(beside.frozen["reference"])
-    return size
-
-
 def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> Path:
     folder = policy_folder if path is None else resolve_model_path(path)
     if folder != policy_folder:
@@ -175,9 +163,11 @@ def _weights(model: DecoderModel) -> int:
     return sum(p.nbytes for _, p in model.named_weights())
 
 
-def _held(model: DecoderModel, degrees: ParallelConfig | None, key: str, *, offloaded: bool) -> int:
-    """Bytes of a frozen model on a device; what a mesh offloads is on none."""
+def _held(model: DecoderModel, degrees: ParallelConfig | None, *, offloaded: bool) -> int:
+    """Bytes of a frozen model on a device: of one that a mesh offloads, the weights that it computes with at a time."""
     if degrees is None:
         return _weights(model)
-    kept = local_tensors(model, degrees, model.dtype, key)
-    return 0 if offloaded else sum(p.nbytes for p in kept.values())
+    if offloaded:
+        layer, rest = put_together(model, degrees)
+        return (2 * layer + rest) * model.dtype.itemsize
+    return sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

@@ -9,7 +9,7 @@ import torch
 from whet.build import check_fits
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
-from whet.preflight.beside import checkpoint_total, has_own_reference, parts_beside
+from whet.preflight.beside import has_own_reference, parts_beside
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, skip, warn
 from whet.preflight.layouts import name_of
 from whet.preflight.machine import memory_limit
@@ -23,11 +23,11 @@ from whet.preflight.memory import (
     largest_row,
     plan_memory,
 )
-from whet.preflight.mesh_memory import MeshPlanner
+from whet.preflight.mesh_memory import MeshPlanner, check_spread
+from whet.preflight.saved import checkpoint_sizes, copy_part
 from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.player import greedily
 from whet.supervised_settings import DpoRunConfig, PairRunConfig, SupervisedRunConfig
-from whet.train.torch_native.mesh import ParallelConfig
 
 NEAR_FULL = 0.9
 
@@ -73,11 +73,14 @@ def check_memory(scene: Scene) -> Iterator[Note]:
     if degrees is None:
         plan = plan_memory(model, work)
     else:
+        check_spread("the policy", model, degrees, train)
         plan = MeshPlanner(model, scene.config.model).plan(work, degrees)
         yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
     if scene.beside is not None:
+        for name, beside, own, key in scene.beside.over_ranks(scene.rl):
+            check_spread(name, beside, own, train, key)
         plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
-    copied = [copy_of(checkpoint_total(scene, model), degrees)] if scene.config.checkpoint.async_save else []
+    copied = [copy_part(checkpoint_sizes(scene, model), scene.config)] if scene.config.checkpoint.async_save else []
     if device.type == "cpu":
         plan = MemoryPlan((*plan.parts, *copied))
     elif copied:
@@ -86,12 +89,6 @@ def check_memory(scene: Scene) -> Iterator[Note]:
     scene.memory = plan
     capacity, source = device_memory(device)
     yield judge(plan, capacity, source)
-
-
-def copy_of(checkpoint: int, degrees: ParallelConfig | None) -> Part:
-    """What a process copies into its machine's memory before a checkpoint of so many bytes is written beside computation."""
-    share = checkpoint if degrees is None else checkpoint * degrees.replicate // degrees.num_ranks
-    return Part("copy of a checkpoint", share, ALWAYS, "set checkpoint.async_save=false", estimate=degrees is not None)
 
 
 def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:

@@ -7,17 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from whet.algo.base import Need
-from whet.checkpoint.store import CheckpointStore
-from whet.model.decoder import DecoderModel
 from whet.observe.records import SCHEMA
-from whet.preflight.beside import checkpoint_total, has_own_reference
 from whet.preflight.findings import Note, bytes_text, fail, need, ok, warn
 from whet.preflight.memory import trained_weights
+from whet.preflight.saved import checkpoint_sizes
 from whet.preflight.scene import Scene
 from whet.runfolder.lock import FolderInUse, owner_of
 from whet.settings import RunConfig
-from whet.supervised_settings import DpoRunConfig
 
 TEXT_BYTES_PER_TOKEN = 6
 """Of the prompts, replies and answers that a record also holds as text."""
@@ -44,7 +40,7 @@ def check_disk(scene: Scene) -> Iterator[Note]:
 
 def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     model = need(scene.model, "the model's config.json")
-    one = checkpoint_total(scene, model) + _first_weights(scene, model, run_dir)
+    one = sum(checkpoint_sizes(scene, model).values())
     export = sum(p.nbytes for p in trained_weights(model).values())
     lora = scene.config.train.lora
     if lora is not None and lora.export_merged:
@@ -64,18 +60,6 @@ def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
         yield ok(text)
     else:
         yield warn(f"{text}: more than is left; raise observe.records_every, or watch the disk")
-
-
-def _first_weights(scene: Scene, model: DecoderModel, run_dir: Path) -> int:
-    """Bytes of the reference in a checkpoint, where it is the policy's first weights and no folder has them."""
-    config = scene.config
-    if isinstance(config, RunConfig):
-        asked = scene.algorithm is not None and Need.REF_LOGPROBS in scene.algorithm.needs and not has_own_reference(config)
-    else:
-        asked = isinstance(config, DpoRunConfig)
-    if not asked or model.adapter is not None or not CheckpointStore(run_dir / "checkpoints", config.checkpoint).keeps_reference():
-        return 0
-    return sum(p.nbytes for _, p in model.named_weights())
 
 
 def record_bytes(scene: Scene) -> int:

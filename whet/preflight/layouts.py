@@ -44,7 +44,7 @@ class Beside(Protocol):
         ...
 
     def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
-        """What the other models hold on a rank of the layout."""
+        """What else a rank of the layout holds: of the other models, and of copies."""
         ...
 
 

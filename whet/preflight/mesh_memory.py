@@ -17,14 +17,14 @@ from whet.model.scalar import ScalarModel
 from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_bytes, optimizer_parts, update_parts
 from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
+from whet.train.torch_native.config import TrainConfig, check_compiled
 from whet.train.torch_native.mesh import ParallelConfig
-from whet.train.torch_native.mesh_ranks import head_size
+from whet.train.torch_native.mesh_ranks import attention_of, head_size
 from whet.train.torch_native.optim_config import IN_A_LAYER
 
 Planned = CausalModel | ScalarModel
 """What is planned."""
 PASSES: tuple[Phase, ...] = ("loss", "backward")
-MORE = "raise train.parallel.shard"
 FEW = (2, 3)
 """Layers that are counted of many that are alike."""
 CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
@@ -39,11 +39,11 @@ class MeshPlanner:
     Args:
         model: whole, on the meta device; with its adapter, if it has one.
         config: how the model is held.
-        setting: where its degrees come from, for error messages.
+        key: the setting that its degrees come from, for what is advised.
     """
 
-    def __init__(self, model: Planned, config: ModelConfig, setting: str = "train.parallel") -> None:
-        self.model, self.config, self._setting = model, config, setting
+    def __init__(self, model: Planned, config: ModelConfig, key: str = "train.parallel") -> None:
+        self.model, self.config, self._key = model, config, key
         shapes = {tuple(tuple(p.shape) for p in layer.parameters()) for layer in layers_of(model.hf)}
         self._depth = len(layers_of(model.hf))
         self._few = FEW if len(shapes) == 1 and self._depth > max(FEW) else ()
@@ -84,25 +84,26 @@ class MeshPlanner:
     def _plan(self, model: Planned, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
         computed = model.dtype.itemsize
         trains = any(p.requires_grad for p in model.hf.parameters())
-        kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype, self._setting)
+        kept = local_tensors(model, degrees, learned_dtype(model) if trains else model.dtype)
         trained = {name: p for name, p in kept.items() if p.requires_grad}
-        layer, rest = _together(model, degrees)
+        layer, rest = put_together(model, degrees)
+        held = 0 if work.offloaded else sum(p.nbytes for p in kept.values())
         parts = [
-            Part("parameters", 0 if work.offloaded else sum(p.nbytes for p in kept.values()), ALWAYS, f"{MORE}, or choose a smaller model"),
+            Part("parameters", held, ALWAYS, f"raise {self._key}.shard, or choose a smaller model"),
             *optimizer_parts(trained, work),
-            Part("layers put together", 2 * layer * computed, PASSES, "raise train.parallel.tensor or expert", estimate=True),
-            Part("embedding and head put together", rest * computed, PASSES, "raise train.parallel.tensor", estimate=True),
+            Part("layers put together", 2 * layer * computed, PASSES, f"raise {self._key}.tensor or expert", estimate=True),
+            Part("embedding and head put together", rest * computed, PASSES, f"raise {self._key}.tensor", estimate=True),
         ]
         if len(trained) == len(kept):
             whole = layer * (computed + REDUCED_BYTES * (computed < REDUCED_BYTES))
-            parts.append(Part("a layer's gradient, whole", whole, ("backward",), "raise train.parallel.tensor", estimate=True))
+            parts.append(Part("a layer's gradient, whole", whole, ("backward",), f"raise {self._key}.tensor", estimate=True))
         if work.train.optim.name == "muon" and not work.offloaded:
             matrices = {name: p for name, p in model.hf.named_parameters() if p.requires_grad and p.dim() == 2 and IN_A_LAYER.search(name)}
             name = max(matrices, key=lambda name: matrices[name].numel())
             alone = optimizer_bytes({name: torch.empty_like(matrices[name], dtype=learned_dtype(model))}, work.train)
             parts.append(Part("a matrix put together", alone.scratch, ("step",), "use adamw", estimate=True))
         if work.reference and model.adapter is None:
-            frozen = sum(p.numel() for p in kept.values()) * computed
+            frozen = 0 if work.offloaded else sum(p.numel() for p in kept.values()) * computed
             parts.append(Part("reference model", frozen, ALWAYS, work.reference_advice))
         if work.sampling is not None:
             assert isinstance(model, CausalModel), "only a language model samples"
@@ -118,7 +119,7 @@ class MeshPlanner:
         key = (len(layers_of(model.hf)), degrees.tensor, lengths)
         if key not in self._passed:
             own = replace(work, lengths=lengths, train=work.train.model_copy(update={"logprob_chunk_tokens": chunk}))
-            computed = model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor, self._setting)
+            computed = model if degrees.tensor == 1 else rank_model(model, self.config, degrees.tensor)
             if computed is not model and work.train.lora is not None:
                 add_adapter(computed, work.train.lora)
             self._passed[key] = update_parts(computed, own)
@@ -139,16 +140,13 @@ class MeshPlanner:
         return self._cut[num]
 
 
-def local_tensors(
-    model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype, key: str = "train.parallel"
-) -> dict[str, Tensor]:
-    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide;
-    `key` is the setting that the degrees come from.
+def local_tensors(model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide.
 
     Raises:
         ValueError: if the model has no plan for the degrees.
     """
-    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel), key=key)
+    cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
     out: dict[str, Tensor] = {}
     for name, p in model.hf.named_parameters():
         shape, cut = list(p.shape), cuts[name]
@@ -168,7 +166,7 @@ def _sharded_over(degrees: ParallelConfig, cut: Cut) -> int:
     return block * degrees.tensor // degrees.expert if cut.of_experts else block
 
 
-def _together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
+def put_together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
     """Entries of the largest layer, cut by the model's plan alone, and of what no layer has."""
     cuts = cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel))
     names = {p: name for name, p in model.hf.named_parameters()}
@@ -176,32 +174,56 @@ def _together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int]:
     return max(sizes, default=0), groups_of(model, degrees).rest
 
 
-def check_divides(model: Planned, tensor: int, setting: str = "train.parallel") -> None:
-    """Refuse widths that so many ranks of `tensor` cannot share; `setting` is where that number comes from.
+def check_spread(name: str, model: Planned, degrees: ParallelConfig, train: TrainConfig, key: str = "train.parallel") -> None:
+    """Refuse degrees that a model cannot be spread by, or not with the run's other settings.
+
+    Args:
+        name: what the model is called.
+        model: without contents.
+        degrees: of its own, or the policy's.
+        train: the run's settings.
+        key: the setting that the degrees come from.
+
+    Raises:
+        ValueError: naming the model, the setting, and what to do.
+    """
+    try:
+        if train.compile:
+            check_compiled(degrees, key)
+        check_divides(model, degrees.tensor, key)
+        cuts_of(model.hf, degrees.tensor, degrees.expert, split_head=isinstance(model, CausalModel), key=key)
+        gathers = attention_of(model, degrees, key) == "gather"
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if train.rows == "forest" and degrees.context > 1 and gathers:
+        raise ValueError(f"{name}: train.rows is forest, but context ranks that gather keys and values attend in chains; use chains")
+
+
+def check_divides(model: Planned, tensor: int, key: str = "train.parallel") -> None:
+    """Refuse widths that so many ranks of `tensor` cannot share; `key` is the setting that their number comes from.
 
     Raises:
         ValueError: naming the setting of the model.
     """
     known = model.config.get_text_config().to_dict()
-    for key in CUT:
-        if known.get(key) is not None and known[key] % tensor:
-            raise ValueError(f"{setting}: {type(model.hf).__name__} has {key}={known[key]}, which {tensor} ranks cannot share")
+    for width in CUT:
+        if known.get(width) is not None and known[width] % tensor:
+            raise ValueError(f"{key}: {type(model.hf).__name__} has {width}={known[width]}, which {tensor} ranks cannot share")
 
 
-def rank_model(model: Planned, config: ModelConfig, tensor: int, setting: str = "train.parallel") -> Planned:
+def rank_model(model: Planned, config: ModelConfig, tensor: int) -> Planned:
     """The model that each of so many ranks of `tensor` computes: a share of heads, widths and vocabulary; without contents.
-    `setting` is where that number comes from.
 
     Raises:
         ValueError: if the heads do not divide.
     """
-    check_divides(model, tensor, setting)
+    check_divides(model, tensor)
     shape = copy.deepcopy(model.config)
     text = shape.get_text_config()
     size, known = head_size(model), text.to_dict()
-    for key in CUT:
-        if known.get(key) is not None:
-            setattr(text, key, known[key] // tensor)
+    for width in CUT:
+        if known.get(width) is not None:
+            setattr(text, width, known[width] // tensor)
     text.head_dim = size
     text.vocab_size = -(-text.vocab_size // tensor)
     text.pad_token_id = None  # it might lie outside of a rank's vocabulary

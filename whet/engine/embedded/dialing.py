@@ -128,8 +128,8 @@ def _hear_callers(listener: socket.socket, key: bytes, proven: SimpleQueue[Conne
 
 
 def _keep_alive(link: socket.socket) -> None:
-    """Have the other end asked whether it is still there when it says nothing, as one cannot whose machine or network is gone: after about
-    two minutes without an answer the connection is broken."""
+    """Have the other end asked whether it is still there when nothing is said, as one cannot whose machine or network is gone: after
+    about two minutes without an answer the connection is broken. With something on its way the system's own patience counts."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
         if hasattr(socket, option):  # where the system has no such setting, its own is used

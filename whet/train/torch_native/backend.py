@@ -79,7 +79,7 @@ class TorchBackend:
         self.adapter: Adapter | None = None
         """What trains, where not the whole model does."""
         degrees = config.degrees
-        mesh = mesh_of(degrees, model.device.type) if degrees is not None else None
+        mesh = mesh_of(degrees, model.device.type, key) if degrees is not None else None
         if total_steps is not None and config.lora is not None:
             if mesh is not None:
                 share_generator()

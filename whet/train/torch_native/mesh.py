@@ -90,12 +90,13 @@ class Mesh:
 _MADE: dict[tuple[str, str, ProcessGroup | None], Mesh] = {}
 
 
-def mesh_of(config: ParallelConfig, device_type: str) -> Mesh:
+def mesh_of(config: ParallelConfig, device_type: str, key: str = "train.parallel") -> Mesh:
     """The process groups, made once for all models of a job; every rank calls it.
 
     Args:
         config: the degrees.
         device_type: cpu or cuda.
+        key: the setting that the degrees come from, for error messages.
 
     Raises:
         ValueError: if there are other ranks than the degrees ask for.
@@ -103,14 +104,14 @@ def mesh_of(config: ParallelConfig, device_type: str) -> Mesh:
     if not dist.is_initialized() or dist.get_world_size() != config.num_ranks:
         found = dist.get_world_size() if dist.is_initialized() else 1
         raise ValueError(
-            f"train.parallel: replicate ({config.replicate}) x shard ({config.shard}) x context ({config.context}) x tensor "
+            f"{key}: replicate ({config.replicate}) x shard ({config.shard}) x context ({config.context}) x tensor "
             f"({config.tensor}) is {config.num_ranks}, but the processes of this job are {found}; start as many (torchrun "
             f"--nproc-per-node {config.num_ranks} -m whet ...), or change the degrees"
         )
-    key = (config.model_dump_json(), device_type, dist.group.WORLD)
-    if key not in _MADE:
-        _MADE[key] = _make(config, device_type)
-    return _MADE[key]
+    made = (config.model_dump_json(), device_type, dist.group.WORLD)
+    if made not in _MADE:
+        _MADE[made] = _make(config, device_type)
+    return _MADE[made]
 
 
 def share_generator() -> None:
