@@ -19,8 +19,8 @@ from whet.model.causal import ModelConfig
 from whet.model.lora import LoraConfig, add_adapter
 from whet.model.meta import meta_causal
 from whet.preflight.layouts import Devices, Step, choose, degrees_for, layouts, reasons
-from whet.preflight.memory import Workload
-from whet.preflight.mesh_memory import MeshPlanner, local_tensors
+from whet.preflight.memory import Workload, checkpoint_bytes
+from whet.preflight.mesh_memory import MeshPlanner, check_spread, local_tensors
 from whet.preflight.traffic import Passes, flows_of, groups_of
 from whet.train.torch_native.backend import TrainConfig
 from whet.train.torch_native.mesh import ParallelConfig
@@ -177,3 +177,39 @@ def test_no_layout_has_more_ranks_with_rows_than_samples():
     model = meta("dense")
     with pytest.raises(ValueError, match="give each a sample of the step"):
         choose(layouts(model, CONFIG, step_of(samples=1), devices(16, 2**40, per_node=2)), devices(16, 2**40, per_node=2))
+
+
+def saved_bytes(dtype, degrees):
+    """Bytes of what a rank copies of a checkpoint's tensors."""
+    backend = backend_of(model_of("dense", dtype), degrees)
+    backend.forward_backward(one_row(), sft_loss)
+    backend.optim_step()
+    tensors = [t for file in backend._kept().tensors.values() for t in file.values()]
+    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_copy_of_a_checkpoint_is_what_a_rank_copies(dtype):
+    """A mesh keeps float32 parameters, which need no masters beside them."""
+    model = meta_causal(CONFIGS["dense"](), CONFIG.model_copy(update={"dtype": dtype}))
+    for degrees in (None, ParallelConfig(shard=2), ParallelConfig(replicate=2)):
+        config = TrainConfig(parallel=degrees)
+        found = saved_bytes(dtype, None) if degrees is None else on_ranks(2, saved_bytes, dtype, degrees)[0]
+        parts = 1 if degrees is None else degrees.shard
+        assert found == pytest.approx(checkpoint_bytes(model, config, spread=degrees is not None) / parts, rel=0.01)
+
+
+def test_experts_that_ranks_cannot_share_evenly_are_refused_before_anything_is_started():
+    config = CONFIGS["moe"]()
+    config.num_experts = 6
+    model, uneven = meta_causal(config, CONFIG), ParallelConfig(shard=4, expert=4)
+    with pytest.raises(ValueError, match=r"teacher: teacher\.parallel: Qwen3Moe.* has 6 experts, which 4 ranks of expert cannot share"):
+        check_spread("teacher", model, uneven, TrainConfig(), "teacher.parallel")
+    check_spread("teacher", model, ParallelConfig(shard=4, expert=2), TrainConfig(), "teacher.parallel")
+
+
+def test_forests_are_refused_where_ranks_gather_keys_and_values():
+    gathers = ParallelConfig(context=2, context_attention="gather")
+    with pytest.raises(ValueError, match=r"critic: train\.rows is forest, but with critic\.parallel\.context=2"):
+        check_spread("critic", meta("dense"), gathers, TrainConfig(rows="forest"), "critic.parallel")
+    check_spread("critic", meta("dense"), ParallelConfig(context=2), TrainConfig(rows="forest"), "critic.parallel")

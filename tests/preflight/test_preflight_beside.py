@@ -86,19 +86,21 @@ def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_k
     assert fault.startswith("the policy: train.parallel: context is 4, but each rank has 2 heads")
 
 
-def test_of_what_a_mesh_offloads_the_weights_that_are_computed_with_are_planned(here):
+def test_what_a_mesh_offloads_is_planned_while_it_is_computed_with(here):
     """As of a device whose memory is another one than the machine's."""
     more = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.path=model", "train.parallel.shard=2", "train.offload=true"]
     _, scene = look(*AREAS, overrides=more)
     work = workload(scene)
     plans = (parts_beside(scene.beside, scene.rl, each) for each in (work, replace(work, offloaded=True)))
     kept, gone = ({part.name: part.size_bytes for part in plan} for plan in plans)
+    assert kept["reference model"] and not gone["reference model"]
     assert kept["critic's parameters"] and kept["critic's masters and moments"]
     assert not gone["critic's parameters"] and not gone["critic's masters and moments"]
     assert 0 < gone["critic's gradients"] < kept["critic's gradients"]
     layers = scene.model.hf.model.layers
     rest = sum(p.nbytes for p in scene.model.hf.parameters()) - sum(p.nbytes for p in layers.parameters())
-    assert gone["reference model"] == rest + 2 * sum(p.nbytes for p in layers[0].parameters())
+    assert gone["reference's layers put together"] == rest + 2 * sum(p.nbytes for p in layers[0].parameters())
+    assert kept["reference's layers put together"] == gone["reference's layers put together"]
 
 
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
@@ -109,7 +111,7 @@ def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_referenc
     critic.optim_step()
     critic.save(here / "saved/critic")
     TorchBackend(load_causal(here / "model", CONFIG, trainable=False), TrainConfig(), None).save(here / "saved/reference")
-    sizes = checkpoint_sizes(scene, scene.model)
+    sizes = checkpoint_sizes(scene, scene.model, spread=False)
     assert (sizes["critic"], sizes["reference"]) == (size_of(here / "saved/critic"), size_of(here / "saved/reference"))
 
 
@@ -123,7 +125,7 @@ def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weig
     findings, scene = look(*AREAS, overrides=begins)
     weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings or "parallel" in settings[0] else 0
     whole = checkpoint_bytes(scene.model, scene.config.train) + weights
-    assert sum(checkpoint_sizes(scene, scene.model).values()) == whole
+    assert sum(checkpoint_sizes(scene, scene.model, spread=False).values()) == whole
     one = bytes_text(whole)
     assert any(f"checkpoints of {one} (" in text for text in of(findings, "disk")), of(findings, "disk")
 

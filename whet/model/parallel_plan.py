@@ -145,6 +145,8 @@ def cuts_of(hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, 
         owner, _, kind = name.rpartition(".")
         rule = tensor_plan.get(name, tensor_plan.get(owner, ""))
         if expert_plan.get(name, "") == GROUPED:
+            if p.shape[0] % expert:
+                raise ValueError(f"{key}: {type(hf).__name__} has {p.shape[0]} experts, which {expert} ranks of expert cannot share evenly")
             cuts[name] = Cut(expert, 0, of_experts=True)
         elif (tensor > 1 and p is embedding) or "colwise" in rule or ("rowwise" in rule and kind != "bias"):
             cuts[name] = Cut(tensor, p.dim() - 1 if "rowwise" in rule and p is not embedding else max(p.dim() - 2, 0))

@@ -66,7 +66,7 @@ def auto_degrees(config: BaseRunConfig, count: int, per_node: int) -> Chosen:
     device = pick_device(config.model.device)
     memory, _ = device_memory(device)
     devices = Devices(count, memory // per_node if device.type == "cpu" else memory, per_node)
-    whole = _WholeRun(scene, model)
+    whole = _WholeRun(scene, model, count)
     whole.check_own()
     step = Step(samples, longest, budget, lambda row_ranks: workload(scene, row_ranks), whole)
     found = layouts(model, config.model, step, devices)
@@ -88,8 +88,8 @@ def with_degrees(config: Settings, degrees: ParallelConfig | None) -> Settings:
 class _WholeRun:
     """What a run asks of a layout: that each of its models can be spread and computed so, and room for all (`layouts.Beside`)."""
 
-    def __init__(self, scene: Scene, policy: Planned) -> None:
-        self._scene, self._policy = scene, policy
+    def __init__(self, scene: Scene, policy: Planned, count: int) -> None:
+        self._scene, self._policy, self._count = scene, policy, count
 
     def check(self, degrees: ParallelConfig) -> None:
         check_spread("the policy", self._policy, degrees, self._scene.config.train)
@@ -114,7 +114,7 @@ class _WholeRun:
         """What a checkpoint holds, if the devices' memory is where a copy of it is kept while it is written."""
         config = self._scene.config
         here = config.checkpoint.async_save and pick_device(config.model.device).type == "cpu"
-        return checkpoint_sizes(self._scene, self._policy) if here else None
+        return checkpoint_sizes(self._scene, self._policy, spread=self._count > 1) if here else None
 
     def _check_beside(self, config: RunConfig) -> None:
         assert self._scene.beside is not None

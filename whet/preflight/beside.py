@@ -15,7 +15,7 @@ from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.scalar import ScalarModel
 from whet.preflight.activations import forward_bytes
 from whet.preflight.findings import Note, ok
-from whet.preflight.memory import ALWAYS, TRAINING, MemoryPlan, Part, Workload, largest_row, plan_memory
+from whet.preflight.memory import ALWAYS, TRAINING, MemoryPlan, Part, Phase, Workload, largest_row, plan_memory
 from whet.preflight.mesh_memory import MeshPlanner, Planned, local_tensors, put_together
 from whet.preflight.scene import Scene
 from whet.reward.build import reward_models
@@ -107,20 +107,35 @@ def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part
         Part(f"{name} model", _held(model, spread.get(name), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
         for name, model in beside.frozen.items()
     ]  # a reward model that is not spread, the first process holds whole
+    parts += _put_together(beside, config)
     parts += _scoring(beside, config, work)
     if beside.critic is not None:
         plan = _critic_plan(beside.critic, config, work)
         kept, gradients = plan.bytes_of("float32 masters") + plan.bytes_of("optimizer moments"), plan.bytes_of("gradients")
         smaller, parameters = "choose a smaller critic (critic.path)", plan.bytes_of("parameters")
         worst = plan.peak_bytes - parameters - kept - gradients
-        largest = next(part for part in plan.largest(len(plan.parts)) if part.during not in (ALWAYS, TRAINING))
+        advice = next(part.advice for part in plan.largest(len(plan.parts)) if part.during not in (ALWAYS, TRAINING))
         parts += [
             Part("critic's parameters", parameters, ALWAYS, smaller),
             Part("critic's masters and moments", kept, ALWAYS, smaller),
             Part("critic's gradients", gradients, ("critic",), smaller),
-            Part("critic's step or activations", worst, ("critic",), largest.advice, True),
+            Part("critic's step or activations", worst, ("critic",), advice, True),
         ]
     return parts
+
+
+def _put_together(beside: Beside, config: RunConfig) -> Iterator[Part]:
+    """What a rank puts together of a spread model that does not train, while it computes: one layer, the next, and what no layer has. Of
+    reference and teacher, which take turns, the one with the most."""
+    found = dict[Phase, Part]()
+    for name, model, degrees, key in beside.over_ranks(config):
+        if name in beside.frozen:
+            layer, rest = put_together(model, degrees)
+            phase: Phase = "rollout" if name in beside.spread else "frozen"
+            size = (2 * layer + rest) * model.dtype.itemsize
+            part = Part(f"{name}'s layers put together", size, (phase,), f"raise {key}.tensor", estimate=True)
+            found[phase] = max(part, found.get(phase, part), key=lambda part: part.size_bytes)
+    yield from found.values()
 
 
 def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload) -> MemoryPlan:
@@ -164,10 +179,7 @@ def _weights(model: DecoderModel) -> int:
 
 
 def _held(model: DecoderModel, degrees: ParallelConfig | None, *, offloaded: bool) -> int:
-    """Bytes of a frozen model on a device: of one that a mesh offloads, the weights that it computes with at a time."""
+    """Bytes of a frozen model that are always on a device; of one that a mesh offloads, none."""
     if degrees is None:
         return _weights(model)
-    if offloaded:
-        layer, rest = put_together(model, degrees)
-        return (2 * layer + rest) * model.dtype.itemsize
-    return sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())
+    return 0 if offloaded else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

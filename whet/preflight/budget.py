@@ -80,7 +80,7 @@ def check_memory(scene: Scene) -> Iterator[Note]:
         for name, beside, own, key in scene.beside.over_ranks(scene.rl):
             check_spread(name, beside, own, train, key)
         plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
-    copied = [copy_part(checkpoint_sizes(scene, model), scene.config)] if scene.config.checkpoint.async_save else []
+    copied = [copy_part(checkpoint_sizes(scene, model, spread=train.spreads), scene.config)] if scene.config.checkpoint.async_save else []
     if device.type == "cpu":
         plan = MemoryPlan((*plan.parts, *copied))
     elif copied:

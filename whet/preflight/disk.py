@@ -40,7 +40,9 @@ def check_disk(scene: Scene) -> Iterator[Note]:
 
 def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     model = need(scene.model, "the model's config.json")
-    one = sum(checkpoint_sizes(scene, model).values())
+    parallel = scene.config.train.parallel
+    spread = parallel is not None and (parallel == "auto" or parallel.num_ranks > 1)
+    one = sum(checkpoint_sizes(scene, model, spread=spread).values())
     export = sum(p.nbytes for p in trained_weights(model).values())
     lora = scene.config.train.lora
     if lora is not None and lora.export_merged:

@@ -26,12 +26,19 @@ from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
 from whet.train.torch_native.optim import Optimizer
 from whet.types import SamplingParams
 
-Phase = Literal["rollout", "loss", "backward", "step", "critic"]
+Phase = Literal["rollout", "loss", "backward", "step", "critic", "frozen"]
 """rollout: while it samples; loss: while log-probs are computed and differentiated; backward: in the layers' backward pass; step:
-in the optimizer's step; critic: while the critic learns, at its worst moment."""
-ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic")
+in the optimizer's step; critic: while the critic learns, at its worst moment; frozen: while a reference or a teacher computes."""
+ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic", "frozen")
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
-PHASES: dict[Phase, str] = {"rollout": "sampling", "loss": "log-probs", "backward": "backward", "step": "step", "critic": "critic"}
+PHASES: dict[Phase, str] = {
+    "rollout": "sampling",
+    "loss": "log-probs",
+    "backward": "backward",
+    "step": "step",
+    "critic": "critic",
+    "frozen": "reference or teacher",
+}
 """In words."""
 DRAW_VOCAB = 257
 """Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
@@ -162,11 +169,18 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
     return MemoryPlan((*parts, *update_parts(model, work)))
 
 
-def checkpoint_bytes(model: DecoderModel, train: TrainConfig) -> int:
-    """Bytes of one checkpoint's tensors: weights, masters, moments."""
+def checkpoint_bytes(model: DecoderModel, train: TrainConfig, *, spread: bool = False) -> int:
+    """Bytes of one checkpoint's tensors: weights, masters, moments; of a model that is `spread` over a mesh, as that keeps them."""
     trained = trained_weights(model)
+    if spread:
+        trained = {name: torch.empty_like(p, dtype=learned_dtype(model), requires_grad=True) for name, p in trained.items()}
     kept = _stepped(trained, train)[0].tensors().values()
     return sum(t.nbytes for t in kept) + sum(p.nbytes for p in trained.values())
+
+
+def learned_dtype(model: DecoderModel) -> torch.dtype:
+    """Of the parameters that a mesh keeps of a model that trains."""
+    return torch.float32 if model.dtype == torch.bfloat16 else model.dtype
 
 
 @dataclass(frozen=True, slots=True)

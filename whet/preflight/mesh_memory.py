@@ -14,7 +14,18 @@ from whet.model.lora import add_adapter
 from whet.model.meta import meta_like
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
 from whet.model.scalar import ScalarModel
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part, Phase, Workload, engine_parts, optimizer_bytes, optimizer_parts, update_parts
+from whet.preflight.memory import (
+    ALWAYS,
+    MemoryPlan,
+    Part,
+    Phase,
+    Workload,
+    engine_parts,
+    learned_dtype,
+    optimizer_bytes,
+    optimizer_parts,
+    update_parts,
+)
 from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
 from whet.train.torch_native.config import TrainConfig, check_compiled
@@ -156,11 +167,6 @@ def local_tensors(model: DecoderModel, degrees: ParallelConfig, dtype: torch.dty
     return out
 
 
-def learned_dtype(model: DecoderModel) -> torch.dtype:
-    """Of the parameters that a mesh keeps of a model that trains."""
-    return torch.float32 if model.dtype == torch.bfloat16 else model.dtype
-
-
 def _sharded_over(degrees: ParallelConfig, cut: Cut) -> int:
     block = degrees.shard * degrees.context
     return block * degrees.tensor // degrees.expert if cut.of_experts else block
@@ -196,7 +202,10 @@ def check_spread(name: str, model: Planned, degrees: ParallelConfig, train: Trai
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     if train.rows == "forest" and degrees.context > 1 and gathers:
-        raise ValueError(f"{name}: train.rows is forest, but context ranks that gather keys and values attend in chains; use chains")
+        raise ValueError(
+            f"{name}: train.rows is forest, but with {key}.context={degrees.context} ranks gather keys and values, and attend in chains; "
+            "use chains"
+        )
 
 
 def check_divides(model: Planned, tensor: int, key: str = "train.parallel") -> None:

@@ -15,11 +15,12 @@ from whet.supervised_settings import DpoRunConfig
 from whet.train.critic import CriticConfig
 
 
-def checkpoint_sizes(scene: Scene, model: DecoderModel) -> dict[str, int]:
-    """Bytes of the tensors of each model that a checkpoint holds; `model` is the policy."""
-    sizes = {"policy": checkpoint_bytes(model, scene.config.train)}
+def checkpoint_sizes(scene: Scene, model: DecoderModel, *, spread: bool) -> dict[str, int]:
+    """Bytes of the tensors of each model that a checkpoint holds; `model` is the policy, and `spread` says whether the run is on a mesh,
+    where bfloat16 models that train keep float32 parameters."""
+    sizes = {"policy": checkpoint_bytes(model, scene.config.train, spread=spread)}
     if scene.beside is not None and scene.beside.critic is not None:
-        sizes["critic"] = checkpoint_bytes(scene.beside.critic, critic_train(scene.rl, scene.rl.critic or CriticConfig()))
+        sizes["critic"] = checkpoint_bytes(scene.beside.critic, critic_train(scene.rl, scene.rl.critic or CriticConfig()), spread=spread)
     reference = _kept_reference(scene, model)
     if reference is not None:
         sizes["reference"] = sum(p.nbytes for _, p in reference.named_weights())
