@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 
 META = ".metadata"
 SEEN_S = 10.0
@@ -42,10 +42,22 @@ ALLOWED = {
 
 
 class _Plain(pickle.Unpickler):
+    """Knows what the pickles of any Python from 3.11 on name, whichever reads them."""
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
+        module = "pathlib" if module == "pathlib._local" else module  # as 3.13 calls it
         if (module, name) not in ALLOWED:  # whole pairs: a dotted name would reach whatever a module imports
             raise ValueError(f"it names {module}.{name}, which no checkpoint needs: it is damaged, or made to run code")
         return super().find_class(module, name)
+
+
+def _memory_format(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """A member of the one enum that a description has: until 3.11.3 Python pickled members as attributes of it."""
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise ValueError(f"it asks for {name!r} of {owner!r}, which no checkpoint needs: it is damaged, or made to run code")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class DcpFiles(FileSystemReader):
