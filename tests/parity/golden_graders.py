@@ -17,7 +17,7 @@ from typing import Any
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.answers import normalise_words, token_f1
 from whet.reward.boxed_math import BoxedReward
-from whet.reward.dapo import final_answer, respell_final
+from whet.reward.dapo import boxed_answer, final_answer, respell_final
 from whet.reward.gpqa import extract_letter
 from whet.reward.gsm8k import extract_number
 from whet.reward.hendrycks import last_box
@@ -119,12 +119,23 @@ def slime_deepscaler(case: Case) -> None:
 
 def slime_dapo(case: Case) -> None:
     inputs, outputs = case["inputs"], case["outputs"]
-    check_total("slime_dapo", case, outputs["reward"])
+    expected = _dapo_reward(outputs)
+    if case["params"].get("strict_box_verify", case["params"].get("strict_box")):
+        check_total("slime_dapo", case, expected, strict_box=True)
+        if isinstance(expected, Mapping) and "pred" in expected:
+            check_equal(boxed_answer(inputs["response"]), expected["pred"], "the box")
+        return
+    check_total("slime_dapo", case, expected)
     if "normalized" in outputs:
         said = re.split(r"(?i)answer\s*:", inputs["response"])[-1]
         check_equal(respell_final(said, turn_ends=True), outputs["normalized"], "the spelling")
-    if "pred" in outputs["reward"]:
-        check_equal(respell_final(final_answer(inputs["response"]), turn_ends=True), outputs["reward"]["pred"], "the answer")
+    if "pred" in expected:
+        check_equal(respell_final(final_answer(inputs["response"]), turn_ends=True), expected["pred"], "the answer")
+
+
+def _dapo_reward(outputs: Mapping[str, Any]) -> Any:
+    """The recorded reward, under the name that the file gives it."""
+    return outputs["reward"] if "reward" in outputs else outputs["score"] if isinstance(outputs["score"], Mapping) else outputs
 
 
 def slime_f1(case: Case) -> None:
@@ -170,6 +181,10 @@ def verl_reward_score(case: Case) -> None:
                 found = score("search_em", trajectory(inputs["solution"], None, {"target": target}), substring=option)
                 check_score(found, outputs[key])
     elif function == "math_dapo":
+        if params.get("strict_box_verify"):
+            check_total("verl_math_dapo", case, outputs["score"], strict_box=True)
+            check_equal(boxed_answer(inputs["solution"]), outputs["score"]["pred"], "the box")
+            return
         check_total("verl_math_dapo", case, outputs["score"])
         check_equal(respell_final(final_answer(inputs["solution"]), turn_ends=False), outputs["score"]["pred"], "the answer")
     else:
@@ -204,6 +219,17 @@ def _is_label_error(case: Case) -> None:
     assert isinstance(found, LabelError) and "instruction_id_list" in str(found), f"expected a LabelError, found {found}"
 
 
+def _no_label(case: Case) -> bool:
+    metadata = case["inputs"].get("metadata") or {}
+    known = ("correct_letter", "correct_answer", "answer_text")
+    return case["inputs"].get("label") is None and not any(metadata.get(key) for key in known)
+
+
+def _unlabelled(case: Case) -> None:
+    found = score("gpqa", trajectory(case["inputs"]["response"] or "", None, case["inputs"].get("metadata")))
+    assert isinstance(found, LabelError) and "label" in str(found), f"expected a LabelError, found {found}"
+
+
 DIFFERENT: list[Different] = [
     Different(
         "slime_rm_ifbench",
@@ -212,6 +238,7 @@ DIFFERENT: list[Different] = [
         "A row without instructions cannot be scored. The other gives 0; whet promises that a reward that cannot be computed is an error "
         "that names the row, never a 0 to be trained on.",
     ),
+    Different("slime_rm_gpqa", _no_label, _unlabelled, "A row without a right answer cannot be scored: an error here, a 0 there."),
 ]
 
 

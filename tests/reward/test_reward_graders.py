@@ -92,6 +92,10 @@ def test_options_of_the_graders():
     assert score("geo3k", r"<think>x</think> \boxed{42}", "42", format_weight=0.0).total == 1.0
     assert score("slime_dapo", r"it is \boxed{42}", "42", strict_box=True).total == 1.0
     assert score("verl_math_dapo", r"it is \boxed{42" + " " * 100, "42", strict_box=True).total == -1.0
+    assert score("slime_dapo", "none", "[INVALID]", strict_box=True).total == -1.0
+    assert score("verl_math_dapo", r"so \boxed{ 42}", "42", box_fallback=True).total == 1.0
+    assert score("verl_math_dapo", r"so \boxed{42}. Answer: 41", "42", box_fallback=True).total == -1.0
+    assert score("verl_math_dapo", r"so \boxed{42}", "42").total == -1.0
     assert score("search_em", "<answer>in Paris, France</answer>", "paris", substring=True).total == 1.0
     assert score("search_em", "<answer>x</answer>", "paris", format_score=0.2).total == 0.2
     assert score("search_em", "</answer>" * 11 + "<answer>Paris</answer>", "Paris").total == 0.25

@@ -18,7 +18,7 @@ from whet.reward.arithmetic import ZERO
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
 from whet.reward.chance import RandomOptions, RandomReward
-from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, slime_dapo, verl_math_dapo
+from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, VerlDapoOptions, slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, DispatchReward
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
@@ -152,7 +152,7 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "verl_gsm8k": _text(Gsm8kOptions, score_gsm8k),
     "hendrycks_math": _text(HendrycksOptions, score_hendrycks),
     "slime_dapo": _text(DapoOptions, slime_dapo),
-    "verl_math_dapo": _text(DapoOptions, verl_math_dapo),
+    "verl_math_dapo": _text(VerlDapoOptions, verl_math_dapo),
     "slime_math": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("slime_math", slime_math, means.pool), _TREES),
     "deepscaler": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("deepscaler", deepscaler, means.pool), _TREES),
     "geo3k": BuiltIn(Geo3kOptions, _geo3k, _TREES),

@@ -44,10 +44,17 @@ _SHORT_ROOT = re.compile(r"sqrt([^{])")
 
 
 class DapoOptions(Config):
-    """Options of the rewards `slime_dapo` and `verl_math_dapo`."""
+    """Options of the reward `slime_dapo`."""
 
     strict_box: bool = False
     r"""Compare what the last `\boxed{}` of the last 100 characters holds with the label as it stands, instead of the `Answer:` line."""
+
+
+class VerlDapoOptions(DapoOptions):
+    """Options of the reward `verl_math_dapo`."""
+
+    box_fallback: bool = False
+    r"""Without an `Answer:` line, compare the last `\boxed{}` of the last 100 characters, respelled as the line is (verl's later rule)."""
 
 
 class OverlongOptions(Config):
@@ -125,10 +132,10 @@ def slime_dapo(task: Task, response: str, options: DapoOptions) -> Rewards:
         whole = str(int(float(respelled)))
     except (ValueError, OverflowError):
         raise bad_row(task, f"has the label {label[:200]!r}; the reward slime_dapo needs a number (verl_math_dapo does not)") from None
-    return _verdict(respell_final(final_answer(response), turn_ends=True), whole)
+    return _score_line(respell_final(final_answer(response), turn_ends=True), whole)
 
 
-def verl_math_dapo(task: Task, response: str, options: DapoOptions) -> Rewards:
+def verl_math_dapo(task: Task, response: str, options: VerlDapoOptions) -> Rewards:
     """1 if the last `Answer:` line is the label once both are respelled, else -1.
 
     The rule of verl's `math_dapo`.
@@ -136,26 +143,39 @@ def verl_math_dapo(task: Task, response: str, options: DapoOptions) -> Rewards:
     label = label_of(task, "verl_math_dapo")
     if options.strict_box:
         return _score_box(response, label)
-    return _verdict(respell_final(final_answer(response), turn_ends=False), respell_final(label, turn_ends=False))
+    answer = final_answer(response)
+    if answer == INVALID and options.box_fallback:
+        boxed = boxed_answer(response)
+        answer = INVALID if boxed is None else boxed
+    return _score_line(respell_final(answer, turn_ends=False), respell_final(label, turn_ends=False))
+
+
+def boxed_answer(response: str) -> str | None:
+    r"""Content of the last `\boxed{}` in the last 100 characters, as it stands; None where there is none or it is never closed."""
+    tail = response[-BOX_TAIL:]
+    start = tail.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for place in range(start, len(tail)):
+        depth += (tail[place] == "{") - (tail[place] == "}")
+        if tail[place] == "}" and depth == 0:
+            return tail[start + len("\\boxed{") : place]
+    return None
 
 
 def _score_box(response: str, label: str) -> Rewards:
-    tail = response[-BOX_TAIL:]
-    start = tail.rfind("\\boxed{")
-    depth, end = 0, -1
-    for place in range(start, len(tail) if start >= 0 else start):
-        depth += (tail[place] == "{") - (tail[place] == "}")
-        if tail[place] == "}" and depth == 0:
-            end = place
-            break
-    return _verdict(tail[start + len("\\boxed{") : end] if end >= 0 else INVALID, label)
+    answer = boxed_answer(response)
+    if answer is None:
+        return _verdict(False, f"the last {BOX_TAIL} characters of the reply have no closed \\boxed{{}}")
+    return _verdict(answer == label, f"the answer {answer!r} is not the label {label[:200]!r}")
 
 
-def _verdict(answer: str, label: str) -> Rewards:
-    right = answer == label
+def _score_line(answer: str, label: str) -> Rewards:
+    missing = f"the last {TAIL} characters of the reply have no answer"
+    return _verdict(answer == label, missing if answer == INVALID else f"the answer {answer!r} is not the label {label[:200]!r}")
+
+
+def _verdict(right: bool, reason: str) -> Rewards:
     parts = {"score": 1.0 if right else -1.0, "accuracy": float(right)}
-    if right:
-        return Rewards(1.0, parts)
-    if answer == INVALID:
-        return Rewards(-1.0, parts, f"the last {TAIL} characters of the reply have no answer")
-    return Rewards(-1.0, parts, f"the answer {answer!r} is not the label {label[:200]!r}")
+    return Rewards(parts["score"], parts, "" if right else reason)

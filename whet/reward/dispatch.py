@@ -32,6 +32,8 @@ TABLES: dict[str, dict[str, str]] = {
         "DigitalLearningGmbH/MATH-lighteval": "hendrycks_math",
         "HuggingFaceH4/MATH-500": "hendrycks_math",
         "math_dapo": "verl_math_dapo",
+        "math": "verl_math_dapo",
+        "math_dapo_reasoning": "verl_math_dapo",
         "aime*": "verl_math_dapo",
         "numina_*": "prime_math",
         "hiyouga/geometry3k": "geo3k",

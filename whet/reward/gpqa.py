@@ -45,16 +45,17 @@ class Question:
 
 
 def extract_letter(response: str, letters: Sequence[str]) -> str | None:
-    """The chosen letter, upper case; None without one.
+    """The chosen letter, upper case; None without one. What precedes the last `</think>` is not read, the case of `letters` does not count.
 
     The first of these whose first match names one of `letters`: a letter after answer, option or choice (with `is` or a colon); a letter
     before `is (the) correct`; a letter after `final answer` or `final option`; the last capital letter that stands alone.
     """
+    reply, valid = _reply(response), {letter.upper() for letter in letters}
     for pattern in _PATTERNS:
-        match = pattern.search(response)
-        if match and match.group(1).upper() in letters:
+        match = pattern.search(reply)
+        if match and match.group(1).upper() in valid:
             return match.group(1).upper()
-    return next((letter for letter in reversed(_LONE.findall(response)) if letter in letters), None)
+    return next((letter for letter in reversed(_LONE.findall(reply)) if letter in valid), None)
 
 
 def score_gpqa(task: Task, response: str, options: GpqaOptions) -> Rewards:
@@ -65,16 +66,19 @@ def score_gpqa(task: Task, response: str, options: GpqaOptions) -> Rewards:
     `metadata.answer_text`; the label is a letter, the index of a choice from 0 on, or a choice's text.
     """
     question = _question(task)
-    reply = _GAPS.sub(" " * 50, response.rpartition("</think>")[2][-MAX_READ:])
-    letter = extract_letter(reply, question.letters)
+    letter = extract_letter(response, question.letters)
     if letter and question.right:
         return _verdict(letter == question.right, f"the reply chooses {letter}, not {question.right}")
-    said = f" {_words(reply)} "
+    said = f" {_words(_reply(response))} "
     if any(f" {_words(text)} " in said for text in question.texts if _words(text)):
         return Rewards(1.0)
     if letter and not question.right and question.label:
         return _verdict(letter == question.label.upper(), f"the reply chooses {letter}, the label is {question.label[:200]!r}")
     return Rewards(0.0, detail="the reply has neither a letter to compare nor the words of a right answer")
+
+
+def _reply(response: str) -> str:
+    return _GAPS.sub(" " * 50, response.rpartition("</think>")[2][-MAX_READ:])
 
 
 def _question(task: Task) -> Question:
@@ -89,7 +93,7 @@ def _question(task: Task) -> Question:
     if label is None and right is None and not texts:
         raise bad_row(task, "has no label and no metadata.correct_letter, correct_answer or answer_text; the reward gpqa needs one of them")
     if label is not None:
-        same = [letter for letter, choice in zip(letters, choices, strict=False) if _words(choice) == _words(label)]
+        same = [letter for letter, choice in zip(letters, choices, strict=False) if label and _words(choice) == _words(label)]
         if len(label) == 1 and label.upper() in letters:
             right = right or label.upper()
         elif _INDEX.fullmatch(label) and not same and int(float(label)) < len(letters):
@@ -107,7 +111,7 @@ def _texts(task: Task, key: str) -> list[str]:
     if value is None:
         return []
     values = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(values, list | tuple):
+    if not isinstance(values, list | tuple | str):
         raise bad_row(task, f"has metadata.{key} = {value!r}; the reward gpqa needs a list")
     return [str(item) for item in values]
 

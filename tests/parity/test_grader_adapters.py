@@ -1,0 +1,66 @@
+"""The adapters of the graders' cases, on cases written here by hand from the rules that the graders have."""
+
+import pytest
+from golden_graders import ADAPTERS
+
+
+def case(response, label, reward, *, params=None, **outputs):
+    return {
+        "name": "case",
+        "source": "slime@624b824a89: slime rm_type=dapo (math_dapo_utils.compute_score)",
+        "inputs": {"response": response, "label": label, "metadata": outputs.pop("metadata", {})},
+        "params": params or {},
+        "outputs": {"reward": reward, **outputs},
+    }
+
+
+def boxed(score, pred):
+    return {"score": score, "acc": score > 0, "pred": pred}
+
+
+STRICT = {"strict_box_verify": True}
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "score", "pred"),
+    [
+        (r"so \boxed{42}", "42", 1.0, "42"),
+        (r"so \boxed{42.0}", "42", -1.0, "42.0"),
+        (r"so \boxed{ 42}", "42", -1.0, " 42"),
+        (r"Answer: 42", "42", -1.0, None),
+        (r"so \boxed{42", "42", -1.0, None),
+        (r"so \boxed 42", "42", -1.0, None),
+        (r"\boxed{1} so \boxed{\frac{1}{2}}", r"\frac{1}{2}", 1.0, r"\frac{1}{2}"),
+        (r"\boxed{42}" + "x" * 100, "42", -1.0, None),
+        (r"\boxed{42}" + "x" * 90, "42", 1.0, "42"),
+        ("none", "[INVALID]", -1.0, None),
+        (r"\boxed{x{y}", "x{y", -1.0, None),
+        (r"}}\boxed{}", "", 1.0, ""),
+    ],
+)
+def test_the_strict_form_of_dapo(response, label, score, pred):
+    ADAPTERS["slime_rm_dapo"](case(response, label, boxed(score, pred), params=STRICT))
+    with pytest.raises(AssertionError):
+        ADAPTERS["slime_rm_dapo"](case(response, label, boxed(-score, pred), params=STRICT))
+    with pytest.raises(AssertionError):
+        ADAPTERS["slime_rm_dapo"](case(response, label, boxed(score, "other"), params=STRICT))
+
+
+@pytest.mark.parametrize(
+    ("response", "metadata", "letter"),
+    [
+        ("<think>The answer is A.</think>It is B.", {}, "B"),
+        ("<think>The answer is A.</think>they do not know", {}, None),
+        ("The answer is b", {"valid_letters": ["a", "b", "c"]}, "B"),
+        ("so C", {"valid_letters": ["a", "b", "c"]}, "C"),
+        ("so D", {"valid_letters": ["a", "b", "c"]}, None),
+        ("so C", {"valid_letters": "abc"}, "C"),
+    ],
+)
+def test_letters_after_a_thought_and_of_a_row(response, metadata, letter):
+    reward = 1.0 if letter == "B" else 0.0
+    ADAPTERS["slime_rm_gpqa"](case(response, "B", reward, extracted=letter, metadata=metadata))
+
+
+def test_a_row_without_a_right_answer():
+    ADAPTERS["slime_rm_gpqa"](case("The answer is A", None, 0.0))
