@@ -217,6 +217,25 @@ def test_a_checkpoint_is_read_by_other_degrees(first, then, tmp_path):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def read_damaged(degrees, folder):
+    """What each rank hears when one of them reads a file that is cut short."""
+    backend = backend_of(model_of("tied"), degrees, optim={"lr": 1e-2})
+    backend.save(folder)
+    if dist.get_rank() == 0:
+        os.truncate(folder / "weights" / "__1_0.distcp", 100)
+    dist.barrier()
+    try:
+        backend.load(folder)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_every_rank_hears_of_a_part_that_one_cannot_read(tmp_path):
+    told = on_ranks(2, read_damaged, SHARD, tmp_path)
+    assert told[0] == told[1] and "rank 1: " in told[0] and "cannot be read: its file is cut short" in told[0], told
+
+
 def exported(degrees, kind, dtype, folder):
     backend = backend_of(model_of(kind, dtype), degrees, None)
     backend.export(folder)

@@ -1,88 +1,142 @@
-"""Reading torch's distributed checkpoints (DCP) without running what their description might ask for."""
+"""Torch's distributed checkpoints (DCP) read as data: nothing is unpickled, and every entry must be exactly a tensor's."""
 
 from __future__ import annotations
 
-import pickle
+import math
 import time
-from pathlib import Path, PurePath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
+from torch import Tensor
+
+from whet.model.dcp_slice import DTYPES, read_slice
+from whet.model.plain_pickle import Made, Name, Pairs, read_plain
+from whet.observe.inside import is_file_inside, open_inside
 
 META = ".metadata"
+MAX_META_BYTES = 1 << 29
+"""Of a description; a shard takes some 250 bytes."""
 SEEN_S = 10.0
 """For a file that another machine has written to be seen on this one."""
-_DESCRIPTION = "torch.distributed.checkpoint.metadata"
-_DTYPES = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
-ALLOWED = {
-    *(
-        (_DESCRIPTION, name)
-        for name in (
-            "Metadata",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "MetadataIndex",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    *(("torch", name) for name in _DTYPES),
-}
-"""What a description is made of: (module, name), as a pickle names it."""
+_TORCH, _OLDER = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
+_METADATA, _TENSOR, _BYTES = Name(_TORCH, "Metadata"), Name(_TORCH, "TensorStorageMetadata"), Name(_TORCH, "BytesStorageMetadata")
+_CHUNK, _INDEX = Name(_TORCH, "ChunkStorageMetadata"), Name(_TORCH, "MetadataIndex")
+_STORED = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_PROPERTIES = (Name(_TORCH, "TensorProperties"), Name(_OLDER, "TensorProperties"))  # the latter until torch 2.2
+_FORMATS = (Name(_TORCH, "_MEM_FORMAT_ENCODING"), Name(_OLDER, "MEM_FORMAT_ENCODING"))
+_FORMAT_NAMES = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
+_GETATTR = Name("builtins", "getattr")
+_SIZE, _LAYOUT = Name("torch", "Size"), Name("torch.serialization", "_get_layout")
+ALLOWED = frozenset(
+    {
+        *(_METADATA, _TENSOR, _BYTES, _CHUNK, _INDEX, _STORED, *_PROPERTIES, *_FORMATS, _GETATTR, _SIZE, _LAYOUT),
+        *(Name(_TORCH, "StorageMeta"), Name("collections", "OrderedDict")),
+        *(Name("pathlib", f"{kind}Path") for kind in ("Posix", "Windows")),
+        *(Name("torch", name) for name in DTYPES),
+    }
+)
+"""What a description may name."""
+
+Sizes = tuple[int, ...]
+_ODD = "it is damaged, or made to mislead"
 
 
-class _Plain(pickle.Unpickler):
-    """Knows what the pickles of any Python from 3.11 on name, whichever reads them."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a tensor, and where its bytes lie."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _memory_format
-        module = "pathlib" if module == "pathlib._local" else module  # as 3.13 calls it
-        if (module, name) not in ALLOWED:  # whole pairs: a dotted name would reach whatever a module imports
-            raise ValueError(f"it names {module}.{name}, which no checkpoint needs: it is damaged, or made to run code")
-        return super().find_class(module, name)
-
-
-def _memory_format(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """A member of the one enum that a description has: until 3.11.3 Python pickled members as attributes of it."""
-    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise ValueError(f"it asks for {name!r} of {owner!r}, which no checkpoint needs: it is damaged, or made to run code")
-    return _MEM_FORMAT_ENCODING[name]
+    offsets: Sizes
+    sizes: Sizes
+    file: str
+    begin: int
+    length: int
 
 
-class DcpFiles(FileSystemReader):
-    """A `FileSystemReader` for folders that others may have made: nothing but plain records is unpickled, and no file outside is read.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a checkpoint."""
+
+    dtype: torch.dtype
+    size: Sizes
+    chunks: tuple[Chunk, ...]
+    """Those that have elements."""
+
+
+class DcpFiles:
+    """The tensors of a checkpoint that others may have made.
 
     Args:
         folder: of the checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._meta = folder / META
+        self.folder = folder
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Raises ValueError if it names what no checkpoint needs; a damaged pickle raises what it likes."""
-        with open(self._meta, "rb") as file:
-            found = _Plain(file).load()
-        if not isinstance(found, Metadata):
-            raise ValueError(f"{self._meta} describes no checkpoint")
-        for info in (found.storage_data or {}).values():
-            if PurePath(info.relative_path).name != info.relative_path:
-                raise ValueError(f"{self._meta} names the file {info.relative_path!r}, which is not beside it")
-        found.storage_meta = found.storage_meta or StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """The tensors by name.
+
+        Raises:
+            ValueError: if the description cannot be read, names what no checkpoint needs, or describes anything but tensors whose parts lie
+                in files of the folder.
+            OSError: if it is not there.
+        """
+        with open_inside(self.folder, META) as file:
+            data = file.read(MAX_META_BYTES + 1)
+        try:
+            if len(data) > MAX_META_BYTES:
+                raise ValueError(f"it has over {MAX_META_BYTES} bytes")
+            return _entries(read_plain(data, ALLOWED))
+        except ValueError as error:
+            raise ValueError(f"{self.folder / META} cannot be read: {error}") from error
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, whole, whatever ranks wrote it.
+
+        Raises:
+            ValueError: if a file is missing or damaged.
+        """
+        entry = self.entries[name]
+        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) < math.prod(entry.size):  # before memory is taken for it
+            raise ValueError(f"{self.folder}: {name} cannot be read: its parts leave something out")
+        try:
+            out = torch.empty(entry.size, dtype=entry.dtype)
+        except RuntimeError as error:
+            raise ValueError(f"{self.folder}: {name} cannot be read: {error}") from error
+        self.read_into(name, out, (0,) * len(entry.size))
+        return out
+
+    def read_into(self, name: str, part: Tensor, offsets: Sequence[int]) -> None:
+        """Read a part of a tensor.
+
+        Args:
+            name: of the tensor.
+            part: filled; as large as the part.
+            offsets: where the part begins.
+
+        Raises:
+            ValueError: if a file is missing or damaged, or the parts that were saved leave something out.
+        """
+        entry = self.entries[name]
+        end = [begin + size for begin, size in zip(offsets, part.shape, strict=True)]
+        try:
+            found = [(chunk, common) for chunk in entry.chunks if (common := _common(chunk, offsets, end)) is not None]
+            if sum(math.prod(high - low for low, high in common) for _, common in found) != part.numel() or _overlap([c for _, c in found]):
+                raise ValueError("its parts leave something out, or overlap")
+            for chunk, common in found:
+                saved = self._chunk(chunk, entry.dtype)
+                source = saved[tuple(slice(low - at, high - at) for (low, high), at in zip(common, chunk.offsets, strict=True))]
+                part[tuple(slice(low - at, high - at) for (low, high), at in zip(common, offsets, strict=True))].copy_(source)
+        except (ValueError, OSError, RuntimeError) as error:  # torch's own, of memory that there is not
+            raise ValueError(f"{self.folder}: {name} cannot be read: {error}") from error
+
+    def _chunk(self, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+        with open_inside(self.folder, chunk.file) as file:
+            return read_slice(file, chunk.begin, chunk.length, dtype, chunk.sizes)
 
     def check_there(self) -> None:
         """See that what the ranks of a job have written is here, all of it.
@@ -90,12 +144,129 @@ class DcpFiles(FileSystemReader):
         Raises:
             OSError: naming what is not: a rank has written it to another file system.
         """
-        names = sorted({info.relative_path for info in (self.read_metadata().storage_data or {}).values()})
+        names = sorted({chunk.file for entry in self.entries.values() for chunk in entry.chunks})
         deadline = time.monotonic() + SEEN_S
-        while lacking := [name for name in names if not (self._meta.parent / name).is_file()]:
+        while lacking := [name for name in names if not is_file_inside(self.folder, name)]:
             if time.monotonic() > deadline:
                 raise OSError(
-                    f"{self._meta.parent} lacks {len(lacking)} of {len(names)} files that the ranks have written, among them {lacking[0]}: "
+                    f"{self.folder} lacks {len(lacking)} of {len(names)} files that the ranks have written, among them {lacking[0]}: "
                     "run_dir must be on a file system that all of them share"
                 )
             time.sleep(0.2)
+
+
+def _common(chunk: Chunk, begin: Sequence[int], end: Sequence[int]) -> list[tuple[int, int]] | None:
+    """What a chunk and a part have in common, from and to in each dimension."""
+    dims = zip(chunk.offsets, chunk.sizes, begin, end, strict=True)
+    common = [(max(at, low), min(at + size, high)) for at, size, low, high in dims]
+    return common if all(low < high for low, high in common) else None
+
+
+def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
+    """Whether any two boxes have a place in common."""
+    if len(boxes) < 2 or not boxes[0]:
+        return len(boxes) > 1
+    corners = torch.tensor(boxes)  # [box, dimension, from and to]
+    for number in range(len(boxes) - 1):
+        one, others = corners[number], corners[number + 1 :]
+        if bool(((one[:, 0] < others[..., 1]) & (others[..., 0] < one[:, 1])).all(dim=-1).any()):
+            return True
+    return False
+
+
+def _entries(found: Any) -> dict[str, Entry]:
+    whole = _state(found, _METADATA, "the checkpoint")
+    if type(whole.get("state_dict_metadata")) is not Pairs or type(whole.get("storage_data")) is not Pairs:
+        raise ValueError("it describes no checkpoint")
+    stored = _stored(whole["storage_data"])
+    out = {name: _entry(name, entry, stored) for name, entry in whole["state_dict_metadata"].named("the checkpoint").items()}
+    _check_apart([chunk for entry in out.values() for chunk in entry.chunks])
+    return out
+
+
+def _stored(pairs: Pairs) -> dict[tuple[str, Sizes | None], tuple[str, int, int]]:
+    """Where parts lie, by the tensor's name and where in it they begin."""
+    out: dict[tuple[str, Sizes | None], tuple[str, int, int]] = {}
+    for key, value in pairs.items:
+        index, info = _state(key, _INDEX, "a place"), _state(value, _STORED, "a place")
+        name, offset = index.get("fqn"), index.get("offset")
+        file, begin, length = (info.get(each) for each in ("relative_path", "offset", "length"))
+        if type(name) is not str or type(file) is not str or type(begin) is not int or type(length) is not int or min(begin, length) < 0:
+            raise ValueError(f"a place is no name, file and numbers: {_ODD}")
+        if file in ("", ".", "..", META) or set(file) & set("/\\\0"):
+            raise ValueError(f"it names the file {file[:200]!r}, which is not beside it")
+        if info.get("transform_descriptors"):
+            raise ValueError(f"{name} was changed by an extension when it was written, and cannot be read")
+        out[name, None if offset is None else _sizes(offset, name)] = file, begin, length
+    return out
+
+
+def _entry(name: str, found: Any, stored: Mapping[tuple[str, Sizes | None], tuple[str, int, int]]) -> Entry:
+    if type(found) is not Made or found.of != _TENSOR:
+        raise ValueError(f"{name!r} is no tensor, and nothing else is read from checkpoints: save it with tensors alone")
+    state = _state(found, _TENSOR, name)
+    dtype, size, parts = _dtype(state.get("properties"), name), _sizes(state.get("size"), name), state.get("chunks")
+    if type(parts) is not list:
+        raise ValueError(f"{name!r} has no list of parts: {_ODD}")
+    chunks: list[Chunk] = []
+    for part in parts:
+        place = _state(part, _CHUNK, name)
+        offsets, sizes = _sizes(place.get("offsets"), name), _sizes(place.get("sizes"), name)
+        if not len(offsets) == len(sizes) == len(size) or any(at + n > end for at, n, end in zip(offsets, sizes, size, strict=True)):
+            raise ValueError(f"{name!r} has a part that does not lie in it: {_ODD}")
+        if not math.prod(sizes):
+            continue
+        if (name, offsets) not in stored:
+            raise ValueError(f"{name!r} has a part of which no file is named: it is damaged")
+        chunk = Chunk(offsets, sizes, *stored[name, offsets])
+        if math.prod(sizes) * dtype.itemsize > chunk.length:
+            raise ValueError(f"{name!r} has a part that is larger than its place in {chunk.file}: {_ODD}")
+        chunks.append(chunk)
+    return Entry(dtype, size, tuple(chunks))
+
+
+def _check_apart(chunks: list[Chunk]) -> None:
+    """So that no tensors take more memory than their files do."""
+    ends: dict[str, int] = {}
+    for chunk in sorted(chunks, key=lambda each: (each.file, each.begin)):
+        if chunk.begin < ends.get(chunk.file, 0):
+            raise ValueError(f"it has two parts at one place of {chunk.file}: {_ODD}")
+        ends[chunk.file] = chunk.begin + chunk.length
+
+
+def _state(found: Any, of: Name, what: str) -> dict[str, Any]:
+    if type(found) is not Made or found.of != of or type(found.state) is not Pairs:
+        raise ValueError(f"{what!r} is described by no {of.name}: {_ODD}")
+    return found.state.named(what)
+
+
+def _sizes(found: Any, what: str) -> Sizes:
+    if type(found) is Made and found.of == _SIZE and len(found.args) == 1 and _counts(found.args[0]):
+        return found.args[0]
+    raise ValueError(f"{what!r} has sizes that are no torch.Size: {_ODD}")
+
+
+def _counts(values: Any) -> bool:
+    return type(values) is tuple and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _dtype(found: Any, what: str) -> torch.dtype:
+    state = found.state if type(found) is Made and found.of in _PROPERTIES else None
+    if type(state) is not tuple or len(state) != 5 or type(state[0]) is not Name or state[0].module != "torch":
+        raise ValueError(f"{what!r} is described by no TensorProperties: {_ODD}")
+    dtype, layout, _, memory_format, _ = state
+    if dtype.name not in DTYPES:
+        raise ValueError(f"{what!r} is described by no TensorProperties: {_ODD}")
+    if type(layout) is not Made or layout.of != _LAYOUT or layout.args != ("torch.strided",):
+        raise ValueError(f"{what!r} is a sparse tensor, which is not read")
+    if type(memory_format) is not Made or not _is_format(memory_format):
+        raise ValueError(f"{what!r} asks for what no checkpoint needs: it is damaged, or made to run code")
+    return DTYPES[dtype.name]
+
+
+def _is_format(found: Made) -> bool:
+    """A member of the one enum that a description has: until 3.11.3 Python pickled members as attributes of it."""
+    if found.of == _GETATTR:
+        owner, name = found.args if len(found.args) == 2 else (None, None)
+        return type(owner) is Name and owner in _FORMATS and type(name) is str and name in _FORMAT_NAMES
+    return found.of in _FORMATS and len(found.args) == 1 and type(found.args[0]) is int

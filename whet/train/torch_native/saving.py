@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,8 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
@@ -94,20 +92,51 @@ def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]
     """
     if file.is_file():
         return load_file(file)
-    path = file.with_suffix("")
-    reader = DcpFiles(path)
-    found = reader.read_metadata().state_dict_metadata
+    files = DcpFiles(file.with_suffix(""))
+    found = files.entries
     odd = sorted(found.keys() - like.keys())
     if odd:
-        raise ValueError(f"{path} is of another model: it has {len(odd)} tensors that this one has not, among them {', '.join(odd[:3])}")
+        some = ", ".join(odd[:3])
+        raise ValueError(f"{files.folder} is of another model: it has {len(odd)} tensors that this one has not, among them {some}")
+    for name, entry in found.items():
+        if (entry.size, entry.dtype) != (tuple(like[name].shape), like[name].dtype):
+            wanted = f"{like[name].dtype} {tuple(like[name].shape)}"
+            raise ValueError(f"{files.folder} is of another model: {name} is {entry.dtype} {entry.size}, not {wanted}")
     out = {name: torch.zeros_like(like[name]) for name in found}
-    for name, tensor in out.items():
-        entry = found[name]
-        if isinstance(entry, TensorStorageMetadata) and (entry.size, entry.properties.dtype) != (tensor.shape, tensor.dtype):
-            described = f"{entry.properties.dtype} {tuple(entry.size)}"
-            raise ValueError(f"{path} is of another model: {name} is {described}, not {tensor.dtype} {tuple(tensor.shape)}")
-    load(out, storage_reader=reader, no_dist=not dist.is_initialized())
+    _on_all_ranks(lambda: _read_parts(files, out))
     return out
+
+
+@torch.no_grad()
+def _read_parts(files: DcpFiles, out: Mapping[str, Tensor]) -> None:
+    """Fill tensors, of those that are spread what this rank has."""
+    for name, tensor in out.items():
+        if not isinstance(tensor, DTensor):
+            files.read_into(name, tensor, [0] * tensor.dim())
+        elif tensor.device_mesh.get_coordinate() is not None:
+            (part,) = tensor.__create_chunk_list__()
+            files.read_into(name, tensor.to_local(), part.offsets)
+
+
+def _on_all_ranks(read: Callable[[], None]) -> None:
+    """Make a call on every rank, and fail on all where one fails: the others would wait for it in the next exchange.
+
+    Raises:
+        ValueError: what the call raised on the first rank that failed.
+    """
+    failure = None
+    try:
+        read()
+    except ValueError as error:
+        if not dist.is_initialized():
+            raise
+        failure = str(error)
+    if dist.is_initialized():
+        told: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, failure)
+        for rank, each in enumerate(told):
+            if each is not None:
+                raise ValueError(f"rank {rank}: {each}")
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
@@ -131,4 +160,4 @@ def _names(file: Path) -> set[str]:
     if file.is_file():
         with safe_open(file, "pt") as opened:
             return set(opened.keys())
-    return set(DcpFiles(file.with_suffix("")).read_metadata().state_dict_metadata)
+    return set(DcpFiles(file.with_suffix("")).entries)
