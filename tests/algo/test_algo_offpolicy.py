@@ -8,6 +8,7 @@ from algo_batches import rollout
 from pydantic import ValidationError
 
 from whet.algo import AlgorithmConfig, Need, StepPlan, build_algorithm
+from whet.algo.correction_presets import PRESETS
 from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics, kept_tokens
 from whet.core.batch import TokenOutputs
 from whet.observe.metrics import flatten
@@ -152,6 +153,38 @@ def test_settings_that_make_no_sense_are_refused(settings, text):
 def test_the_engines_ratio_is_not_corrected_twice():
     with pytest.raises(ValueError, match="count it twice"):
         algorithm({"weights": "token"}, old_logprobs="rollout")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_is_its_settings_and_yields_to_those_that_are_given(name):
+    preset = PRESETS[name]
+    found, plain = CorrectionConfig(preset=name), CorrectionConfig.model_validate(dict(preset.settings))
+    assert found.model_dump(exclude={"preset"}) == plain.model_dump(exclude={"preset"})
+    assert CorrectionConfig.model_validate(found.model_dump()) == found
+    if "weights" in preset.settings:
+        assert CorrectionConfig(preset=name, high=7.0).high == 7.0
+
+
+def test_a_preset_that_bypasses_the_trainers_policy_says_what_it_takes():
+    """Clipped: the ratio is over the engine's log-probs, and rejections are by the trainer's; else a plain policy gradient."""
+    batch, train = two_samples()
+    chosen = algorithm({"preset": "bypass_ppo_clip_k3_rs", "reject": [{"statistic": "token_k2", "high": 1.0}]}, 1)
+    assert chosen.old_logprobs == "rollout" and Need.OLD_LOGPROBS in chosen.needs
+    credited, metrics = chosen.assign_credit(batch.with_(old_logprobs=train))
+    assert flatten(metrics)["correction/rejected"] == 0.25
+    assert credited.loss_mask.tolist() == [False, True, True, False, True, False]
+    assert torch.equal(credited.old_logprobs, train)
+    step = chosen.prepare(credited.with_(weights=chosen.reducer(credited)))
+    parts = chosen.parts(step, TokenOutputs(train, torch.zeros(6)))
+    assert torch.equal(parts.old, batch.rollout_logprobs)
+    with pytest.raises(ValueError, match=r"set loss\.name=reinforce"):
+        algorithm({"preset": "bypass_pg_is"})
+    with pytest.raises(ValueError, match="leave out old_logprobs"):
+        algorithm({"preset": "bypass_ppo_clip"}, old_logprobs="recompute")
+    plain = algorithm({"preset": "bypass_pg_is"}, loss={"name": "reinforce"})
+    assert plain.old_logprobs == "recompute"
+    with pytest.raises(ValidationError, match="preset"):
+        CorrectionConfig(preset="decoupled")
 
 
 def test_what_nobody_sampled_has_the_ratio_1():

@@ -48,6 +48,23 @@ def test_far_tokens_stay_finite_in_float32(name, pair):
     assert math.isfinite(float(value.detach())) and math.isfinite(float(logprob.grad))
 
 
+@pytest.mark.parametrize("distance", [-45.0, -25.0, 25.0, 45.0])
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_k3_pulls_the_harder_the_farther_the_policy_is(distance, ratio):
+    """As slime's k3, value and gradient: exp(r) - 1 - r of r = log q - log p, however far."""
+    logprob = torch.tensor(-50.0, requires_grad=True)
+    value = k3(logprob, torch.tensor(-50.0 + distance), None if ratio is None else torch.tensor(ratio))
+    value.backward()
+    weight = 1.0 if ratio is None else ratio
+    assert float(value.detach()) == pytest.approx(weight * (math.exp(distance) - 1 - distance), rel=1e-5)
+    assert float(logprob.grad) == pytest.approx(weight * (1 - math.exp(distance)), rel=1e-5)
+
+
+def test_a_small_weight_brings_low_var_back_within_its_bounds():
+    value = low_var(torch.tensor(-25.0), torch.tensor(0.0), torch.tensor(1e-11))
+    assert float(value) == pytest.approx(1e-11 * (math.exp(25) - 26), rel=1e-4)
+
+
 def test_k3_keeps_its_digits_close_to_zero():
     value = k3(torch.tensor(-1.0), torch.tensor(-1.0 + 2**-10))
     x = 2.0**-10

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whet.core.losses import (
-    MAX_LOG_RATIO,
+    MAX_EXPONENT,
     cispo,
     clipped_surrogate,
     clipped_terms,
@@ -84,7 +84,18 @@ def test_far_tokens_stay_finite():
     found = clipped_surrogate(logprobs, old, torch.tensor([-1.0, -1.0]), 0.2, 0.2)
     found.terms.sum().backward()
     assert bool(found.terms.isfinite().all()) and bool(logprobs.grad.isfinite().all())
-    assert float(found.ratio.max()) == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-5)
+    assert float(logprobs.grad[1]) == pytest.approx(math.exp(MAX_EXPONENT), rel=1e-4)
+
+
+@pytest.mark.parametrize("distance", [-30.0, 30.0])
+def test_the_ratio_of_a_far_token_has_its_gradient(distance):
+    """slime's loss: nothing but the clip stops a token, and the clip does not stop one that moved the wrong way."""
+    logprobs = torch.tensor([distance], requires_grad=True)
+    found = clipped_surrogate(logprobs, torch.tensor([0.0]), torch.tensor([-distance]), 0.2, 0.2)
+    found.terms.sum().backward()
+    assert float(logprobs.grad) == pytest.approx(distance * math.exp(distance), rel=1e-5, abs=0)
+    dual = clipped_surrogate(logprobs, torch.tensor([0.0]), torch.tensor([-abs(distance)]), 0.2, 0.2, 3.0)
+    assert float(dual.terms.detach()) == pytest.approx((3.0 if distance > 0 else 0.8) * 30)
 
 
 LOG = st.floats(-4, 0)

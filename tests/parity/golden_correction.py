@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.parity.golden_batches import Rows, by_source
+from whet.algo.correction_presets import PRESETS, Preset
 from whet.core.batch import TrainBatch
 from whet.core.correction import (
     Correction,
@@ -21,6 +23,7 @@ from whet.core.correction import (
     vetoed,
     within,
 )
+from whet.core.losses import ratio_of
 from whet.core.mismatch import batch_mismatch, effective_sample_size, mismatch_of, spread_of
 from whet.core.segments import per_sample_max, per_sample_mean
 from whet.core.whiten import masked_mean
@@ -39,13 +42,14 @@ def tis(bound: str):
         rows = Rows(given["loss_masks"])
         log_ratio = sampling_log_ratio(rows.column(given["train_log_probs"]), rows.column(given["rollout_log_probs"]))
         found = correct(rows.batch, log_ratio, Correction("token", bound, params["tis_clip"], params["tis_clip_low"]))
+        raw = ratio_of(log_ratio)
         return {
             "pg_loss": rows.flat(rows.column(given["pg_loss"]) * found.weights),
             "loss_masks": given["loss_masks"],
             "metrics": {
-                "tis": rows.flat(found.raw),
-                "tis_clipfrac": rows.flat(found.weights != found.raw).float(),
-                "tis_abs": rows.flat((found.raw - 1).abs()),
+                "tis": rows.flat(raw),
+                "tis_clipfrac": rows.flat(found.weights != raw).float(),
+                "tis_abs": rows.flat((raw - 1).abs()),
             },
         }
 
@@ -131,16 +135,64 @@ def _mismatch_columns(rows: Rows, train: Tensor, rollout: Tensor) -> dict[str, A
 
 # verl
 
+VERL_DEFAULTS = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+}
+VERL_NAMES = {whet: verl for verl, whet in VERL_STATISTICS.items()}
+
+
+def preset_of(case) -> str | None:
+    """The preset that a case names: in its parameters or inputs, its source or its name."""
+    values = [value for part in (case["params"], case["inputs"]) for value in part.values() if isinstance(value, str)]
+    words = re.findall(r"\w+", " ".join((case["source"], case["name"])))
+    return next((word for word in values + words if word in PRESETS), None)
+
+
+def verl_fields(preset: Preset, params: dict[str, Any]) -> dict[str, Any]:
+    """A preset of whet's as the fields of verl's record, with the thresholds that its maker was given."""
+    given = preset.settings
+    high = params.get("is_threshold", params.get("threshold", given.get("high", 2.0)))
+    if given.get("bound") == "icepop":
+        high = f"{params.get('threshold_lower', given['low'])}_{high}"
+    fields = VERL_DEFAULTS | {"rollout_is": given.get("weights"), "rollout_is_threshold": high}
+    for criterion in given.get("reject", ()):
+        pool, kind = criterion["statistic"].split("_")
+        bounds = criterion["high"] if "low" not in criterion else f"{criterion['low']}_{criterion['high']}"
+        fields |= {"rollout_rs": f"{VERL_NAMES[pool]}_{kind}", "rollout_rs_threshold": params.get("rs_threshold", bounds)}
+    bypass = {"bypass_mode": preset.mode != "decoupled", "loss_type": "reinforce" if preset.mode == "reinforce" else "ppo_clip"}
+    return fields | bypass
+
+
+def verl_params(case) -> dict[str, Any]:
+    """The parameters of a case, of the preset that it names first; what it does not say is verl's default."""
+    name = preset_of(case)
+    fields = VERL_DEFAULTS if name is None else verl_fields(PRESETS[name], case["params"])
+    return {**fields, **case["params"]}
+
+
+def presets(case):
+    """verl's makers of configurations: what one gives for recorded log-probs, its fields, or the fields of all."""
+    if "response_mask" in case["inputs"]:
+        return combined(case)
+    name = preset_of(case)
+    if name is None:
+        return {name: verl_fields(preset, {}) for name, preset in PRESETS.items() if "icepop" not in name}
+    return verl_fields(PRESETS[name], case["params"])
+
 
 def is_weights(case):
     rows = Rows(case["inputs"]["response_mask"])
-    weights, metrics = _verl_weights(rows, rows.column(case["inputs"]["log_ratio"]), case["params"])
+    weights, metrics = _verl_weights(rows, rows.column(case["inputs"]["log_ratio"]), verl_params(case))
     return {"weights": rows.rows(weights), "metrics": metrics}
 
 
 def rs_mask(case):
     rows = Rows(case["inputs"]["response_mask"])
-    keep, metrics = _verl_rejection(rows, rows.column(case["inputs"]["log_ratio"]), case["params"])
+    keep, metrics = _verl_rejection(rows, rows.column(case["inputs"]["log_ratio"]), verl_params(case))
     return {"modified_response_mask": rows.rows((keep & rows.batch.loss_mask).int()), "metrics": metrics}
 
 
@@ -148,7 +200,7 @@ def combined(case):
     given = case["inputs"]
     rows = Rows(given["response_mask"])
     train, rollout = rows.column(given["old_log_prob"]), rows.column(given["rollout_log_prob"])
-    weights, mask, metrics = verl_correction(rows, train, rollout, case["params"])
+    weights, mask, metrics = verl_correction(rows, train, rollout, verl_params(case))
     return {
         "weights": None if weights is None else rows.rows(weights),
         "modified_response_mask": rows.rows(mask.int()),
@@ -282,6 +334,7 @@ ADAPTERS = {
             "compute_rollout_correction_weights": is_weights,
             "compute_rollout_rejection_mask": rs_mask,
             "compute_rollout_correction_and_rejection_mask": combined,
+            "RolloutCorrectionConfig": presets,
         }
     ),
 }

@@ -12,12 +12,12 @@ from tests.parity.golden_reducers import verl_weights
 from whet.core.correction import geometric_weight
 from whet.core.covariance import clip_cov, covariances, draws_of, kl_cov, pick_between, pick_largest, share_of
 from whet.core.losses import (
+    MAX_LOG_RATIO,
     ClipTerms,
     cispo,
     clipped_surrogate,
     clipped_terms,
     geometric_mean,
-    log_ratio_of,
     reinforce,
     sapo,
     sequence_log_ratio,
@@ -162,7 +162,7 @@ VERL_LOSSES = {
 def _verl_metrics(name: str, rows: Rows, logprobs: Tensor, old: Tensor, advantages: Tensor, found: ClipTerms) -> dict[str, Any]:
     """What verl logs: shares of clipped tokens and the k1 estimate of KL(old || current)."""
     mask = rows.batch.loss_mask
-    drift = old - logprobs if name in ("gspo", "clip_cov", "kl_cov", "geo_mean") else -log_ratio_of(logprobs, old)
+    drift = old - logprobs if name in ("gspo", "clip_cov", "kl_cov", "geo_mean") else (old - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     def share(which: Tensor) -> Tensor:
         return masked_mean(which.float(), mask)
@@ -214,9 +214,9 @@ def _reinforced(rows, logprobs, rollout, advantages, correction, mask, params):
 
 def verl_bypass(case):
     """The engine's log-probs are the old ones; weights and rejections are of the current policy over the engine's."""
-    from tests.parity.golden_correction import verl_correction
+    from tests.parity.golden_correction import verl_correction, verl_params
 
-    given, params = case["inputs"], case["params"]
+    given, params = case["inputs"], verl_params(case)
     rows, logprobs = Rows(given["response_mask"]), leaf(given["log_prob"])
     rollout = rows.column(given["rollout_log_prob(=old_log_prob)"])
     current = rows.column(logprobs).detach()

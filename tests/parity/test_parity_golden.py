@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,41 @@ def test_what_whet_answers_differently():
     }
     assert run_case("verl_agg_loss", nothing, adapters) is None
     assert run_case("verl_agg_loss", {**nothing, "inputs": {"loss_mat": [[1.0]], "loss_mask": [[1]]}}, adapters) is not None
+
+
+def preset_case(name, source, outputs=None, **params):
+    """A case of three tokens that names a preset of verl's; the outputs are those of the tokens' weights and of what is kept."""
+    inputs = {"old_log_prob": [[-1.0, -0.5, -2.0]], "rollout_log_prob": [[-1.5, -0.5, -1.9]], "response_mask": [[1, 1, 1]]}
+    return {"name": name, "source": source, "inputs": {} if outputs else inputs, "params": params, "outputs": outputs}
+
+
+def test_presets_of_rollout_correction_by_name():
+    """Named in the parameters or in the source; log-ratios of 0.5, 0 and -0.1 make the weights."""
+    answer = load_adapters()["verl_rollout_correction"]
+    helper = "verl rollout_corr_helper.compute_rollout_correction_and_rejection_mask"
+    token = answer(preset_case("preset", helper, preset="decoupled_token_is"))
+    assert token["weights"][0] == pytest.approx([math.exp(0.5), 1.0, math.exp(-0.1)])
+    assert token["modified_response_mask"] == [[1, 1, 1]]
+    maker = "verl algorithm.RolloutCorrectionConfig.decoupled_seq_is_rs"
+    whole = answer(preset_case("preset", maker, is_threshold=1.2, rs_threshold="0.9_1.1"))
+    assert whole["weights"][0] == pytest.approx([1.2] * 3) and whole["modified_response_mask"] == [[0, 0, 0]]
+    assert answer(preset_case("bypass_ppo_clip_k3_rs", helper))["modified_response_mask"] == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "fields"),
+    [
+        ("decoupled_seq_is", {}, {"rollout_is": "sequence"}),
+        ("decoupled_token_is", {"threshold": 5.0}, {"rollout_is": "token", "rollout_is_threshold": 5.0}),
+        ("bypass_pg_geo_rs", {}, {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001", "bypass_mode": True,
+                                  "loss_type": "reinforce"}),
+        ("decoupled_k3_rs", {}, {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}),
+        ("decoupled_token_icepop", {}, {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}),
+        ("disabled", {}, {}),
+    ],
+)  # fmt: skip
+def test_the_fields_of_a_preset(name, params, fields):
+    plain = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False, "rollout_rs": None}
+    plain |= {"rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"}
+    case = preset_case(name, "verl RolloutCorrectionConfig", plain | fields, preset=name, **params)
+    assert run_case("verl_rollout_correction", case, load_adapters()) is None

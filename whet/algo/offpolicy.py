@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from whet.algo.correction_presets import PRESETS, Preset, PresetName
 from whet.config import Config, refuse_unread
 from whet.core.batch import TrainBatch
 from whet.core.correction import (
@@ -43,6 +45,8 @@ class RejectionConfig(Config):
 class CorrectionConfig(Config):
     """Importance weights of the trainer's policy over the engine's, and what is rejected."""
 
+    preset: PresetName | None = None
+    """One of verl's named presets, whose settings hold where none are given here."""
     weights: Level | None = None
     """Whose ratio weighs a token: its own (token), the product over its sample (sequence), or that one's root (geometric);
     unset: no weights."""
@@ -62,6 +66,15 @@ class CorrectionConfig(Config):
     """weigh: a rejected token has weight 0 and still counts in denominators (slime); mask: it is masked before credit is
     assigned, as if it had not been sampled (verl)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data  # pydantic says what is wrong with it
+        given = cast("Mapping[str, Any]", data)
+        preset = next((preset for name, preset in PRESETS.items() if name == given.get("preset")), None)
+        return given if preset is None else {**preset.settings, **given}
+
     @model_validator(mode="after")
     def _consistent(self) -> CorrectionConfig:
         if self.weights is not None:
@@ -77,6 +90,11 @@ class CorrectionConfig(Config):
         if not self.rejects:
             refuse_unread(self, ["rejected"], "where nothing is rejected", "set reject, veto or bound=mask")
         return self
+
+    @property
+    def named(self) -> Preset:
+        """The preset; one of no settings where none is named."""
+        return PRESETS["disabled" if self.preset is None else self.preset]
 
     @property
     def rejects(self) -> bool:

@@ -25,7 +25,7 @@ from whet.core.correction import geometric_weight
 from whet.core.covariance import covariances, draws_of, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
 from whet.core.kl import KL_ESTIMATORS, KLName
-from whet.core.losses import ClipTerms, log_ratio_of, sequence_mask
+from whet.core.losses import ClipTerms, ratio_of, sequence_mask
 from whet.core.weights import Reducer, ReducerName, ScaledReducerName, build_reducer
 from whet.core.whiten import whiten
 from whet.observe.metrics import Max, Mean, Metrics
@@ -80,14 +80,28 @@ class PolicyConfig(Config):
         for name, coef in (("kl_coef", self.kl_coef), ("kl_reward.coef", self.kl_reward.coef)):
             if coef > 0 and self.reference is False:
                 raise ValueError(f"{name} is {coef} but reference is false: there is nothing to measure the KL to")
-        if self.correction.used and self.old_logprobs == "rollout":
-            raise ValueError(
-                "old_logprobs=rollout puts the engine's policy into the ratio already, so correction would count it twice; use recompute"
-            )
+        self._check_correction()
         for key, losses in CLIP_READERS.items():
             if self.loss.name not in losses:
                 refuse_unread(self, [key], f"with loss.name={self.loss.name}", f"set loss.name={' or '.join(losses)}")
         return self
+
+    def _check_correction(self) -> None:
+        correction, mode = self.correction, self.correction.named.mode
+        if correction.weights is not None and (self.old_logprobs == "rollout" or mode == "clip"):
+            raise ValueError(
+                "old_logprobs=rollout puts the engine's policy into the ratio already, so correction.weights would count it twice; "
+                "use recompute, or leave out weights"
+            )
+        wanted = {"clip": ("clip", ("auto", "rollout")), "reinforce": ("reinforce", ("auto", "recompute"))}
+        if mode in wanted:
+            loss, old = wanted[mode]
+            if self.loss.name != loss:
+                raise ValueError(f"correction.preset={correction.preset} is of the loss {loss}, not {self.loss.name}: set loss.name={loss}")
+            if self.old_logprobs not in old:
+                raise ValueError(
+                    f"correction.preset={correction.preset} takes old_logprobs={old[1]}, not {self.old_logprobs}: leave out old_logprobs"
+                )
 
     @property
     def keeps_reference(self) -> bool:
@@ -162,7 +176,9 @@ class PolicyGradient:
             )
         early = config.reads_logprobs_early + (["the credit"] if Need.OLD_LOGPROBS in needs else [])
         self.old_logprobs = config.old_logprobs
-        if self.old_logprobs == "auto":
+        if self.old_logprobs == "auto" and config.correction.named.mode == "clip":
+            self.old_logprobs = "rollout"
+        elif self.old_logprobs == "auto":
             self.old_logprobs = "current" if plan.num_steps == 1 and not early else "recompute"
         if self.old_logprobs == "current":
             if plan.num_steps > 1:
@@ -176,7 +192,7 @@ class PolicyGradient:
                     "use recompute or auto"
                 )
         found = set(needs) - {Need.OLD_LOGPROBS}
-        if self.old_logprobs == "recompute":
+        if self.old_logprobs == "recompute" or config.correction.used:
             found.add(Need.OLD_LOGPROBS)
         if config.keeps_reference:
             found.add(Need.REF_LOGPROBS)
@@ -188,12 +204,12 @@ class PolicyGradient:
         """Advantages and returns of every trained token; samples that teach nothing stop training."""
         config = self.config
         metrics = group_metrics(batch)
-        if self.old_logprobs == "rollout":
-            batch = batch.with_(old_logprobs=batch.rollout_logprobs)
         if config.correction.used:
             assert batch.old_logprobs is not None, "annotated before credit"
             metrics |= correction_metrics(batch, batch.old_logprobs, config.correction)
             batch = corrected(batch, batch.old_logprobs, config.correction)
+        before = batch.old_logprobs if config.correction.used else self._old(batch)
+        batch = batch.with_(old_logprobs=self._old(batch))
         given = batch.token_rewards
         if config.kl_reward.coef > 0:
             batch, found = self.reward_kl.penalize(batch)
@@ -209,11 +225,15 @@ class PolicyGradient:
             advantages = whiten(advantages, mask)
         columns = {"advantages": advantages, "returns": credit.returns.double()}
         masked = {name: column.masked_fill(~mask, 0.0).to(torch.float32) for name, column in columns.items()}
-        return batch.with_(**masked, loss_mask=mask, valid=credit.usable, token_rewards=given), metrics
+        return batch.with_(**masked, old_logprobs=before, loss_mask=mask, valid=credit.usable, token_rewards=given), metrics
+
+    def _old(self, batch: TrainBatch) -> Tensor | None:
+        """The denominator of the ratio, where it is known before the step: the engine's log-probs or the trainer's. [T]"""
+        return batch.rollout_logprobs if self.old_logprobs == "rollout" else batch.old_logprobs
 
     def prepare(self, batch: TrainBatch) -> TrainBatch:
         """What the correction found, applied, and the tokens that a covariance criterion picks, on the whole optimizer step."""
-        config, old = self.config, batch.old_logprobs
+        config, old = self.config, self._old(batch)
         if config.correction.used:
             batch = corrected_step(batch, config.correction)
         if config.loss.name in NEEDS_CHOICE:
@@ -252,7 +272,7 @@ class PolicyGradient:
         """The loss and what it is made of."""
         config = self.config
         assert batch.advantages is not None
-        old = out.logprobs.detach() if self.old_logprobs == "current" else batch.old_logprobs
+        old = out.logprobs.detach() if self.old_logprobs == "current" else self._old(batch)
         assert old is not None, "the old log-probs are annotated before the first step"
         clip = self._surrogate(batch, out.logprobs, old, batch.advantages)
         policy, correction, kept = clip.terms, None, None
@@ -269,7 +289,7 @@ class PolicyGradient:
         if config.entropy_coef > 0:
             terms = terms - config.entropy_coef * out.entropy
         if batch.ref_logprobs is not None:
-            ratio = log_ratio_of(out.logprobs, old).exp() if config.kl_unbiased else None
+            ratio = ratio_of(out.logprobs - old) if config.kl_unbiased else None
             kl = KL_ESTIMATORS[config.kl_estimator](out.logprobs, batch.ref_logprobs, ratio)
             if config.kl_coef > 0:
                 terms = terms + config.kl_coef * kl

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch
-from whet.core.losses import ClipTerms, clipped_terms
+from whet.core.losses import ClipTerms, clipped_terms, ratio_of
 from whet.core.whiten import masked_mean
 
 
@@ -88,7 +88,7 @@ def clip_cov(
 def kl_cov(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, chosen: Tensor, kl_coef: float) -> ClipTerms:
     """-r A, plus kl_coef |log r| for the chosen tokens; nothing is clipped, as published: the penalty is what holds r."""
     log_ratio = logprobs - old_logprobs
-    ratio = log_ratio.exp()
+    ratio = ratio_of(log_ratio)
     penalty = torch.where(chosen, kl_coef * log_ratio.abs(), torch.zeros_like(ratio))
     never = torch.zeros_like(chosen)
     return ClipTerms(-ratio * advantages + penalty, ratio.detach(), never, never)

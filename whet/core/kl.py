@@ -1,6 +1,7 @@
 """Estimators of KL(policy || reference) from log-probs of sampled tokens, and the controller of its coefficient.
 
-Source: J. Schulman, "Approximating KL divergence", 2020. An exponent is clamped to +-20, as in the policy loss.
+Source: J. Schulman, "Approximating KL divergence", 2020. The exponential of `k3` has its gradient at any distance, as the
+policy loss has (`losses.ratio_of`); `low_var` is the one that stops where the policy is far from its reference.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from whet.core.losses import MAX_LOG_RATIO
+from whet.core.losses import MAX_EXPONENT
 
 KLName = Literal["k1", "k2", "k3", "low_var", "abs"]
 MAX_LOW_VAR = 10.0
@@ -27,12 +28,15 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> T
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
     """q/p - 1 - log(q/p): unbiased, never negative. slime's k3; see `low_var` for verl's."""
-    log_ratio = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return _weigh(log_ratio.expm1() - log_ratio, ratio)
+    log_ratio = ref_logprobs - logprobs
+    held = log_ratio.clamp(max=MAX_EXPONENT)
+    # expm1 keeps the digits near 0; beyond float32's range its tangent goes on.
+    beyond = held.exp().detach() * (log_ratio - held)
+    return _weigh(held.expm1() + beyond - log_ratio, ratio)
 
 
 def low_var(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor | None = None) -> Tensor:
-    """k3, at most 10 (weighted: within +-10). slime's and verl's low_var_kl, and what verl calls k3."""
+    """k3, at most 10 (weighted: within +-10), without gradient beyond. slime's and verl's low_var_kl, and what verl calls k3."""
     return k3(logprobs, ref_logprobs, ratio).clamp(-MAX_LOW_VAR, MAX_LOW_VAR)
 
 

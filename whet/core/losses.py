@@ -13,6 +13,8 @@ from whet.core.segments import per_sample_mean
 
 MAX_LOG_RATIO = 20.0
 """exp(20) is 5e8: far outside every clip range, and finite in float32."""
+MAX_EXPONENT = 80.0
+"""exp(80) is 5e34: a thousandth of float32's range, which leaves room for what a ratio is multiplied by."""
 MAX_SEQUENCE_LOG_RATIO = 10.0
 """Upper clamp of a sequence's log-ratio, which is a mean over its tokens."""
 
@@ -34,9 +36,11 @@ class ClipTerms:
     """True where it was the dual clip's ceiling that took effect; a part of `clipped`. bool"""
 
 
-def log_ratio_of(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """log pi / pi_old of each token, within +-20. [T]"""
-    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """exp of a log-ratio, with its gradient at any distance: beyond 80 the tangent goes on, so that neither is infinite. [T]"""
+    held = log_ratio.clamp(max=MAX_EXPONENT)
+    ratio = held.exp()
+    return ratio + ratio.detach() * (log_ratio - held)
 
 
 def clipped_surrogate(
@@ -50,16 +54,16 @@ def clipped_surrogate(
     """PPO's clipped surrogate, negated: max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A).
 
     With `clip_dual` c > 1 the term of a token with a negative advantage is at most -c A (dual clip, arXiv 1912.09729).
-    The log-ratio is clamped to +-20. Sources: arXiv 1707.06347, eq. 7; separate bounds (clip-higher): arXiv 2503.14476.
+    Sources: arXiv 1707.06347, eq. 7; separate bounds (clip-higher): arXiv 2503.14476.
     """
-    return clipped_terms(log_ratio_of(logprobs, old_logprobs), advantages, clip_low, clip_high, clip_dual)
+    return clipped_terms(logprobs - old_logprobs, advantages, clip_low, clip_high, clip_dual)
 
 
 def clipped_terms(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_dual: float | None = None
 ) -> ClipTerms:
     """`clipped_surrogate` of a log-ratio, be it a token's or a sequence's."""
-    ratio = log_ratio.exp()
+    ratio = ratio_of(log_ratio)
     plain = -ratio * advantages
     bounded = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     terms = torch.maximum(plain, bounded)
@@ -81,7 +85,7 @@ def sequence_log_ratio(
     """
     mean = per_sample_mean(batch, logprobs - old_logprobs)[batch.sample_of_token]
     if gradient == "sequence":
-        return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return mean
     return (mean.detach() + logprobs - logprobs.detach()).clamp(max=MAX_SEQUENCE_LOG_RATIO)
 
 
@@ -92,7 +96,7 @@ def cispo(
 
     Source: arXiv 2506.13585, eq. 4.
     """
-    ratio = log_ratio_of(logprobs, old_logprobs).exp().detach()
+    ratio = ratio_of(logprobs - old_logprobs).detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     return ClipTerms(-weight * advantages * logprobs, ratio, weight != ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -104,7 +108,7 @@ def sapo(
 
     On-policy its gradient is that of -r A. Source: arXiv 2511.20347.
     """
-    ratio = log_ratio_of(logprobs, old_logprobs).exp()
+    ratio = ratio_of(logprobs - old_logprobs)
     tau = torch.where(advantages > 0, torch.full_like(ratio, tau_positive), torch.full_like(ratio, tau_negative)).detach()
     never = torch.zeros_like(ratio, dtype=torch.bool)
     return ClipTerms(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, ratio.detach(), never, never)
@@ -113,7 +117,7 @@ def sapo(
 def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> ClipTerms:
     """-A log pi: the plain policy gradient, without a ratio. GPG's loss (arXiv 2504.02546)."""
     never = torch.zeros_like(logprobs, dtype=torch.bool)
-    return ClipTerms(-advantages * logprobs, log_ratio_of(logprobs, old_logprobs).exp().detach(), never, never)
+    return ClipTerms(-advantages * logprobs, ratio_of(logprobs - old_logprobs).detach(), never, never)
 
 
 def geometric_mean(
