@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,15 +17,16 @@ from whet.core.batch import batch_of
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
+from whet.env.base import Step
 from whet.env.calculator import calculator
-from whet.env.rollout import Limits
+from whet.env.rollout import Limits, TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.model.attention import PackedRow
 from whet.model.causal import ModelConfig, random_causal
 from whet.rollout.player import Player
 from whet.rollout.samples import samples_of_groups
-from whet.types import UNSAMPLED, Message, Origin, Outcome, Rewards, SamplingParams, Task
+from whet.types import UNSAMPLED, Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task
 
 
 async def reward(trajectory):
@@ -166,3 +168,56 @@ def test_a_rollout_out_of_time_keeps_what_the_engine_had_sampled(model, monkeypa
         assert kept == spy.sampled[t.id]
     assert sum(t.num_tokens_sampled for t in late) > 0
     assert not any(sample.valid for sample in samples_of_groups(groups) if sample.trajectory in {t.id for t in late})
+
+
+class SamePrompt:
+    """An environment that rewrites the history to the same prompt after every turn: another try, or a sub-agent."""
+
+    tools = ()
+
+    async def start(self, task):
+        self.first = task.prompt
+        return task
+
+    async def resume(self, task, turns):
+        return await self.start(task)
+
+    async def step(self, reply):
+        return Step(history=self.first)
+
+    async def close(self):
+        pass
+
+
+def tries(model, num_tries, begun=None):
+    """A trajectory whose every turn sees the same prompt, from its start or from what there is of it."""
+
+    async def main():
+        with ThreadPoolExecutor(1) as thread:
+            config = EmbeddedConfig(cache_tokens=4096, max_batch_tokens=256)
+            engine = EmbeddedEngine(model, config, thread, shares_weights=True, deterministic=True)
+            task = Task("t/0", (Message("user", "2*3?"),), "6")
+            stops = tuple(range(len(RENDERER.tokenizer) // 3))
+            params = SamplingParams(64, stop_token_ids=stops, seed=11)
+            run_of = TrajectoryRun("t/0/0", task, engine, TURNS, params, Limits(num_tries, 400, 24), chunk_tokens=1)
+            if begun is not None:
+                run_of.go_on_from(begun)
+            try:
+                return await run_of.to_end(SamePrompt())
+            finally:
+                await engine.close()
+
+    return run(main())
+
+
+def test_a_turn_that_sees_the_same_prompt_again_draws_anew(model):
+    trajectory = tries(model, 12)
+    turns = trajectory.turns
+    assert len(turns) > 3 and len({turn.context for turn in turns}) == 1
+    assert len({turn.tokens for turn in turns}) > len(turns) // 2, "the same draw for ever"
+    assert tries(model, 12).turns == turns, "the same seed gives the same bits"
+    for cut in [n for n, turn in enumerate(turns) if len(turn.tokens) > 1]:
+        half = turns[cut].tokens[: len(turns[cut].tokens) // 2]
+        begun = replace(turns[cut], tokens=half, logprobs=turns[cut].logprobs[: len(half)], versions=turns[cut].versions[: len(half)])
+        begun = replace(trajectory, turns=(*turns[:cut], replace(begun, finish=Finish.ABORT)))
+        assert [turn.tokens for turn in tries(model, 12, begun=begun).turns] == [turn.tokens for turn in turns]

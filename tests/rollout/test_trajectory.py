@@ -76,7 +76,7 @@ def test_a_tool_conversation_token_by_token():
     assert [r.tokens for r in engine.requests] == [prompt, prompt + first.tokens + second.context]
     for number, request in enumerate(engine.requests):
         assert (request.id, request.conversation, request.rank) == (f"t/0/{number}", "t/0", (3, 0))
-        assert request.sampling == replace(PARAMS, max_tokens=200)
+        assert request.sampling == replace(PARAMS, max_tokens=200, seed=rollout.turn_seed(7, number))
 
     (sample,) = samples_of(replace(trajectory, rewards=Rewards(1.0)))
     assert sample.tokens == prompt + first.tokens + second.context + second.tokens

@@ -6,6 +6,7 @@ This is the one place that catches a rollout's errors: whatever goes wrong becom
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -72,7 +73,7 @@ class TrajectoryRun:
     engine: Engine
     renderer: Renderer
     sampling: SamplingParams
-    """Of every turn; `max_tokens` is replaced by what the limits leave, the seed is the trajectory's."""
+    """Of every turn; `max_tokens` is replaced by what the limits leave, the trajectory's seed by the turn's (`turn_seed`)."""
     limits: Limits
     rank: tuple[int, ...] = ()
     """Its place among its rivals, for deterministic engines."""
@@ -286,12 +287,12 @@ class TrajectoryRun:
         return parsed
 
     def _request(self, reply: Reply, room: int) -> Request:
-        num_begun = len(reply.tokens)
-        self.request = f"{self.id}/{len(self.turns)}"
+        num_begun, turn = len(reply.tokens), len(self.turns)
+        self.request = f"{self.id}/{turn}"
         return Request(
             id=self.request,
             tokens=(*self.history, *reply.tokens),
-            sampling=replace(self.sampling, max_tokens=room - num_begun),
+            sampling=replace(self.sampling, max_tokens=room - num_begun, seed=turn_seed(self.sampling.seed, turn)),
             conversation=self.id,
             rank=self.rank,
             chunk_tokens=self.chunk_tokens,
@@ -335,6 +336,17 @@ class TrajectoryRun:
 
     def _charge(self, cause: str, began: float) -> None:
         self.seconds[cause] = self.seconds.get(cause, 0.0) + time.monotonic() - began
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of a trajectory's turn, counted from 0: its own even where an earlier turn saw the same tokens.
+
+    The first turn has the trajectory's seed, each later one 63 bits of a hash of it and of the turn's number: a turn that was cut
+    off goes on with the noise that it began with.
+    """
+    if turn == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/turn/{turn}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 Play = Callable[[TrajectoryRun, Env], Awaitable[Outcome]]
