@@ -26,7 +26,7 @@ LAYERS = [
     {"evaluate", "serve"},
     {"cluster"},
     {"settings", "supervised_settings", "loop", "supervised_loop", "stop", "process", "opened"},
-    {"build", "build_engine", "build_learners", "build_rollouts", "build_scores", "build_supervised"},
+    {"build", "build_engine", "build_learners", "build_rollouts", "build_scores", "build_supervised", "build_trained"},
     {"preflight"},
     {"commands", "supervised", "replay"},
     {"job"},

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from whet.build_engine import Syncing, engine_model, engine_of
+from whet.build_trained import load_trained
 from whet.checkpoint.random_state import RandomStates
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
@@ -116,10 +117,17 @@ def read_texts(config: RunConfig) -> Texts:
 
 @contextmanager
 def build_parts(
-    config: RunConfig, texts: Texts, *, trainable: bool, tell: Tell = to_errors, scorer_of: ScorerOf = lambda _: None
+    config: RunConfig,
+    texts: Texts,
+    *,
+    trainable: bool,
+    tell: Tell = to_errors,
+    scorer_of: ScorerOf = lambda _: None,
+    weights: Path | None = None,
 ) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost, and
-    `scorer_of` says who scores for a reward with a model that is no model of its own."""
+    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost,
+    `scorer_of` says who scores for a reward with a model that is no model of its own, and `weights` are what the run has trained already,
+    to be put into a model that is not trained further."""
     folder, tokenizer = texts.folder, texts.renderer.tokenizer
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
@@ -133,6 +141,8 @@ def build_parts(
         scoring = _scoring(config.reward, folder, rewards, scorer_of)  # before the weights, which take long
         spread = trainable and config.train.spreads
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable, spread=spread)
+        if weights is not None:
+            load_trained(model, weights, config.train.lora)
         held = load_causal(folder, held_as, trainable=False) if own else model
         grammars = Grammars(texts.renderer, held.vocab_size)
         steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")

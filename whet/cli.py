@@ -88,12 +88,20 @@ def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> N
 
 
 @app.command()
-def evaluate(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
-    """Play a run's evaluation sets once: mean@n, pass@k, lengths, outcomes. Reads the same file as `whet train`."""
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    base: Annotated[bool, typer.Option("--base", help="Measure the model that the run began with.")] = False,
+    keys: Keys = False,
+) -> None:
+    """Play a run's evaluation sets once: mean@n, pass@k, lengths, outcomes. Reads the same file as `whet train`.
+
+    Measures what the run has trained so far: the model of a run that came to its end, else its newest checkpoint, else model.path.
+    """
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line()))
+    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line(), base=base))
 
 
 @app.command()

@@ -32,6 +32,7 @@ from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
 from whet.build_rollouts import build_hooks, build_rollouts
 from whet.build_scores import SpreadScores
+from whet.build_trained import is_whole_model, newest_weights
 from whet.checkpoint.run_state import Stateful
 from whet.cluster.supervise import JobFailed
 from whet.config import dump_toml
@@ -175,31 +176,41 @@ def finish(
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
 
 
-def evaluate(config: RunConfig, command: str = "whet evaluate") -> Mapping[str, float]:
+def evaluate(config: RunConfig, command: str = "whet evaluate", *, base: bool = False) -> Mapping[str, float]:
     """`whet evaluate`: play the evaluation sets once, into a folder of their own, `<run_dir>/evaluate_<n>`.
 
+    Args:
+        config: the run's settings.
+        command: that was typed.
+        base: measure the model at `model.path`, whatever the run has trained since.
+
     Returns:
-        `eval/<set>/<metric>`, also in the folder's results.json.
+        `eval/<set>/<metric>`, also in the folder's results.json, which names the weights, too.
     """
     if not config.evaluate.sets:
         raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
+    weights = None if base else newest_weights(Path(config.run_dir))
+    measured = config.model.path if weights is None else str(weights)
     folder = free_folder(Path(config.run_dir), "evaluate")
+    if weights is not None and is_whole_model(weights):
+        model, weights = config.model.model_copy(update={"path": str(weights)}), None
+        config = config.model_copy(update={"model": model})
     with (
         open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
         closing(build_display(config.observe.display, RL_HEADLINES)) as console,
     ):
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
-        with build_parts(config, texts, trainable=False) as parts:
-            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console)
-        write_summary(folder / "results.json", values)
+        with build_parts(config, texts, trainable=False, weights=weights) as parts:
+            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console, measured)
+        write_summary(folder / "results.json", {"weights": measured, **values})
     return values
 
 
 def play_evaluations(
-    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], opened: OpenRun, console: Display
+    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], opened: OpenRun, console: Display, measured: str
 ) -> Mapping[str, float]:
-    """Play evaluation sets once, and show what they gave."""
+    """Play evaluation sets once, and show what they gave; `measured` names the weights."""
     values: dict[str, float] = {}
     display = LoggedDisplay(console, opened.journal)
 
@@ -211,9 +222,9 @@ def play_evaluations(
             warn_failures(console, groups)
             values.update(flatten(chosen.summarise(0, groups)))
 
-    display.start(f"whet evaluate: {opened.folder}", len(sets), {"model": config.model.path})
+    display.start(f"whet evaluate: {opened.folder}", len(sets), {"model": measured})
     asyncio.run(with_engine(work(), parts.engine))
-    display.table(f"evaluation of {config.model.path}", ("metric", "value"), list(values.items()))
+    display.table(f"evaluation of {measured}", ("metric", "value"), list(values.items()))
     return values
 
 

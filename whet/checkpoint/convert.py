@@ -27,7 +27,7 @@ from whet.model.folders import dtype_named, read_weights, weight_files, write_we
 from whet.model.meta import read_meta
 from whet.model.naming import Naming
 from whet.model.tensor_files import write_tensors
-from whet.train.torch_native.saving import BUFFERS
+from whet.train.torch_native.saving import BASE, BUFFERS
 from whet.types import Progress
 
 To = Literal["hf", "dcp"]
@@ -152,7 +152,7 @@ def open_source(path: Path) -> Source:
 
 def _checkpoint(folder: Path) -> Source:
     """A checkpoint of a run, or one that was written here. What no optimizer changes is beside it, or where the run's model came from."""
-    if (folder / "base.json").is_file():
+    if (folder / BASE).is_file():
         raise ValueError(f"{folder} holds an adapter alone; the run's folder has the model that it was added to, `merged`, if asked for")
     described = folder
     if not (folder / "config.json").is_file():

@@ -87,6 +87,16 @@ class Adapter:
         dtype = torch.promote_types(a.dtype, torch.float32)
         return b.to(dtype) @ a.to(dtype) * layer.scaling[ADAPTER]
 
+    def merge(self) -> None:
+        """Add the adapter to the weights in place and take its layers out: the model has no adapter any more."""
+        with torch.no_grad():
+            for name, layer in self._layers.items():
+                plain = layer.get_base_layer()
+                plain.weight.copy_((plain.weight + self._added(name)).to(plain.weight.dtype))
+                owner, _, own = name.rpartition(".")
+                setattr(self._model.hf.get_submodule(owner), own, plain)
+        self._model.adapter = None
+
     @contextmanager
     def off(self) -> Iterator[None]:
         """The base alone, inside."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -26,6 +28,32 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
     """
     with system_errors(path):
         save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+    follow_umask([path])
+
+
+def save_model(hf: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model's folder in Hugging Face format: safetensors files and config.json.
+
+    Args:
+        hf: the model.
+        folder: of the files; it is made where it is missing.
+        tensors: by name, in place of the model's own.
+
+    Raises:
+        OSError: if it cannot be written, with the system's reason.
+    """
+    with system_errors(folder):
+        hf.save_pretrained(folder, state_dict=tensors)
+    follow_umask(folder.glob("*.safetensors"))
+
+
+def follow_umask(files: Iterable[Path]) -> None:
+    """Give files the mode that the umask gives to any new file: the safetensors library lets nobody but the owner read what it writes."""
+    for path in files:
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            new = Path(scratch) / "new"
+            new.touch()
+            path.chmod(new.stat().st_mode)
 
 
 @contextmanager

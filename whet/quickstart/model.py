@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from whet.config import Config
 from whet.model.causal import ModelConfig, random_causal
+from whet.model.tensor_files import save_model
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -118,5 +119,5 @@ def make_model(folder: Path, texts: Iterable[str], shape: SmallModelConfig, seed
         bos_token_id=None,
     )
     model = random_causal(config, ModelConfig(path=str(folder), device="cpu"), seed=seed)
-    model.hf.save_pretrained(folder)
+    save_model(model.hf, folder)
     tokenizer.save_pretrained(folder)

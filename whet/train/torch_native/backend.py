@@ -34,6 +34,7 @@ from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks
 from whet.train.torch_native.saving import (
+    BASE,
     BUFFERS,
     OPTIMIZER,
     PLACE,
@@ -224,7 +225,7 @@ class TorchBackend:
         if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
             tensors[BUFFERS] = buffers
         if self.adapter is not None:
-            texts["base.json"] = {"digest": self.adapter.base_digest()}
+            texts[BASE] = {"digest": self.adapter.base_digest()}
         if self.optimizer is not None:
             tensors[OPTIMIZER] = self.optimizer.tensors()
             texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps}
@@ -241,7 +242,7 @@ class TorchBackend:
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
         if weights:
             if self.adapter is not None:
-                _check_base(folder / "base.json", self.adapter.base_digest())
+                check_base(folder / BASE, self.adapter.base_digest())
             check_buffers(folder / BUFFERS, self.model.saved_buffers())
             self._take(read_tensors(folder / WEIGHTS, self._trained()).items(), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
@@ -312,7 +313,16 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
     return (row.num_tokens, row.num_pairs, len(micro.lines) if micro.lines is not None else 0) if micro.counts else (0, 0, 0)
 
 
-def _check_base(path: Path, digest: str) -> None:
+def check_base(path: Path, digest: str) -> None:
+    """Refuse an adapter's checkpoint that was made on another base model.
+
+    Args:
+        path: the checkpoint's `base.json`.
+        digest: `Adapter.base_digest` of the model that is to have the adapter.
+
+    Raises:
+        ValueError: if the digests differ, or the checkpoint is not an adapter's.
+    """
     if not path.is_file():
         raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
     if json.loads(path.read_text())["digest"] != digest:

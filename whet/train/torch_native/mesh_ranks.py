@@ -22,7 +22,7 @@ from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
-from whet.model.tensor_files import system_errors
+from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
 from whet.train.flops import PassSize
@@ -135,8 +135,7 @@ class MeshRanks:
             if self.first:
                 state[name] = tensor.cpu()
         if self.first:
-            with system_errors(folder):
-                model.hf.save_pretrained(folder, state_dict=state)
+            save_model(model.hf, folder, state)
             path = folder / "config.json"  # transformers writes the parameters' dtype
             path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
         dist.barrier()

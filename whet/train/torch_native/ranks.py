@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from whet.core.batch import TrainBatch
 from whet.core.logprobs import WHOLE, Vocabulary
 from whet.model.decoder import DecoderModel
-from whet.model.tensor_files import system_errors
+from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics
 from whet.train.torch_native.context_row import Context
 from whet.train.torch_native.layout import Plan, Turn
@@ -135,5 +135,4 @@ class OneRank:
         return weights
 
     def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        with system_errors(folder):
-            model.hf.save_pretrained(folder, state_dict={name: tensor.detach().contiguous() for name, tensor in weights})
+        save_model(model.hf, folder, {name: tensor.detach().contiguous() for name, tensor in weights})

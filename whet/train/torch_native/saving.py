@@ -24,6 +24,8 @@ from whet.train.torch_native.optim import Optimizer
 
 WEIGHTS, OPTIMIZER, PLACE = "weights.safetensors", "optimizer.safetensors", "optimizer.json"
 """Of a checkpoint: its files of tensors, and which optimizer it is of, with its place in the schedule."""
+BASE = "base.json"
+"""Of an adapter's checkpoint: the digest of the base model's weights."""
 BUFFERS = "buffers.safetensors"
 """Of a checkpoint: what belongs to the model beside its weights and no optimizer changes, such as the routing bias of DeepSeek-V3."""
 
