@@ -306,7 +306,7 @@ def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Head
     display = LoggedDisplay(console, opened.journal, headlines)
     trackers = build_trackers(config.observe, opened.folder, config.model_dump(mode="json"))
     records = RecordWriter(opened.folder, config.observe.records_every) if config.observe.records_every else None
-    return Observer(display, console, opened.journal, trackers, Phases(display.phase), records)
+    return Observer(display, console, opened.journal, trackers, Phases(display.phase), records, threads=opened.threads)
 
 
 def build_run_state(

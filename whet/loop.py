@@ -25,6 +25,7 @@ from whet.rollout.scheduler import Rollouts, Taken
 from whet.runfolder.journal import Journal
 from whet.stop import Stop
 from whet.sync.base import Publisher
+from whet.threads import ThreadWatch
 from whet.train.batching import due
 from whet.train.learners import Learners, Update
 from whet.types import JSON, Group, Progress, Sample
@@ -46,6 +47,8 @@ class Observer:
     phases: Phases
     records: RecordWriter | None = None
     seen_failures: set[tuple[str, str]] = field(default_factory=set)
+    threads: ThreadWatch | None = None
+    """Notices when torch's threads hold each other up."""
 
     def log(self, step: int, metrics: Metrics) -> dict[str, float]:
         """A step's line of `metrics.jsonl`, with phase times and memory added."""
@@ -58,6 +61,8 @@ class Observer:
         for tracker in self.trackers[1:]:
             tracker.log(step, values)
         self.display.step(step, values)
+        for note in [] if self.threads is None else self.threads.after_step(values):
+            self.display.warn(note)
 
     def failures(self, groups: Sequence[Group]) -> None:
         """Show the first failure of each kind, with its traceback."""

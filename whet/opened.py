@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import torch
+
 from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.config import dump_toml
 from whet.observe.files import replace_file
@@ -22,6 +24,7 @@ from whet.runfolder.journal import STARTS, Journal, read_rows
 from whet.runfolder.lock import claim
 from whet.settings import BaseRunConfig
 from whet.stop import Stop, Stopped, on_signals
+from whet.threads import ThreadWatch
 from whet.types import JSON
 
 STACKS = "stacks.txt"
@@ -38,6 +41,7 @@ class OpenRun:
     journal: Journal
     stop: Stop
     environment: Mapping[str, JSON]
+    threads: ThreadWatch
 
 
 @contextmanager
@@ -61,12 +65,14 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
         starts = read_rows(folder / STARTS)
         notes += _clock_notes(starts)
         prepare_process(config, _threads_before(starts) if config.deterministic else None)
+        threads = ThreadWatch(on_cpu=config.model.device == "cpu" or not torch.cuda.is_available())
+        notes += threads.at_start()
         journal, found = Journal(folder), environment()
         changed = journal.started(command, found)
         if changed:
             notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
         try:
-            yield OpenRun(folder, notes, journal, stop, found)
+            yield OpenRun(folder, notes, journal, stop, found, threads)
         except BaseException as error:
             if isinstance(error, Stalled):
                 with suppress(OSError), open(folder / STACKS, "w") as file:

@@ -10,6 +10,7 @@ from tiny_run import make_files, run_config
 from whet.commands import evaluate, train
 from whet.observe import read_records
 
+
 @pytest.fixture(scope="module", params=["whole", "adapter"])
 def trained(request, tmp_path_factory):
     """A run of two rollouts, its settings, and the model folder that it should be measured as."""
@@ -73,7 +74,7 @@ def test_a_run_that_has_trained_nothing_is_measured_at_its_start(trained, tmp_pa
 
 
 def test_weights_may_be_read_by_whom_the_umask_lets_read(trained):
-    folder, config, as_model = trained
+    folder, _, _ = trained
     mode = (folder / "train.jsonl").stat().st_mode
     files = [*folder.glob("**/*.safetensors")]
     assert len(files) > 4 and {path.stat().st_mode for path in files} == {mode}

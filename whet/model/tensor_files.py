@@ -43,7 +43,7 @@ def save_model(hf: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] 
         OSError: if it cannot be written, with the system's reason.
     """
     with system_errors(folder):
-        hf.save_pretrained(folder, state_dict=tensors)
+        hf.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors))
     follow_umask(folder.glob("*.safetensors"))
 
 
