@@ -19,7 +19,7 @@ from whet.checkpoint.random_state import RandomStates
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.ray_engine import engine_launcher
-from whet.config import config_hash, dump_toml, resolve_callable
+from whet.config import code_digests, config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
@@ -332,7 +332,7 @@ def build_run_state(
         beside=learners.beside,
         renew_reference=None if has_reference_path(config) else learners.renew_reference,
         config=dump_toml(config),
-        facts={"config_hash": config_hash(config), "environment": opened.environment},
+        facts={"config_hash": config_hash(config), "code": code_digests(config), "environment": opened.environment},
         note=observer.display.note,
     )
 

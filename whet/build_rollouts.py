@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from whet.config import Hook
+from whet.config import Hook, code_digests
+from whet.config.dump import plain
 from whet.data.source import Source
+from whet.env.build import ENVS
+from whet.reward import LabelError
+from whet.reward.labels import told_rows, unusable_rows
 from whet.rollout.filters import Filter, build_filters
 from whet.rollout.order import Order
 from whet.rollout.own import OwnRollouts
 from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe
 from whet.rollout.scheduler import Rollouts, Wanted
-from whet.settings import RunConfig
+from whet.settings import RunConfig, evaluation_env
+from whet.types import Task
+
+TRAINING = ""
+"""Stands for training where evaluation sets go by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +88,33 @@ def build_rollouts(
     """What plays a run's rollouts: the scheduler, or a function of the user's."""
     if hooks.rollout is not None:
         return OwnRollouts(hooks.rollout, source, player, wanted, config.seed)
-    return Rollouts(source, player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order)
+    return Rollouts(source, player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order, played_by(config))
+
+
+def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None:
+    """See that the rewards can score every row. A row that they could not would end the run when it is played, which may take hours.
+
+    Args:
+        config: the run's settings.
+        tasks: training's by `TRAINING`, an evaluation set's by its name. Where an environment of the user's may change them, they are not
+            looked at.
+
+    Raises:
+        LabelError: quoting the first rows that cannot be scored, with their places.
+    """
+    for name, rows in tasks.items():
+        chosen = None if name == TRAINING else config.evaluate.sets[name]
+        env = config.env if chosen is None else evaluation_env(config, chosen)
+        if env.name in ENVS:
+            reward = config.reward if chosen is None or chosen.reward is None else chosen.reward
+            faults = asyncio.run(unusable_rows(reward, rows))
+            if faults:
+                raise LabelError(told_rows("of training" if chosen is None else f"of the evaluation set {name}", faults, len(rows)))
+
+
+def played_by(config: RunConfig) -> str:
+    """The sha256 of the settings and of the user's code that say what a trajectory becomes: limits, sampling, environment, tools, reward.
+    What was played by others is not trained on as if it were by these."""
+    tables = {"rollout": plain(config.rollout), "env": plain(config.env), "reward": plain(config.reward)}
+    text = json.dumps([tables, code_digests(tables)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

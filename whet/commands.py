@@ -30,7 +30,7 @@ from whet.build import (
 )
 from whet.build import length_of_run as length
 from whet.build_learners import build_learners, check_models, check_warmup, uncorrected
-from whet.build_rollouts import build_hooks, build_rollouts
+from whet.build_rollouts import TRAINING, build_hooks, build_rollouts, check_labels
 from whet.build_scores import SpreadScores
 from whet.build_trained import is_whole_model, newest_weights
 from whet.checkpoint.run_state import Stateful
@@ -62,7 +62,7 @@ from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
 from whet.train.lead import ALONE, Lead, begin
 from whet.train.torch_native.backend import TorchBackend
-from whet.types import Group
+from whet.types import Group, Task
 
 T = TypeVar("T")
 
@@ -95,6 +95,7 @@ def train(
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
         num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
+        check_labels(config, {**rows_of(source), **held_out})
         tell = incidents_of(opened, observer)
         scores = SpreadScores(config, lead)
         # The weights take long: all else was read before.
@@ -201,6 +202,7 @@ def evaluate(config: RunConfig, command: str = "whet evaluate", *, base: bool = 
     ):
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
+        check_labels(config, tasks)
         with build_parts(config, texts, trainable=False, weights=weights) as parts:
             values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console, measured)
         write_summary(folder / "results.json", {"weights": measured, **values})
@@ -237,7 +239,9 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
     plan = plan_batch(config.batch)
     prepare_process(config)
     texts = read_texts(config)
-    tasks = training_source(config, texts).next(num_prompts)
+    source = training_source(config, texts)
+    check_labels(config, rows_of(source))
+    tasks = source.next(num_prompts)
     with build_parts(config, texts, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
         writer = RecordWriter(output)
 
@@ -295,6 +299,11 @@ def training_source(config: RunConfig, texts: Texts) -> Source:
     if config.data.source is not None:
         return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
     return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
+
+
+def rows_of(source: Source) -> dict[str, Sequence[Task]]:
+    """The training rows by `TRAINING`; none where a source of the user's says what comes."""
+    return {TRAINING: source.tasks} if isinstance(source, TaskSource) else {}
 
 
 def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]:

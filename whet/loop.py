@@ -23,7 +23,7 @@ from whet.rollout.recipe import Recipe
 from whet.rollout.report import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.scheduler import Rollouts, Taken
 from whet.runfolder.journal import Journal
-from whet.stop import Stop
+from whet.stop import Stop, Stopped
 from whet.sync.base import Publisher
 from whet.threads import ThreadWatch
 from whet.train.batching import due
@@ -194,22 +194,22 @@ async def train_rl(run: Run) -> dict[str, float]:
 
 @asynccontextmanager
 async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
-    """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends."""
+    """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends; but what fails
+    before the first update leaves no checkpoint: there is nothing that could be lost, and nothing to go on from."""
     algorithm = run.learners.algorithm
     parts: list[Stateful] = [RandomState()]
     if isinstance(algorithm, Stateful):
         parts.append(algorithm)
     kept = [(part, part.state()) for part in parts]
-    ended_well = False
     try:
         yield
-        ended_well = True
-    finally:
-        if not ended_well:
-            for part, state in kept:
-                part.restore(state)
-            await run.rollouts.put_back()
+    except BaseException as error:
+        for part, state in kept:
+            part.restore(state)
+        await run.rollouts.put_back()
+        if progress != Progress() or isinstance(error, Stopped | KeyboardInterrupt):
             await save_at_the_end(run, progress)
+        raise
 
 
 async def save_at_the_end(run: Run, progress: Progress) -> None:

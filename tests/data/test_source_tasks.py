@@ -77,16 +77,47 @@ def test_a_source_can_be_set_back(path):
     ("change", "message"),
     [
         ({"rows": 4}, "taken with length 5, not 4"),
-        ({"prefix": "other"}, r"taken over other rows \(as many, but not the same\): go on with the data"),
+        ({"prefix": "other"}, r"taken over other rows \(as many, but those that were taken are not the same\): go on with the data"),
         ({"seed": 1}, "taken with seed 42, not 1"),
         ({"shuffle": False}, "taken with shuffle True, not False"),
     ],
 )
 def test_a_position_in_other_data_is_refused(tmp_path, change, message):
-    state = TaskSource(SourceConfig(path=write(tmp_path, 5))).state()
+    source = TaskSource(SourceConfig(path=write(tmp_path, 5)))
+    untouched = source.state()
+    source.next(1)
+    state = source.state()
     path = write(tmp_path, change.pop("rows", 5), change.pop("prefix", "q"))
+    other = TaskSource(SourceConfig(path=path, **change))
     with pytest.raises(ValueError, match=message):
-        TaskSource(SourceConfig(path=path, **change)).restore(state)
+        other.restore(state)
+    other.restore(untouched)
+    assert other.state() == TaskSource(SourceConfig(path=path, **change)).state(), "a position from which nothing was taken binds nobody"
+
+
+@pytest.mark.parametrize("num_taken", [1, 3, 5, 7, 23])
+def test_a_corrected_row_does_not_move_the_position(tmp_path, num_taken):
+    """A label and metadata anywhere, a prompt where it was not taken yet; else the prompt that was trained on would be told wrongly."""
+    path = tmp_path / "train.jsonl"
+    rows = [{"prompt": f"q{i}", "label": str(i), "metadata": {"n": i}} for i in range(5)]
+
+    def source():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return TaskSource(SourceConfig(path=str(path)))
+
+    first = source()
+    taken = {int(task.id.split("/")[1].split("#")[0]) for task in first.next(num_taken)}
+    state = json.loads(json.dumps(first.state()))
+    for i, row in enumerate(rows):
+        row.update(label=f"corrected {i}", metadata={})
+        if i not in taken:
+            row["prompt"] = f"corrected {i}"
+    mended = source()
+    mended.restore(state)
+    assert [task.id for task in mended.next(9)] == [task.id for task in first.next(9)]
+    rows[min(taken)]["prompt"] = "another"
+    with pytest.raises(ValueError, match="those that were taken are not the same"):
+        source().restore(state)
 
 
 def test_a_broken_position_is_refused(path):

@@ -106,6 +106,10 @@ class Case:
     """Whether the fault is there before training, where `whet check` has to find it."""
     check_words: tuple[str, ...] = ()
     """What `whet check` has to say, where that is not `words`."""
+    mend: Callable[[Bench], tuple[str, ...]] | None = None
+    """Does what `remedy` says, where the run can then be started again; returns what to type behind the configuration."""
+    goes_wrong_at_once: bool = True
+    """Whether it can go wrong before the run has learned anything."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +148,14 @@ class Bench:
     """The earlier run's, as they were before the last start."""
     checks: bool = False
     """`whet check` looks at each configuration that a case would train with."""
+    fresh: bool = False
+    """There is no earlier run: what goes wrong does so before anything was learned."""
+    config: str = "run.toml"
+    """Of the last start."""
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, shared: Shared, folder: Path, *, checks: bool = False) -> Iterator[Bench]:
+    def open(cls, shared: Shared, folder: Path, *, checks: bool = False, fresh: bool = False) -> Iterator[Bench]:
         """Set the folder up and make it the current directory."""
         folder.mkdir(parents=True)
         (folder / "model").symlink_to(shared.model)
@@ -162,7 +170,7 @@ class Bench:
             patch.setattr(sys, "path", list(sys.path))
             patch.setenv("PYTHONPATH", str(HERE.parents[1]))  # for reward workers: they are to run this whet, too
             patch.delenv("WHET_TRACEBACK", raising=False)
-            yield cls(folder, shared, checks=checks)
+            yield cls(folder, shared, checks=checks, fresh=fresh)
 
     def file(self, name: str, content: str | bytes) -> str:
         """Write a file; returns its name."""
@@ -176,13 +184,16 @@ class Bench:
     def earlier(self) -> Path:
         """The earlier run, in `runs/demo`."""
         run = self.folder / "runs/demo"
-        if not run.exists():
+        if not run.exists() and not self.fresh:
             shutil.copytree(self.shared.earlier, run)
         return run.relative_to(self.folder)
 
     def start(self, *arguments: object) -> tuple[int, str, str]:
         """Run `whet` with these arguments in this process: exit status, standard output, standard error."""
         out, err = io.StringIO(), io.StringIO()
+        for name, module in list(sys.modules.items()):  # a start is a process: what was mended is read anew
+            if str(getattr(module, "__file__", None) or "").startswith(f"{self.folder}/"):
+                del sys.modules[name]
         with (
             pytest.MonkeyPatch.context() as patch,
             contextlib.redirect_stdout(out),
@@ -197,6 +208,7 @@ class Bench:
     def refused(self, *arguments: object, command: str = "train", config: str = "run.toml") -> Told:
         """Start a command in the folder of the earlier run, of which nothing may be lost. The message is all that is said, but for the
         notes that settings or the environment changed."""
+        self.config = config
         self.files = snapshot(self.earlier())
         if self.checks and command in TRAINS:
             return self.looked_at(config, *arguments)
@@ -209,6 +221,7 @@ class Bench:
     ) -> Told:
         """Start a run that is to be trained to its end, though trajectories fail: `failed` by outcome. The message is all of its
         standard error."""
+        self.config = config
         if self.checks:
             return self.looked_at(config, *arguments)
         status, _, err = self.start("train", config, *arguments)
@@ -222,6 +235,28 @@ class Bench:
         assert err == "\n", err
         assert after == before, "to look changes nothing"
         return Told(status, "\n".join(FAILED.findall(out)), lambda: None)
+
+    def mended(self, *arguments: str) -> None:
+        """Start the run again after the mistake was mended, and see it train: every rollout that is left, and nothing of it failed."""
+        done = len(self.updates())
+        status, _, err = self.start("train", self.config, *arguments)
+        assert status == 0, err
+        rows = self.updates()
+        assert len(rows) >= max(done, 1) and rows[-1]["outcome/failed"] == 0, err
+        assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is missing or doubled"
+        assert (self.folder / "runs/demo/model/model.safetensors").is_file()
+
+    def updates(self) -> list[dict]:
+        """The lines of updates in `metrics.jsonl`."""
+        path = self.folder / "runs/demo/metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row for row in rows if "policy/loss" in row]
+
+    def rewrite(self, name: str, before: str, after: str) -> None:
+        """Correct a file."""
+        text = (self.folder / name).read_text()
+        assert before in text
+        (self.folder / name).write_text(text.replace(before, after))
 
     def plain(self, text: str) -> str:
         """What was printed without what differs from machine to machine."""

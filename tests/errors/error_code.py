@@ -50,6 +50,11 @@ def raises_for_all(bench: Bench) -> Told:
     return bench.refused("reward.name=my_code.py:level", "num_rollouts=2")
 
 
+def mended_level(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("my_code.py", 'trajectory.task.metadata["level"]', "variety(trajectory)")
+    return "reward.name=my_code.py:level", "num_rollouts=2"
+
+
 def hangs(bench: Bench) -> Told:
     return reward(bench, "slow", {"timeout": 1}, "reward.timeout_s=0.5")
 
@@ -171,11 +176,13 @@ CODE = (
         title="A reward that raises for every trajectory",
         cause="Every trajectory of a rollout failed, so there is nothing to learn from and the run stops. An algorithm that compares "
         "with greedy trajectories (`remax`) stops, too, where all of those failed; of single ones only the tasks are left out.",
-        remedy="Correct the function. The same command goes on from the newest checkpoint.",
+        remedy="Correct the function. The same command goes on from the newest checkpoint, or begins anew where there is none yet: what failed is "
+        "played again.",
         words=("rollout 1: all 8 trajectories failed", "8 in reward", "KeyError: 'level'", "Traceback (most recent call last)"),
         provoke=raises_for_all,
         seen_by_check=True,
         check_words=("(train.jsonl:1): KeyError: 'level'", "in level"),
+        mend=mended_level,
     ),
     Case(
         id="reward-hangs",

@@ -77,6 +77,26 @@ def too_many_errors(bench: Bench) -> Told:
     return bench.refused("reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "num_rollouts=2")
 
 
+def mended_filter(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("mine.py", "return len(group.trajectories) > 1", "return None")
+    return 'control.filters=[{name="mine.py:wants"}]', "num_rollouts=2"
+
+
+def mended_order(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("mine.py", 'group.task.metadata["pass_rate"])', "group.task.id)")
+    return "control.order=mine.py:by_difficulty", "num_rollouts=2"
+
+
+def mended_never(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("mine.py", 'return "not today"', "return None")
+    return 'control.filters=[{name="mine.py:never"}]', "control.give_up_after=2", "num_rollouts=2"
+
+
+def mended_half(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("mine.py", '{"0": 0.0, "1": 1.0}[trajectory.id[-1]]', "int(trajectory.id[-1]) % 2")
+    return "reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "num_rollouts=2"
+
+
 CONTROL = (
     Case(
         id="control-timing",
@@ -108,10 +128,11 @@ CONTROL = (
         title="A filter that fails",
         cause="Your function raised, or returned something that is no reason. Nobody knows which groups it would have kept, so the run stops.",
         remedy="Correct the function: it returns why the group is dropped, or None. The same command goes on; groups that are finished are not "
-        "played again.",
+        "played again, but before the first update all is.",
         words=("raised KeyError: 'pass_rate' (at .../mine.py:5 in too_easy)", "returned True for task", "return why the group is dropped, or None"),
         provoke=filter_fails,
         seen_by_check=False,  # check plays no groups
+        mend=mended_filter,
     ),
     Case(
         id="control-order-fails",
@@ -121,6 +142,7 @@ CONTROL = (
         words=("control.order", "returned 1", "raised KeyError: 'pass_rate' (at .../mine.py:21 in"),
         provoke=order_fails,
         seen_by_check=False,  # check plays no groups
+        mend=mended_order,
     ),
     Case(
         id="control-nothing-kept",
@@ -130,6 +152,7 @@ CONTROL = (
         words=("groups one after another (4 for not today)", "control.filters", "control.give_up_after"),
         provoke=nothing_kept,
         seen_by_check=False,  # check plays no groups
+        mend=mended_never,
     ),
     Case(
         id="control-error-rate",
@@ -139,5 +162,6 @@ CONTROL = (
         words=("4 of 8 trajectories failed, which is more than control.max_error_rate = 0.4 of them", "4 in reward: RewardError", "KeyError"),
         provoke=too_many_errors,
         seen_by_check=False,  # only on some rows, and check tries the first
+        mend=mended_half,
     ),
 )

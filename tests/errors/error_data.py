@@ -196,6 +196,7 @@ DATA = (
         provoke=no_room,
         seen_by_check=True,
         check_words=("rollout.max_tokens = 12 leaves no room to reply to 4 of 4: raise it",),
+        mend=lambda bench: ("num_rollouts=2",),
     ),
     Case(
         id="some-too-long",
@@ -210,8 +211,9 @@ DATA = (
     Case(
         id="no-label",
         title="A row without the label that its reward needs",
-        cause="The rewards `math` and `exact` compare with the label. A row without one would be scored 0 for ever.",
-        remedy="Add the label, name its column with `data.label_key`, or use a reward that needs none.",
+        cause="The rewards that come with whet read every row before anything is sampled: labels, and what they want of `metadata`. A row without "
+        "a label would be scored 0 for ever, and one that cannot be read would end the run when it is played.",
+        remedy="Add or correct the label, name its column with `data.label_key`, or use a reward that needs none.",
         words=("train/0#0", "my.jsonl:1", "it is missing"),
         provoke=no_label,
         seen_by_check=True,

@@ -57,6 +57,11 @@ def not_finite(bench: Bench, name: str) -> Told:
     return with_message(told, f"{told.message}\n$ whet replay-batch {kept}\n{out}")
 
 
+def mended_algorithm(bench: Bench, name: str) -> tuple[str, ...]:
+    bench.rewrite("my_algorithm.py", "found.terms - bonus(out.logprobs)", "found.terms")
+    return f"algo.name=my_algorithm.py:{name}", "num_rollouts=2"
+
+
 def constant(bench: Bench) -> Told:
     bench.file("my_reward.py", "def score(trajectory):\n    return 1.0\n")
     status, _, err = bench.start("train", "run.toml", "reward.name=my_reward.py:score", "num_rollouts=9", "stop_after_constant_rewards=4")
@@ -67,6 +72,11 @@ def constant(bench: Bench) -> Told:
         assert (bench.folder / "runs/demo/checkpoints/rollout_000004/manifest.json").is_file(), "what was done until then is saved"
 
     return Told(status, f"{error}{text}\n(after three rollouts)\n{warning}", check)
+
+
+def mended_constant(bench: Bench) -> tuple[str, ...]:
+    bench.file("my_reward.py", "def score(trajectory):\n    return trajectory.turns[0].tokens[0] % 7 / 7\n")
+    return "reward.name=my_reward.py:score", "num_rollouts=9", "stop_after_constant_rewards=4"
 
 
 def disk_full(bench: Bench) -> Told:
@@ -140,11 +150,18 @@ def _nothing_doubled(steps: list[int]) -> None:
     assert steps == [1], "the log went on where it was"
 
 
+WEATHER = ('env.tools=["my_code.py:weather"]', "env.parser=my_code.py:asks_weather", "env.tool_timeout_s=0.2")
+
+
 def hangs_when_deterministic(bench: Bench) -> Told:
-    settings = ('env.tools=["my_code.py:weather"]', "env.parser=my_code.py:asks_weather", "env.tool_timeout_s=0.2")
-    told = bench.refused(*settings, "deterministic=true", "num_rollouts=2", config="tools.toml")
+    told = bench.refused(*WEATHER, "deterministic=true", "num_rollouts=2", config="tools.toml")
     assert "weather" in (bench.earlier() / "stacks.txt").read_text(), "it says where the tool hangs"
     return told
+
+
+def mended_weather(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("my_code.py", 'time.sleep(60 if city == "Atlantis" else 0)', "pass")
+    return (*WEATHER, "deterministic=true", "num_rollouts=2")
 
 
 def best_of_nothing(bench: Bench) -> Told:
@@ -168,6 +185,7 @@ DEPENDABLE = (
         words=("the loss of a micro-batch is nan", "samples [0, 1", "This step changed no weight", "nonfinite/batch_1", "now:  the loss", "it is the loss"),
         provoke=lambda bench: not_finite(bench, "log_of_surprise"),
         seen_by_check=False,  # needs training
+        mend=lambda bench: mended_algorithm(bench, "log_of_surprise"),
     ),
     Case(
         id="nan-gradient",
@@ -177,6 +195,7 @@ DEPENDABLE = (
         words=("the gradient norm is nan", "parameters with such gradients: model.embed_tokens.weight", "module nearest to the loss"),
         provoke=lambda bench: not_finite(bench, "root_of_change"),
         seen_by_check=False,  # needs training
+        mend=lambda bench: mended_algorithm(bench, "root_of_change"),
     ),
     Case(
         id="constant-reward",
@@ -184,10 +203,12 @@ DEPENDABLE = (
         cause="Since the run's start every trajectory was given one and the same reward: the reward is a constant, the answer is never found in "
         "the replies, or the model solves none of the tasks.",
         remedy="Try the reward on a good and on a bad reply (`whet check CONFIG` does). If the tasks are only hard, raise "
-        "`stop_after_constant_rewards`, or set it to `none`. A run in which rewards have varied once is never stopped.",
+        "`stop_after_constant_rewards`, or set it to `none`. Started again, the run goes on and counts anew. A run in which rewards have varied once is never stopped.",
         words=("all 4 rollouts so far was given the reward 1", "stop_after_constant_rewards", "warning: every valid trajectory of all 3"),
         provoke=constant,
         seen_by_check=False,  # no fault in itself: check warns
+        mend=mended_constant,
+        goes_wrong_at_once=False,
     ),
     Case(
         id="disk-full",
@@ -198,6 +219,8 @@ DEPENDABLE = (
         words=("No space left on device", "the newest whole checkpoint is runs/demo/checkpoints/rollout_000001", "make room"),
         provoke=disk_full,
         seen_by_check=False,  # fills up while it is written; what is free is compared beforehand
+        mend=lambda bench: ("num_rollouts=2",),  # there is room again
+        goes_wrong_at_once=False,
     ),
     Case(
         id="folder-taken",
@@ -236,6 +259,7 @@ DEPENDABLE = (
         words=("was too slow in env.step: tool weather took longer than 0.2 s", "deterministic=true", "env.tool_timeout_s"),
         provoke=hangs_when_deterministic,
         seen_by_check=False,  # check calls no tool of the user's
+        mend=mended_weather,
     ),
     Case(
         id="best-of-nothing",

@@ -73,6 +73,11 @@ def fails(bench: Bench) -> Told:
     return together(*(bench.refused(setting, "num_rollouts=9") for setting in settings))
 
 
+def mended_process(bench: Bench) -> tuple[str, ...]:
+    bench.rewrite("mine.py", "return [*samples, samples[0]]", "return samples")
+    return "batch.process=mine.py:twice", "num_rollouts=9"
+
+
 def source(bench: Bench) -> Told:
     bench.file("mine.py", MINE)
     bench.file("own.toml", SOURCE)
@@ -109,6 +114,8 @@ HOOKS = (
         ),
         provoke=fails,
         seen_by_check=False,  # check plays no rollouts
+        mend=mended_process,
+        goes_wrong_at_once=False,  # some are called after an update
     ),
     Case(
         id="hook-source",

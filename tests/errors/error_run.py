@@ -71,8 +71,9 @@ RUN = (
     Case(
         id="checkpoint-of-other-data",
         title="A checkpoint of other data",
-        cause="A checkpoint remembers its place among the prompts, and the prompts have changed since.",
-        remedy="Go on with the data of that run, or start afresh in another `run_dir` (with `model.path` set to this run's exported "
+        cause="A checkpoint remembers its place among the rows: how many there are, their order, and the prompts of those that were taken. One of "
+        "these has changed since.",
+        remedy="Labels, metadata and rows that were not taken yet may be corrected. Else go on with the data of that run, or start afresh in another `run_dir` (with `model.path` set to this run's exported "
         "model, its training is kept).",
         words=("source 'train' was taken over other rows", "length 4, not 3", "another run_dir"),
         provoke=other_data,

@@ -6,6 +6,7 @@ With WHET_WRITE_DOCS=1 the page is written from what the cases print, instead of
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,34 @@ def test_what_is_wrong_before_training_is_seen_by_check(case: Case, shared: Shar
     assert told.status == 2, told.message
     missing = [words for words in case.check_words or case.words if words not in told.message]
     assert not missing, f"{missing} is not in:\n{told.message}"
+
+
+AGAIN = re.compile(r"same command|start (it|the run) again|goes on (from|with)|the run again")
+"""What a remedy says that is to be done, after which the run trains."""
+
+
+MENDED = [
+    pytest.param(case, fresh, id=f"{case.id}-{'before-any-update' if fresh else 'after-one'}")
+    for case in CASES
+    if case.mend is not None
+    for fresh in (False, True)
+    if case.goes_wrong_at_once or not fresh
+]
+
+
+@pytest.mark.parametrize(("case", "fresh"), MENDED)
+def test_once_mended_it_trains(case: Case, fresh: bool, shared: Shared, tmp_path):
+    with Bench.open(shared, tmp_path / "home", fresh=fresh) as bench:
+        told = case.provoke(bench)
+        assert told.status == 2, told.message
+        assert case.mend is not None
+        if fresh:
+            assert not (bench.folder / "runs/demo/checkpoints").exists(), "nothing was learned, so nothing binds"
+        bench.mended(*case.mend(bench))
+
+
+def test_each_remedy_that_says_so_is_tried():
+    assert [case.id for case in CASES if AGAIN.search(case.remedy) and case.mend is None] == []
 
 
 @pytest.mark.skipif(WRITE, reason="the page is being written")

@@ -8,8 +8,6 @@ import pytest
 from small_run import look, module, of, write_rows
 
 from whet.preflight import rewards
-from whet.reward import RewardConfig
-from whet.reward.build import quick_rules
 
 AREAS = ("model", "tokenizer", "environment", "data", "evaluation", "reward")
 REWARDS = """
@@ -144,22 +142,6 @@ def test_without_rows_nothing_is_scored(here):
     findings, _ = look(*AREAS)
     assert of(findings, "reward", "skip") == ["not scored: needs the rows"]
     assert "test: the labels of 2 rows can be used" in of(findings, "reward", "ok")
-
-
-@pytest.mark.parametrize(
-    ("settings", "quick"),
-    [
-        ({"name": "math"}, True),
-        ({"name": "model", "options": {"path": "rm"}}, False),
-        ({"name": "remote", "options": {"url": "http://127.0.0.1:1"}}, False),
-        ({"components": {"a": {"name": "math"}, "b": {"name": "model", "options": {"path": "rm"}}}}, False),
-        ({"components": {"a": {"name": "math"}, "b": {"name": "mine.py:score"}}}, False),
-        ({"name": "dispatch"}, True),
-        ({"name": "dispatch", "options": {"rewards": {"judged": {"name": "model", "options": {"path": "rm"}}}}}, False),
-    ],
-)
-def test_only_rules_of_whets_own_are_tried_on_every_row(settings, quick):
-    assert quick_rules(RewardConfig.model_validate(settings)) == quick
 
 
 def test_siblings_are_scored_together_after_each_by_itself(here, user):

@@ -19,6 +19,8 @@ from whet.train.base import Backend
 from whet.types import JSON, Progress
 
 STATE = "state.json"
+BINDING = ("config_hash", "code")
+"""Facts about a run: what was played before the first update is taken up by a start with the same alone."""
 
 
 @runtime_checkable
@@ -95,7 +97,13 @@ class RunState:
             ValueError: if the checkpoint is damaged, or of another model or other data.
         """
         saved = self._store.newest()
-        progress = self._begin() if saved is None else self._go_on(saved)
+        if saved is None:
+            progress = self._begin()
+        elif saved.progress == Progress():
+            progress = self._begin()
+            self._take_up(saved)
+        else:
+            progress = self._go_on(saved)
         self._saved = replace(progress), self._others_state()
         return progress
 
@@ -203,6 +211,27 @@ class RunState:
         self._log.truncate(state["log_offset"])
         self._note(f"resumed from {saved.folder}")
         return progress
+
+    def _take_up(self, saved: Saved) -> None:
+        """Go on with what a run had played that was stopped before its first update. It had learned nothing, so it binds nobody: with other
+        settings, code or data the run begins afresh. The weights are those that a run begins with."""
+        changed = [key.replace("_", " ") for key in BINDING if saved.facts.get(key) != self._facts.get(key)]
+        states = {**self._parts, **self._others}
+        kept = {name: part.state() for name, part in states.items()}
+        try:
+            if changed:
+                raise ValueError(f"other {' and '.join(changed)}")
+            state = read_state(saved)
+            for name, part in states.items():
+                part.restore({**state["parts"], **state["others"]}[name])
+            self._log.truncate(state["log_offset"])
+        except ValueError as error:
+            for name, part in states.items():
+                part.restore(kept[name])
+            self._log.truncate(0)
+            self._note(f"{saved.folder} was saved before the first update, with {error}: the run begins afresh")
+        else:
+            self._note(f"resumed from {saved.folder}")
 
     def _begin(self) -> Progress:
         chosen = self._store.config.restore

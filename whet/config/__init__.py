@@ -1,6 +1,7 @@
 """Typed configuration: models, TOML files with overrides, import references."""
 
 from whet.config.base import Config
+from whet.config.code import changed_code, code_digests
 from whet.config.describe import KeyDoc, describe
 from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import changed_settings, refuse_unread
@@ -17,7 +18,9 @@ __all__ = [
     "KeyDoc",
     "Reference",
     "call_factory",
+    "changed_code",
     "changed_settings",
+    "code_digests",
     "config_hash",
     "describe",
     "dump_toml",

@@ -23,7 +23,8 @@ _IMPORT_FAILS = "its module fails to import"
 _FORM = "write module:name (for example my_rewards:score) or path/to/file.py:name"
 
 
-def _split(reference: str) -> tuple[str, str]:
+def split_reference(reference: str) -> tuple[str, str]:
+    """Module and name of an import reference. Raises ValueError if it is none."""
     module, colon, name = reference.rpartition(":")
     is_file = module.endswith(".py")
     if not colon or not _MODULE.fullmatch(name) or not (is_file or _MODULE.fullmatch(module)):
@@ -32,7 +33,7 @@ def _split(reference: str) -> tuple[str, str]:
 
 
 def _check_form(reference: str) -> str:
-    _split(reference)
+    split_reference(reference)
     return reference
 
 
@@ -49,7 +50,7 @@ def resolve(reference: str, *, kind: str = "function") -> Any:
         ConfigError: the form is wrong, the module does not exist or fails to import, or it has no such name.
     """
     try:
-        module_name, name = _split(reference)
+        module_name, name = split_reference(reference)
     except ValueError as error:
         raise ConfigError([f"{kind} {error}"]) from None
     where = f"{kind} {reference!r}"

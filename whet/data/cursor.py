@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from whet.types import JSON
 
 
 class Cursor:
-    """Walks over `length` items, epoch after epoch. Epoch e has the order `Random(seed + e).shuffle`, or the items' own.
+    """Walks over items, epoch after epoch. Epoch e has the order `Random(seed + e).shuffle`, or the items' own.
+
+    A position holds over as many items in the same order, of which those that were taken say the same. What was not taken yet may be
+    corrected, and a position from which nothing was taken holds over any items.
 
     Args:
         name: of the source, for errors.
-        length: number of items, at least 1.
-        digest: of what the items say; a position means nothing over other items.
+        items: what each item says that may not change once it was taken, as a digest; at least one.
         shuffle: whether every epoch has an order of its own.
         seed: of the shuffles.
     """
 
-    def __init__(self, name: str, length: int, digest: str, *, shuffle: bool, seed: int) -> None:
+    def __init__(self, name: str, items: Sequence[bytes], *, shuffle: bool, seed: int) -> None:
         self._name = name
-        self._length = length
+        self._items = items
+        self._length = len(items)
         self._shuffle = shuffle
         self._seed = seed
-        self._identity = {"length": length, "digest": digest, "shuffle": shuffle, "seed": seed if shuffle else None}
         self._num_taken = 0
         self._order: tuple[int, list[int]] | None = None
+        self._taken = 0, hashlib.sha256()
+        """The items whose digests are hashed, and the hash."""
 
     @property
     def epoch(self) -> int:
@@ -41,7 +47,7 @@ class Cursor:
 
     def state(self) -> dict[str, JSON]:
         """The position, as JSON."""
-        return {"num_taken": self._num_taken, **self._identity}
+        return {"num_taken": self._num_taken, **self._order_state(), "digest": self._digest_of(self._num_taken)}
 
     def restore(self, state: Mapping[str, JSON]) -> None:
         """Continue where `state` was taken.
@@ -49,15 +55,34 @@ class Cursor:
         Raises:
             ValueError: it was taken from other items, or under other settings.
         """
-        for key, mine in self._identity.items():
-            if state.get(key) != mine:
-                what = "over other rows (as many, but not the same)" if key == "digest" else f"with {key} {state.get(key)!r}, not {mine!r}"
-                advice = "go on with the data and settings of that run, or start afresh in another run_dir"
-                raise ValueError(f"the saved position of source {self._name!r} was taken {what}: {advice}")
         num_taken = state.get("num_taken")
         if not isinstance(num_taken, int) or num_taken < 0:
             raise ValueError(f"the saved position of source {self._name!r} is {num_taken!r}, expected a count")
+        if num_taken > 0:
+            for key, mine in self._order_state().items():
+                if state.get(key) != mine:
+                    raise self._of_others(f"with {key} {state.get(key)!r}, not {mine!r}")
+            if state.get("digest") != self._digest_of(num_taken):
+                raise self._of_others("over other rows (as many, but those that were taken are not the same)")
         self._num_taken = num_taken
+
+    def _order_state(self) -> dict[str, JSON]:
+        return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed if self._shuffle else None}
+
+    def _of_others(self, what: str) -> ValueError:
+        advice = "go on with the data and settings of that run, or start afresh in another run_dir"
+        return ValueError(f"the saved position of source {self._name!r} was taken {what}: {advice}")
+
+    def _digest_of(self, num_taken: int) -> str:
+        """The digest of the items that so many takes gave, in the order of the first epoch."""
+        wanted = min(num_taken, self._length)
+        done, digest = self._taken if self._taken[0] <= wanted else (0, hashlib.sha256())
+        if done < wanted:
+            order = self._order[1] if self._order is not None and self._order[0] == 0 else self._permutation(0)
+            for index in islice(order, done, wanted):
+                digest.update(self._items[index])
+        self._taken = wanted, digest
+        return digest.hexdigest()
 
     def _take(self) -> tuple[int, int]:
         epoch, place = divmod(self._num_taken, self._length)

@@ -71,6 +71,10 @@ class _Row:
     def longest(self) -> int:
         return max(len(self.chosen.tokens), len(self.rejected.tokens))
 
+    def digest(self) -> bytes:
+        """The sha256 of what trains."""
+        return hashlib.sha256(self.chosen.identity() + self.rejected.identity() + f"{self.margin!r} ".encode()).digest()
+
 
 class PreferenceSource:
     """An endless stream of pairs with a cursor, as `SupervisedSource` is one of samples.
@@ -115,7 +119,7 @@ class PreferenceSource:
             spread = f"they have {min(row.longest for row in different)} to {max(row.longest for row in different)} tokens"
             raise ValueError(f"every pair of source {name!r} has a conversation longer than max_tokens = {limit}: {spread}; raise it")
         self.num_dropped = len(different) - len(self._rows)
-        self._cursor = Cursor(name, len(self._rows), _digest(self._rows), shuffle=shuffle, seed=seed)
+        self._cursor = Cursor(name, [row.digest() for row in self._rows], shuffle=shuffle, seed=seed)
 
     def __len__(self) -> int:
         """Pairs in one epoch."""
@@ -233,13 +237,3 @@ def _num_alike(first: Sequence[Message], second: Sequence[Message]) -> int:
 def _tokenise(index: int, preference: Preference, renderer: Renderer, mask: MaskName) -> _Row:
     chosen, rejected = (tokenise(index, one, renderer, mask) for one in (preference.chosen, preference.rejected))
     return _Row(chosen, rejected, preference.margin)
-
-
-def _digest(rows: Sequence[_Row]) -> str:
-    """The sha256 of what trains, in order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for side in (row.chosen, row.rejected):
-            digest.update(side.identity())
-        digest.update(f"{row.margin!r} ".encode())
-    return digest.hexdigest()

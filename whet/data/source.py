@@ -70,6 +70,9 @@ class SourceConfig(RowConfig):
 class TaskSource:
     """The tasks of data files, all in memory.
 
+    A position in them holds while there are as many rows in the same order and the prompts (and tools) of those that were taken are the
+    same: labels and metadata may be corrected, and so may rows that were not taken yet.
+
     Epoch e has the order `Random(seed + e).shuffle`, or the files' order; a batch that runs over an epoch's end
     continues in the next. A task's id is `name/row#epoch`; `row` counts the rows read, dropped ones included.
     """
@@ -94,8 +97,8 @@ class TaskSource:
         elif length is not None:
             _measure(tasks[0], length)
         self.num_dropped = len(tasks) - len(self._tasks)
-        digest = _digest(self._tasks)
-        self._cursor = Cursor(name, len(self._tasks), digest, shuffle=config.shuffle, seed=config.seed)
+        items = [task_digest(task, whole=False) for task in self._tasks]
+        self._cursor = Cursor(name, items, shuffle=config.shuffle, seed=config.seed)
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -168,11 +171,12 @@ def _measure(task: Task, length: Callable[[Task], int]) -> int:
         raise ValueError(f"{task.origin}: {error}") from error
 
 
-def _digest(tasks: list[Task]) -> str:
-    """The sha256 of what the tasks say, in order."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        prompt = task.prompt if isinstance(task.prompt, str) else [message.to_dict() for message in task.prompt]
-        content = [task.id, prompt, task.label, dict(task.metadata), list(task.tools)]
-        digest.update(json.dumps(content, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
+def task_digest(task: Task, *, whole: bool = True) -> bytes:
+    """The sha256 of what a task says.
+
+    `whole`: with its label and metadata. Without them it is that of the prompt, which must not change once it was played; the others may
+    be corrected.
+    """
+    prompt = task.prompt if isinstance(task.prompt, str) else [message.to_dict() for message in task.prompt]
+    content = [task.id, prompt, list(task.tools), *([task.label, dict(task.metadata)] if whole else [])]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()

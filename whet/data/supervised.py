@@ -141,7 +141,7 @@ class SupervisedSource:
             spread = f"they have {min(lengths)} to {max(lengths)} tokens"
             raise ValueError(f"every conversation of source {name!r} is longer than max_tokens = {max_tokens}: {spread}; raise it")
         self.num_dropped = len(rows) - len(self._rows)
-        self._cursor = Cursor(name, len(self._rows), _digest(self._rows), shuffle=shuffle, seed=seed)
+        self._cursor = Cursor(name, [hashlib.sha256(row.identity()).digest() for row in self._rows], shuffle=shuffle, seed=seed)
 
     @property
     def epoch(self) -> int:
@@ -281,11 +281,3 @@ def tokenise(index: int, conversation: Conversation, renderer: Renderer, name: M
     except ValueError as error:
         raise ValueError(f"{conversation.origin or f'conversation {index}'}: {error}") from error
     return TokenRow(index, array("i", tokens), bytes(mask))
-
-
-def _digest(rows: Sequence[TokenRow]) -> str:
-    """The sha256 of what trains, in order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(row.identity())
-    return digest.hexdigest()

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from whet.env.build import ENVS, EnvConfig
 from whet.preflight.boundary import run_user_code, run_user_coroutine
-from whet.preflight.data import MEASURED_ROWS
 from whet.preflight.faults import SHOWN_FAULTS
 from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
-from whet.reward import GroupReward, LabelError, Reward, RewardConfig, build_group_reward, build_reward
+from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.base import read_score
-from whet.reward.build import quick_rules
+from whet.reward.labels import readers_of, unusable_rows
 from whet.reward.pool import START_TIMEOUT_S
 from whet.settings import evaluation_env
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
@@ -46,8 +45,8 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
             each, together = run_user_code(what, lambda: _build(config, scene, ends), IMPORT_DEADLINE_S)
             if each is not None:
                 yield run_user_coroutine(what, lambda: _compare(scene, each, task), deadline_s)
-                if env.name in ENVS and quick_rules(config):  # other environments may change tasks, other rewards take their time
-                    yield run_user_coroutine(what, lambda: _labels(scene, each, rows), IMPORT_DEADLINE_S)
+                if env.name in ENVS and readers_of(config):  # others may change tasks
+                    yield run_user_coroutine(what, lambda: _labels(config, rows), IMPORT_DEADLINE_S)
             if together is not None:
                 yield run_user_coroutine("reward.group", lambda: _siblings(scene, each, together, task), deadline_s)
         except ValueError as error:
@@ -93,18 +92,12 @@ def _numbers(rewards: Rewards) -> str:
     return f"{rewards.total:g}" + (f" ({parts})" if len(rewards.components) > 1 else "")
 
 
-async def _labels(scene: Scene, reward: Reward, rows: Sequence[Task]) -> Note:
-    """Whether the reward can use the labels: a run ends at the first that it cannot. An empty reply costs next to nothing."""
-    faults: list[str] = []
-    looked = rows[:: -(-len(rows) // MEASURED_ROWS)]
-    for task in looked:
-        try:
-            await reward(fabricated(scene, task, ""))
-        except LabelError as fault:
-            faults.append(str(fault))
+async def _labels(config: RewardConfig, rows: Sequence[Task]) -> Note:
+    """Whether the reward can score every row, as a run sees to it before it begins."""
+    faults = await unusable_rows(config, rows)
     if not faults:
-        return ok(f"the labels of {len(looked)} rows can be used")
-    return fail(f"the labels of {len(faults)} of {len(looked)} rows cannot be used", faults[:SHOWN_FAULTS])
+        return ok(f"the labels of {len(rows)} rows can be used")
+    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used", faults[:SHOWN_FAULTS])
 
 
 def fabricated(scene: Scene, task: Task, reply: str, k: int = 0) -> Trajectory:

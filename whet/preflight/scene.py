@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.algo import Algorithm, Need
+from whet.build_rollouts import TRAINING as TRAINING
 from whet.data.preference import PreferenceSource
 from whet.data.source import Source
 from whet.data.supervised import SupervisedSource
@@ -21,9 +22,6 @@ from whet.types import JSON, Task
 
 if TYPE_CHECKING:
     from whet.preflight.beside import Beside
-
-TRAINING = ""
-"""Stands for training where evaluation sets go by their names."""
 
 
 @dataclass(slots=True)

@@ -111,8 +111,6 @@ class BuiltIn(Generic[Options]):
     make: Callable[[Options, Means], Reward]
     preload: tuple[str, ...] = ()
     """What a worker imports for it before its first deadline starts."""
-    costly: bool = False
-    """It asks a model or a server, so it is not tried on every row."""
 
     def build(self, options: Mapping[str, Any], means: Means) -> Reward:
         """Raises ValueError for options that it does not take."""
@@ -160,9 +158,9 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
-    "model": BuiltIn(ModelRewardOptions, _model, costly=True),
-    "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s), costly=True),
-    "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s), costly=True),
+    "model": BuiltIn(ModelRewardOptions, _model),
+    "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
+    "rubric": BuiltIn(RubricOptions, lambda options, means: RubricReward(options, means.timeout_s)),
     "dispatch": BuiltIn(DispatchOptions, _dispatch),
 }
 
@@ -181,7 +179,7 @@ def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: Sc
     """
     if not config.scores_each:
         raise ValueError("reward.group alone scores no trajectory by itself; set reward.name or reward.components")
-    components = _components(config)
+    components = components_of(config)
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
     try:
@@ -207,23 +205,12 @@ def build_group_reward(config: RewardConfig) -> GroupReward | None:
 
 def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:
     """The reward models that a configuration asks for."""
-    for part in _components(config).values():
+    for part in components_of(config).values():
         if part.name == "model":
             yield ModelRewardOptions.model_validate(part.options)
         elif part.name == "dispatch":
             choices = DispatchOptions.model_validate(part.options).choices().values()
             yield from (ModelRewardOptions.model_validate(choice.options) for choice in choices if choice.name == "model")
-
-
-def quick_rules(config: RewardConfig) -> bool:
-    """Whether it may be tried on every row: all its parts are whet's own rules; none is a user's function, a model or a server."""
-
-    def quick(name: str, options: Mapping[str, Any]) -> bool:
-        if name == "dispatch":
-            return all(quick(choice.name, choice.options) for choice in DispatchOptions.model_validate(options).choices().values())
-        return name in REWARDS and not REWARDS[name].costly
-
-    return all(quick(part.name, part.options) for part in _components(config).values())
 
 
 class WeightedReward:
@@ -279,7 +266,7 @@ class WeightedReward:
         return components
 
 
-def _components(config: RewardConfig) -> dict[str, ComponentConfig]:
+def components_of(config: RewardConfig) -> dict[str, ComponentConfig]:
     """Its parts by their names; a single reward goes by its own."""
     if config.name is None:
         return config.components

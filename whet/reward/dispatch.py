@@ -3,7 +3,7 @@ r"""The reward `dispatch`: each row says by which reward it is scored."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -82,26 +82,34 @@ class DispatchReward:
         self._rewards = {kind: build(choice.name, choice.options) for kind, choice in options.choices().items()}
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
-        kind = self._kind(trajectory.task)
+        kind = kind_of(trajectory.task, self._options)
+        reward = self._rewards[row_reward(trajectory.task, kind, self._rewards, self._options.key)]
         if kind.startswith(BOXED):
-            kind = kind.removeprefix(BOXED)
             trajectory = _with_response(trajectory, last_box(trajectory.response) or "")
-        reward = self._rewards.get(kind) or next(
-            (reward for known, reward in self._rewards.items() if known.endswith("*") and kind.startswith(known[:-1])), None
-        )
-        if reward is None:
-            raise bad_row(trajectory.task, f"has the type {kind!r} (metadata.{self._options.key}); known are {', '.join(self._rewards)}")
         return await reward(trajectory)
 
     def close(self) -> None:
         for reward in self._rewards.values():
             reward.close()
 
-    def _kind(self, task: Task) -> str:
-        kind = task.metadata.get(self._options.key) or self._options.default or ""
-        if not isinstance(kind, str) or not kind.strip():
-            raise bad_row(task, f"names no type in metadata.{self._options.key}, and the reward dispatch has no default")
-        return kind.strip()
+
+def kind_of(task: Task, options: DispatchOptions) -> str:
+    """The type that a row names. Raises LabelError if it names none and there is no default."""
+    kind = task.metadata.get(options.key) or options.default or ""
+    if not isinstance(kind, str) or not kind.strip():
+        raise bad_row(task, f"names no type in metadata.{options.key}, and the reward dispatch has no default")
+    return kind.strip()
+
+
+def row_reward(task: Task, kind: str, known: Iterable[str], key: str) -> str:
+    """Which of the known types a row's type is. Raises LabelError if it is none."""
+    kind, known = kind.removeprefix(BOXED), list(known)
+    if kind in known:
+        return kind
+    for each in known:
+        if each.endswith("*") and kind.startswith(each[:-1]):
+            return each
+    raise bad_row(task, f"has the type {kind!r} (metadata.{key}); known are {', '.join(known)}")
 
 
 def _with_response(trajectory: Trajectory, response: str) -> Trajectory:

@@ -47,7 +47,7 @@ class MathReward:
         self._pool = pool
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
-        label = _read_label(trajectory.task)
+        label = read_label(trajectory.task)
         raw = extract_answer(trajectory.response, self._extract)
         if not raw:
             return Rewards(0.0, detail=f"the reply has no answer (extract = {self._extract})")
@@ -70,7 +70,7 @@ class MathReward:
         arguments = {"label": label, "answer": answer}
         verdict = await self._pool.call(COMPARE, arguments, f"reward math on task {task.id!r}")
         if verdict == "label":
-            raise _bad_label(task, "it is no formula that math-verify can read")
+            raise bad_label(task, "it is no formula that math-verify can read")
         if verdict == "answer":
             return Rewards(0.0, detail=f"the answer {answer!r} is no formula")
         return _verdict(verdict == "equal", label, answer)
@@ -90,19 +90,31 @@ def decide(label: str, answer: str) -> bool | None:
     return None
 
 
-def _read_label(task: Task) -> str:
+def formula_of(task: Task) -> str | None:
+    """The formula that is a task's label; None where the label is a number or words, which need no reading.
+
+    Raises:
+        LabelError: it has none, or one that cannot be compared.
+    """
+    label = read_label(task)
+    return None if parse_number(label) is not None or _WORDS.fullmatch(label) else label
+
+
+def read_label(task: Task) -> str:
+    """A task's label, normalised. Raises LabelError if it has none, or one that cannot be compared."""
     if task.label is None or not task.label.strip():
-        raise _bad_label(task, "it is missing")
+        raise bad_label(task, "it is missing")
     label = normalise(after_hash(task.label) or last_boxed(task.label) or task.label)
     if parse_number(label) is None and not _WORDS.fullmatch(label):
         try:
             check_formula(label)
         except Refused as reason:
-            raise _bad_label(task, str(reason)) from None
+            raise bad_label(task, str(reason)) from None
     return label
 
 
-def _bad_label(task: Task, reason: str) -> LabelError:
+def bad_label(task: Task, reason: str) -> LabelError:
+    """The error for a row whose label is no answer."""
     place = f" ({task.origin})" if task.origin else ""
     label = "None" if task.label is None else repr(task.label[:200])
     return LabelError(

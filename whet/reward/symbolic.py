@@ -32,6 +32,11 @@ def compare(label: str, answer: str) -> Verdict:
     return "equal" if equal else "different"
 
 
+def readable(labels: list[str]) -> list[bool]:
+    """Which of the labels can be read."""
+    return [bool(_parse(label)) for label in labels]
+
+
 def verify_boxed(label: str, answer: str) -> bool:
     """Equality at math-verify's own tolerance of six decimals, with its reading of boxed answers and of texts it cannot parse."""
     label_forms, answer_forms = (_parse_boxed(text) for text in (label, answer))

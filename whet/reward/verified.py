@@ -10,7 +10,7 @@ from whet.reward.extract import MAX_READ, last_boxed, last_number, said
 from whet.reward.grammar import Refused, check_formula
 from whet.reward.hendrycks import MAX_ANSWER, verdict
 from whet.reward.pool import WorkerPool
-from whet.types import Rewards, Trajectory
+from whet.types import Rewards, Task, Trajectory
 
 VERIFY = "whet.reward.symbolic:verify_boxed"
 
@@ -53,10 +53,7 @@ class MathVerifyReward:
         answer, label = _clean(raw), _clean(last_boxed(label) or label)
         if answer == label:
             return Rewards(1.0)
-        try:
-            check_formula(label)
-        except Refused as reason:
-            raise bad_row(task, f"has the label {label[:200]!r}, which the reward math_verify cannot use: {reason}") from None
+        check_label(task)
         try:
             check_formula(answer)
         except Refused as reason:
@@ -67,6 +64,17 @@ class MathVerifyReward:
 
     def close(self) -> None:
         """The pool belongs to whoever made it."""
+
+
+def check_label(task: Task) -> None:
+    """Raises LabelError if a task has no label, or one that is no formula."""
+    label = label_of(task, "math_verify")
+    label = _clean(last_boxed(label) or label)
+    try:
+        if label:
+            check_formula(label)
+    except Refused as reason:
+        raise bad_row(task, f"has the label {label[:200]!r}, which the reward math_verify cannot use: {reason}") from None
 
 
 def extract_verified(response: str) -> str | None:

@@ -101,3 +101,10 @@ class Buffer:
         self.num_begun = state["num_begun"]
         self.ready = [play for play in plays if play.judged]
         self.waiting = [play for play in plays if not play.judged]
+
+    def begin_anew(self) -> None:
+        """Nothing that was played counts: all tasks that are in here wait."""
+        assert not self.playing and not self.taken and not self.spare, "something is under way"
+        self.waiting, self.ready = sorted([*self.waiting, *self.ready], key=begun), []
+        for play in self.waiting:
+            play.forget()

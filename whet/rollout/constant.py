@@ -59,6 +59,9 @@ class RewardGuard:
         return {"value": self._value, "num_constant": self._num_constant, "varied": self._varied}
 
     def restore(self, state: JSON) -> None:
+        """Go on counting; after a stop for constant rewards anew, for the reward may have been mended since."""
+        if not state["varied"] and self._limit is not None and state["num_constant"] >= self._limit:
+            return
         self._value, self._num_constant, self._varied = state["value"], state["num_constant"], state["varied"]
 
     @property

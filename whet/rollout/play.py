@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from whet.data.source import task_digest
 from whet.env.rollout import TrajectoryRun
 from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.player import GREEDY, trajectory_id
@@ -36,6 +37,8 @@ class Play:
     """The rewards are final, and no filter dropped it."""
     newest: int | None = None
     """Of a judged one: the version that sampled the newest token of the siblings; None: they have none."""
+    scored_together: bool = False
+    """Of a judged one: siblings got their rewards together, so that none of them can be judged with others another time."""
 
     @property
     def ids(self) -> list[str]:
@@ -65,6 +68,7 @@ class Play:
 
     def take_over(self, group: Group) -> None:
         """Its trajectories as they were judged."""
+        self.scored_together = any(self.ended[t.id] is not t for t in group.played)
         self.ended = {t.id: t for t in group.played}
         self.judged = True
         self.newest = max((v for t in group.trajectories for turn in t.turns for v in turn.versions), default=None)
@@ -74,25 +78,29 @@ class Play:
         assert not self.jobs, "it is being played"
         self.ended.clear()
         self.begun.clear()
-        self.judged, self.withdrawn, self.newest = False, False, None
+        self.judged, self.withdrawn, self.newest, self.scored_together = False, False, None, False
 
     def state(self, resumable: bool) -> JSON:
         """As JSON: the task's id, and of its trajectories those that need not be played again.
 
-        What failed is played again, unless the group is judged; so is what JSON cannot hold, and what is cut off where `resumable` is
-        false.
+        What failed is played again: what made it fail may have been mended. So is what JSON cannot hold, and what is cut off where
+        `resumable` is false.
         """
-        ended = [t for t in self.ended.values() if self.judged or t.outcome.valid]
+        failed = any(not t.outcome.valid for t in self.ended.values())
+        ended = [] if failed and self.scored_together else [t for t in self.ended.values() if t.outcome.valid]
         known = [state for t in ended if (state := trajectory_state(t)) is not None]
         begun = [run.so_far() for run in self.runs.values()] + [t for id, t in self.begun.items() if id not in self.runs]
         cut = [state for t in begun if resumable and t.turns and (state := trajectory_state(t)) is not None]
         judged = self.judged and len(known) == len(self.ended)
-        return {"task": self.task.id, "index": self.index, "judged": judged, "ended": known, "begun": cut}
+        row = task_digest(self.task).hex()
+        return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "begun": cut}
 
     @classmethod
     def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> Play:
-        """From what `state` gave."""
+        """From what `state` gave. Where the task's row was corrected since, it begins anew."""
         play = cls(find(state["task"]), state["index"], num_samples, baseline)
+        if state["row"] != task_digest(play.task).hex():
+            return play
         ids = set(play.ids)
         for name, into in (("ended", play.ended), ("begun", play.begun)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})

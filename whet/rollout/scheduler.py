@@ -58,6 +58,7 @@ class Rollouts:
         seed: of the sampling.
         filters: why finished groups are dropped, in turn.
         order: which of the finished groups come first; None: the one begun first.
+        played_by: names the settings and the code that say what a trajectory becomes. What an earlier start played by others begins anew.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Rollouts:
         seed: int,
         filters: Sequence[Filter] = (),
         order: Order | None = None,
+        played_by: str = "",
     ) -> None:
         self._source, self._player, self._control, self._wanted, self._seed = source, player, control, wanted, seed
+        self._played_by = played_by
         self._num_rollouts = num_rollouts
         self._resumable = player.resumable
         self._filters, self._order = list(filters), order
@@ -162,7 +165,7 @@ class Rollouts:
 
     def state(self) -> JSON:
         """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
-        return {**self._buffer.state(resumable=self._resumable), "tally": self._tally.state()}
+        return {**self._buffer.state(resumable=self._resumable), "tally": self._tally.state(), "played_by": self._played_by}
 
     def restore(self, state: JSON) -> None:
         """Raises ValueError if the source has no such task, or the state is not a scheduler's."""
@@ -170,6 +173,8 @@ class Rollouts:
             raise ValueError("the checkpoint was made with a control.rollout; go on with that, or start a new run_dir")
         self._buffer = Buffer(self._wanted.samples_per_prompt, self._wanted.baseline)
         self._buffer.restore(state, self._source)
+        if state["played_by"] != self._played_by:
+            self._buffer.begin_anew()
         self._tally = Tally.restored(state["tally"], self._source.find)
 
     # Beginning.
