@@ -11,11 +11,13 @@ PIP_FLAGS ?=
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"whet needs Python 3.11 or newer, this is {sys.version}"'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --require-hashes --requirement requirements.txt
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --constraint constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $(READY)
 
 quickstart: setup
