@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -49,11 +50,20 @@ MLA = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE),
     "qwen2": lambda: Qwen2Config(**SHAPE),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16),
     "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, **MOE, head_dim=16, num_experts=4),
+    "qwen2_moe": lambda: Qwen2MoeConfig(**SHAPE, **MOE, num_experts=4, shared_expert_intermediate_size=48),
+    "qwen2_moe_window": lambda: Qwen2MoeConfig(
+        **SHAPE, **MOE, num_experts=4, shared_expert_intermediate_size=48, use_sliding_window=True, sliding_window=4, max_window_layers=0
+    ),
+    "longrope": lambda: Phi3Config(
+        **(SHAPE | {"max_position_embeddings": 512}), original_max_position_embeddings=256, rope_parameters=dict(LONGROPE)
+    ),
+    "dynamic": lambda: LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
     "glm4": lambda: Glm4Config(**SHAPE, head_dim=16),
     "glm4_moe": lambda: Glm4MoeConfig(
         **SHAPE, **MOE, head_dim=16, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1

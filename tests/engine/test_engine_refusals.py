@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_setup import SHAPE
+from engine_setup import SHAPE, engine_of, reply_to, serve
+from test_engine_architectures import model_of
 from torch import nn
 from transformers import (
     BloomConfig,
@@ -21,8 +22,10 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from whet.engine.base import EngineRefused
 from whet.model.attention import whet_attention
 from whet.model.causal import ModelConfig, random_causal
+from whet.types import Request, SamplingParams
 
 WINDOW = SHAPE | {"sliding_window": 4}
 
@@ -47,7 +50,7 @@ def test_sliding_windows_are_refused_by_name(config):
     ("config", "words"),
     [
         (Llama4TextConfig(**SHAPE, head_dim=16, num_local_experts=2, intermediate_size_mlp=32), "llama4_text .* chunked attention"),
-        (GptOssConfig(**SHAPE, head_dim=16, num_local_experts=2, layer_types=["full_attention"] * 2), "gpt_oss .* window of 128"),
+        (GptOssConfig(**SHAPE, head_dim=16, num_local_experts=2, layer_types=["full_attention"] * 2), "GptOss.* feature 's_aux'"),
         (BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4), "Bloom.* does not use transformers' attention interface"),
         (MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2), "Mamba.* does not use"),
         (JambaConfig(**SHAPE, num_experts=2), "Jamba.* does not use"),
@@ -70,3 +73,18 @@ def test_attention_features_are_refused_by_name(feature):
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match=f"SomeAttention needs the attention feature '{feature}'"):
         whet_attention(SomeAttention(), x, x, x, None, attend=lambda layer, q, k, v, scale: v, **{feature: 4})
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_sequences_whose_company_would_change_their_rotary_scaling_are_refused(kind):
+    """256 tokens are as far as transformers' frequencies are the same for every sequence of a step."""
+    engine = engine_of(model_of(kind, "float32"), cache_tokens=1024)
+    assert engine.capabilities.max_tokens == 256
+
+    async def play():
+        with pytest.raises(EngineRefused, match="over the limit of 256"):
+            await reply_to(engine, Request("far", (1,) * 250, SamplingParams(7)))
+        with pytest.raises(EngineRefused, match="rotary scaling depends on the longest sequence of a step"):
+            await engine.score((1,) * 257)
+
+    serve(engine, play)

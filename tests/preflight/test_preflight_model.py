@@ -164,3 +164,15 @@ def test_stop_tokens_that_do_not_exist_fail(here):
 def test_a_parser_of_the_users_is_imported_under_guard(here):
     module(here, "parsers.py", "raise RuntimeError('at import')\n")
     assert "RuntimeError: at import" in of(look("model", "tokenizer", overrides=["env.parser=parsers.py:parse"])[0], "tokenizer", "FAIL")[0]
+
+
+def test_sequences_beyond_the_reach_of_their_rotary_scaling_fail(here):
+    """Of a run's trajectories and of supervised rows alike."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    change_json(here / "model/config.json", max_position_embeddings=32, rope_parameters=scaling)
+    findings, _ = look("model", "limits")
+    assert "sequences of up to 32 tokens" in of(findings, "model")[1]
+    assert "rollout.max_tokens is 96, but the engine runs sequences of 32" in of(findings, "limits", "FAIL")[0]
+    change_json(here / "model/config.json", max_position_embeddings=8)
+    (failed,) = of(look("model", "tokenizer", "data", file="sft.toml")[0], "data", "FAIL")
+    assert "beyond 8 the rotary scaling of Qwen3ForCausalLM depends on the longest sequence" in failed

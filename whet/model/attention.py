@@ -64,12 +64,18 @@ def whet_attention(
 
 
 def whet_mask(*args: Any, config: PreTrainedConfig, local_size: int | None = None, **kwargs: Any) -> None:
-    """No mask: `Attend` knows who sees whom. A model that asks for a local one is refused."""
-    if local_size is not None:
+    """No mask: `Attend` knows who sees whom. A model that asks for a local one is refused, unless none of its layers takes it."""
+    if local_size and _has_local_layers(config):
         raise ValueError(
             f"{config.model_type} attends to a window of {local_size} tokens (sliding or chunked attention), which whet does not "
             "support yet"
         )
+
+
+def _has_local_layers(config: PreTrainedConfig) -> bool:
+    """Whether some layer may attend to a part of what came before; a model that does not say so of each layer may."""
+    kinds = getattr(config, "layer_types", None)
+    return kinds is None or any(kind != "full_attention" for kind in kinds)
 
 
 AttentionInterface.register(ATTENTION, whet_attention)

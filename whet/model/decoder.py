@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from whet.model.attention import ATTENTION, Attend, PackedRow
 from whet.model.contents import Contents
+from whet.model.rotary import rotary_limit
 
 PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
 """Two sequences that share a row when a model is checked."""
@@ -50,7 +51,10 @@ class DecoderModel(ABC):
         self.decoder = cast(nn.Module, hf.base_model)
         text = self._text = self.config.get_text_config()
         self.vocab_size: int = text.vocab_size
-        self.max_positions: int | None = getattr(text, "max_position_embeddings", None)
+        self.rotary_limit = rotary_limit(text)
+        """Tokens of a sequence beyond which its company would change its numbers; None: no such length."""
+        known: int | None = getattr(text, "max_position_embeddings", None)
+        self.max_positions = min((each for each in (known, self.rotary_limit) if each is not None), default=None)
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import Conversation, conversation_from, read_conversations, supervised_source
 from whet.data.template import Renderer
 from whet.evaluate.evaluation import EvaluationSetConfig
-from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_faults, told, visible
+from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told, visible
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.own_source import check_source
 from whet.preflight.pairs import check_pairs
@@ -165,6 +165,7 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
     yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
+    yield from rotary_faults(scene, lengths)
     if scene.vocab_size is not None and highest >= scene.vocab_size:
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")
     for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):

@@ -7,7 +7,9 @@ from itertools import groupby
 
 from whet.data.files import Row, read_rows
 from whet.data.template import Renderer
+from whet.model.rotary import check_rotary
 from whet.preflight.findings import Note, fail
+from whet.preflight.scene import Scene
 
 SHOWN_ROWS = 2
 SHOWN_FAULTS = 5
@@ -27,6 +29,15 @@ def row_faults(path: str | list[str], parse: Callable[[Row], object]) -> list[st
     except ValueError as fault:
         faults.append(str(fault))
     return faults
+
+
+def rotary_faults(scene: Scene, lengths: Sequence[int]) -> Iterator[Note]:
+    """A sequence so long that the model's rotary scaling would depend on its company."""
+    if scene.model is not None:
+        try:
+            check_rotary(lengths, scene.model.rotary_limit, type(scene.model.hf).__name__)
+        except ValueError as error:
+            yield fail(str(error))
 
 
 def told(faults: Sequence[str]) -> Iterator[Note]:

@@ -53,6 +53,9 @@ def check_model(scene: Scene) -> Iterator[Note]:
     layers = model.config.get_text_config().num_hidden_layers
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
+    if model.rotary_limit is not None:
+        reach = f"sequences of up to {model.rotary_limit} tokens"
+        yield ok(f"{reach}: longer ones are refused, since its rotary scaling would depend on a sample's company")
     yield from _weights(folder, model)
     if (lora := scene.config.train.lora) is not None:
         add_adapter(model, lora)

@@ -7,7 +7,7 @@ from itertools import islice
 
 from whet.data.files import paths_text
 from whet.data.preference import PreferenceConfig, PreferenceSource, preference_from, preference_source, read_preferences
-from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, row_faults, told
+from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told
 from whet.preflight.findings import Note, fail, need, ok
 from whet.preflight.scene import Scene
 from whet.supervised_settings import PairRunConfig, held_out_rows
@@ -54,5 +54,6 @@ def _lengths(scene: Scene, source: PreferenceSource, rows: PreferenceConfig) -> 
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     same = f", {source.num_same} left out whose replies are the same" if source.num_same else ""
     yield ok(f"{len(source)} pairs of conversations of {min(lengths)} to {max(lengths)} tokens{dropped}{same}")
+    yield from rotary_faults(scene, lengths)
     if scene.vocab_size is not None and highest >= scene.vocab_size:
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")

@@ -106,10 +106,12 @@ class EngineCore:
             raise EngineRefused(f"request {name} has no tokens to continue")
         longest = len(tokens) + num_more
         if longest > self.max_tokens:
-            raise EngineRefused(
-                f"request {name}: {len(tokens)} prompt tokens + max_tokens {num_more} = {longest}, over the limit of {self.max_tokens} "
-                "(the model's positions or the cache): lower the token limits or raise engine.embedded.cache_tokens"
-            )
+            asked = f"request {name}: {len(tokens)} prompt tokens + max_tokens {num_more} = {longest}"
+            if self.max_tokens == self.model.rotary_limit:
+                why = "beyond it the model's rotary scaling depends on the longest sequence of a step): lower the token limits"
+            else:
+                why = "the model's positions or the cache): lower the token limits or raise engine.embedded.cache_tokens"
+            raise EngineRefused(f"{asked}, over the limit of {self.max_tokens} ({why}")
         if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
             raise EngineRefused(
                 f"request {name} has token ids from {min(tokens)} to {max(tokens)}, but the model knows 0 to "

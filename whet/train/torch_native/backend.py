@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
-from whet.core.batch import TrainBatch
+from whet.core.batch import TrainBatch, as_list
 from whet.model.causal import CausalModel
 from whet.model.compiled import CompiledLayers
 from whet.model.forest_check import forest_fault
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, add_adapter
+from whet.model.rotary import check_rotary
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
@@ -281,6 +282,7 @@ class TorchBackend:
     def _micro_batches(self, batch: TrainBatch) -> tuple[int, Iterator[MicroBatch]]:
         """How many there are, and each as it is laid out."""
         device, context = self.model.device, self._ranks.context
+        check_rotary(as_list(batch.lengths), self.model.rotary_limit, type(self.model.hf).__name__)
         plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
         turns = self._ranks.turns(batch, plan)
 
