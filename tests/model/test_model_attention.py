@@ -109,5 +109,6 @@ def test_dropout_and_lost_arguments_and_windows_are_refused():
     with pytest.raises(ValueError, match="does not hand keyword arguments on"):
         call(attend=None)
     with pytest.raises(ValueError, match=r"qwen3 attends to a window of 128 tokens \(sliding or chunked attention\)"):
-        whet_mask(batch_size=1, local_size=128, config=Qwen3Config())
+        whet_mask(batch_size=1, local_size=128, config=Qwen3Config(use_sliding_window=True, sliding_window=128, max_window_layers=0))
     assert whet_mask(batch_size=1, local_size=None, config=Qwen3Config()) is None
+    assert whet_mask(batch_size=1, local_size=128, config=Qwen3Config()) is None, "no layer takes it"
