@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.embedded import core as core_module
+from whet.engine.embedded import grammar as grammar_module
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.grammar import Grammars, Matching
@@ -198,6 +200,93 @@ def test_a_grammar_that_cannot_be_used_is_refused_where_it_is_wrong(model, gramm
     engine = engine_of(model, grammars=grammars)
     with pytest.raises(EngineRefused, match=f"request r1: {words}"):
         serve_all(engine, [ask(1, grammar)])
+
+
+NOTHING = [
+    Grammar("json_schema", '{"$ref": "#"}'),
+    Grammar("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}'),
+    Grammar("regex", r"[^\s\S]"),
+    Grammar("regex", r"a[^\s\S]"),
+    Grammar("ebnf", "root ::= root"),
+    Grammar("ebnf", 'root ::= x "a"\nx ::= "b" y\ny ::= y'),
+    Grammar("lark", "start: start"),
+]
+UNREAD = [
+    Grammar("ebnf", ""),
+    Grammar("ebnf", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+    Grammar("ebnf", 'root ::= "\ud800"'),
+    Grammar("regex", "\ud800"),
+    Grammar("regex", "("),
+    Grammar("regex", "a" * 200_000),
+    Grammar("json_schema", '{"type": "integer", "minimum": 1e400}'),
+    Grammar("json_schema", '{"anyOf": [' * 3000 + "{}" + "]}" * 3000),
+    Grammar("lark", "start: \x00"),
+]
+
+
+def beside(engine, requests):
+    """What comes of each request while all of them run."""
+
+    async def play():
+        return await asyncio.gather(*(reply_to(engine, request) for request in requests), return_exceptions=True)
+
+    return serve(engine, play)
+
+
+@pytest.mark.parametrize("grammar", NOTHING + UNREAD, ids=lambda grammar: f"{grammar.kind} {grammar.text[:20]!r}")
+def test_a_grammar_that_no_reply_can_have_ends_its_own_request_alone(model, tokenizer, grammars, grammar):
+    whole, failed, other = beside(engine_of(model, grammars=grammars), [ask(1), ask(2, grammar), ask(3)])
+    assert isinstance(failed, EngineRefused) and str(failed).startswith("request r2: "), failed
+    assert_valid(text_of(tokenizer, whole))
+    assert_valid(text_of(tokenizer, other))
+
+
+def test_an_empty_reply_needs_a_token_that_ends_it(model, grammars):
+    empty = Grammar("regex", "")
+    refused, whole = beside(engine_of(model, grammars=grammars), [ask(1, empty, stop_token_ids=()), ask(2, empty)])
+    assert isinstance(refused, EngineRefused) and "no token ends a reply" in str(refused)
+    assert whole.tokens == (END,)
+
+
+def test_a_grammar_whose_steps_are_too_much_work_is_refused(grammars, monkeypatch):
+    work = Grammar("ebnf", "root ::= " + " | ".join('"a" root "b"' for _ in range(20)))
+    monkeypatch.setattr(grammar_module, "MAX_CPU_S", -1.0)
+    with pytest.raises(ValueError, match=r"a step of it takes .* s of a processor, over the limit"):
+        grammars.check(work)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="over the limit"):
+        grammars.check(work)  # a refusal is kept, too
+    with pytest.raises(ValueError, match=r"ebnf: .*Too many items"):
+        grammars.check(Grammar("ebnf", "root ::= " + '"a"? ' * 10_000))
+
+
+def test_what_one_sequence_cannot_draw_from_is_its_own_failure(model, monkeypatch):
+    adjusted = core_module.adjusted
+
+    def without_choice(logits, sequences):
+        logits = adjusted(logits, sequences).clone()
+        logits[[i for i, sequence in enumerate(sequences) if sequence.request.id == "r2"]] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(core_module, "adjusted", without_choice)
+    plain = {"grammar": None, "max_tokens": 5}
+    engine = engine_of(model)
+    whole, failed, other = beside(engine, [ask(1, **plain), ask(2, **plain), ask(3, **plain)])
+    assert isinstance(failed, EngineFailed) and "request r2: " in str(failed)
+    monkeypatch.undo()
+    alone = serve_all(engine_of(model), [ask(1, **plain), ask(3, **plain)])
+    assert (whole.tokens, other.tokens) == (alone["r1"].tokens, alone["r3"].tokens)
+
+
+def test_what_a_tokenizer_cannot_decode_ends_its_own_request_alone(model):
+    def decode(tokens):
+        raise OverflowError("no such token")
+
+    engine = engine_of(model, decode=decode)
+    plain = {"grammar": None, "max_tokens": 5}
+    whole, failed = beside(engine, [ask(1, **plain), ask(2, **plain, stop=("x",))])
+    assert len(whole.tokens) == 5
+    assert isinstance(failed, EngineFailed) and "request r2: OverflowError: no such token" in str(failed)
 
 
 def test_what_has_no_tokenizer_or_a_least_length_is_refused(model):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.engine.base import EngineRefused
+from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
 from whet.engine.embedded.compiled import NotCompiled
-from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.grammar import Grammars, Matching
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.native import NativeDecode, checked
 from whet.engine.embedded.own_memory import OwnMemory
@@ -28,7 +28,7 @@ from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import Decode, finish_of
 from whet.model.causal import CausalModel, release_unused
-from whet.types import Finish, Grammar, Request, SamplingParams, Scored
+from whet.types import Finish, Request, SamplingParams, Scored
 
 SCORE_DECODED = 5
 """Tokens of a score that go through decoding, so that it tells of that path, too."""
@@ -40,8 +40,8 @@ class Progressed:
 
     sequence: Sequence
     finish: Finish | None
-    failure: str | None = None
-    """Why it cannot go on, by its own fault."""
+    failure: EngineRefused | EngineFailed | None = None
+    """Why it cannot go on, though the others can."""
 
 
 class EngineCore:
@@ -135,29 +135,33 @@ class EngineCore:
             raise EngineRefused(f"request {request.id}: with min_tokens, stop_token_ids must leave a token that can be sampled")
         if sampling.stop and self._decode is None:
             raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
-        if sampling.grammar is not None:
-            self._check_grammar(request.id, sampling.grammar)
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request that passed `check` and `check_sampling`."""
+    def begin_grammar(self, request: Request) -> Matching | None:
+        """Where the request's reply is in its grammar; None: it has none. From any thread: it may take seconds.
+
+        Raises:
+            EngineRefused: naming the request, if the grammar cannot be used.
+        """
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            raise EngineRefused(f"request {request.id} has a grammar, but the engine was made without a tokenizer to read it with")
+        try:
+            matching = self._grammars.begin(grammar, request.sampling.stop_token_ids)
+        except ValueError as error:
+            raise EngineRefused(f"request {request.id}: {error}") from error
+        for token in request.tokens[len(request.tokens) - request.num_begun :]:
+            matching.take(token)
+        return matching
+
+    def add(self, request: Request, matching: Matching | None = None) -> Sequence:
+        """Queue a request that passed `check` and `check_sampling`, with what `begin_grammar` said of it."""
         self.ranks.tell("add", request)
-        sequence = Sequence(request, self._arrivals, list(request.tokens))
-        if request.sampling.grammar is not None:
-            assert self._grammars is not None, "a request with a grammar was let in without a tokenizer"
-            sequence.matching = self._grammars.begin(request.sampling.grammar, request.sampling.stop_token_ids)
-            for token in request.tokens[len(request.tokens) - request.num_begun :]:
-                sequence.matching.take(token)
+        sequence = Sequence(request, self._arrivals, list(request.tokens), matching=matching)
         self.scheduler.add(sequence)
         self._arrivals += 1
         return sequence
-
-    def _check_grammar(self, name: str, grammar: Grammar) -> None:
-        if self._grammars is None:
-            raise EngineRefused(f"request {name} has a grammar, but the engine was made without a tokenizer to read it with")
-        try:
-            self._grammars.check(grammar)
-        except ValueError as error:
-            raise EngineRefused(f"request {name}: {error}") from error
 
     @property
     def num_cached_tokens(self) -> int:
@@ -276,11 +280,21 @@ class EngineCore:
         if drawn.raw is not None:
             sequence.raw_logprobs.append(drawn.raw.logprob)
             sequence.top_logprobs.append(drawn.raw.top)
-        failure = None
+        if drawn.failure is not None:
+            return Progressed(sequence, None, EngineFailed(f"request {sequence.request.id}: {drawn.failure}"))
+        try:
+            return self._looked_at(sequence, drawn.token)
+        except Exception as error:  # a grammar's or tokenizer's code over what one request asked for: the others have their tokens
+            return Progressed(sequence, None, EngineFailed(f"request {sequence.request.id}: {type(error).__name__}: {error}"))
+
+    def _looked_at(self, sequence: Sequence, token: int) -> Progressed:
+        """Whether a sequence goes on after its newest token."""
         if sequence.matching is not None:
-            sequence.matching.take(drawn.token)
-            failure = sequence.matching.failure
-        return Progressed(sequence, finish_of(sequence, self._decode), failure)
+            sequence.matching.take(token)
+            if (failure := sequence.matching.failure) is not None:
+                why = f"request {sequence.request.id}: its grammar cannot be followed any further: {failure}"
+                return Progressed(sequence, None, EngineRefused(why))
+        return Progressed(sequence, finish_of(sequence, self._decode))
 
     def _forward(self, plan: Seq[Planned]) -> tuple[list[Planned], Tensor]:
         """The plan in the order in which it is computed, and the hidden states of its tokens. [T, H]"""
@@ -329,8 +343,31 @@ def _tell(reason: str) -> None:
 
 
 def draw(logits: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[Drawn]:
-    """A token for each sequence from its row of logits [B, V]; in compiled code where that can."""
+    """A token for each sequence from its row of logits [B, V]; in compiled code where that can. A row that nothing can be drawn from is the
+    failure of its own sequence.
+
+    Raises:
+        ValueError: nothing can be drawn from any row.
+    """
+    wanted = adjusted(logits, sequences)
+    try:
+        return _draw_rows(logits, wanted, sequences, compiled=compiled)
+    except ValueError as error:
+        best = wanted.max(dim=-1).values  # NaN, if there is one
+        able = best.isfinite().nonzero().squeeze(-1).tolist()
+        if not able or len(able) == len(sequences):
+            raise
+        found = iter(_draw_rows(logits[able], wanted[able], [sequences[i] for i in able], compiled=compiled))
+        failed = Drawn(0, 0.0, b"", None, str(error))
+        return [next(found) if i in set(able) else failed for i in range(len(sequences))]
+
+
+def _draw_rows(logits: Tensor, wanted: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[Drawn]:
+    """Args:
+    logits: as the model gave them. [B, V]
+    wanted: what is drawn from. [B, V]
+    """
     params, positions = [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
-    tokens, logprobs, kept = sample(adjusted(logits, sequences), params, positions, compiled=compiled)
+    tokens, logprobs, kept = sample(wanted, params, positions, compiled=compiled)
     found = zip(tokens, logprobs, kept, raw_of(logits, sequences, tokens), strict=True)
     return [Drawn(*each) for each in found]

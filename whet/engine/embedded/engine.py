@@ -14,7 +14,7 @@ from torch import Tensor
 from whet.engine.base import Capabilities, EngineFailed, EngineRefused, StaleCache, Vitals
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore, Progressed
-from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.grammar import Grammars, Matching
 from whet.engine.embedded.ranks import Ranks
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
@@ -32,6 +32,10 @@ class _Call:
 
     request: Request
     chunks: asyncio.Queue[Chunk | EngineFailed | EngineRefused] = field(default_factory=asyncio.Queue)
+    matching: Matching | None = None
+    """Where its reply is in its grammar as it begins."""
+    ready: bool = False
+    """Whether it is to be queued; before that its grammar is being read."""
     sequence: Sequence | None = None
 
 
@@ -125,8 +129,11 @@ class EmbeddedEngine:
             raise ValueError(f"a request with the id {request.id!r} is already running")
         call = _Call(request)
         self._calls[request.id] = call
-        self._runner.post(lambda: self._start(call))
         try:
+            if request.sampling.grammar is not None:
+                call.matching = await asyncio.to_thread(self.core.begin_grammar, request)
+            call.ready = True
+            self._runner.post(lambda: self._start(call))
             while True:
                 chunk = await call.chunks.get()
                 if isinstance(chunk, Exception):
@@ -209,7 +216,7 @@ class EmbeddedEngine:
 
     def _start(self, call: _Call) -> None:
         if self._serves(call):
-            call.sequence = self.core.add(call.request)
+            call.sequence = self.core.add(call.request, call.matching)
 
     def _end(self, call: _Call, finish: Finish) -> None:
         if self._serves(call):
@@ -252,7 +259,7 @@ class EmbeddedEngine:
         if item.failure is not None:
             del self._calls[call.request.id]
             self._retire(call)
-            call.chunks.put_nowait(EngineRefused(f"request {call.request.id}: its grammar cannot be followed any further: {item.failure}"))
+            call.chunks.put_nowait(item.failure)
         elif item.finish is not None:
             self._end(call, item.finish)
         elif 0 < call.request.chunk_tokens <= sequence.num_sampled - sequence.delivered:
@@ -261,7 +268,7 @@ class EmbeddedEngine:
     def _someone_is_away(self) -> bool:
         if not self._capabilities.deterministic:
             return False
-        return not self._open <= {call.request.conversation for call in self._calls.values()}
+        return not self._open <= {call.request.conversation for call in self._calls.values() if call.ready}
 
     def _check_whole(self) -> None:
         if self._torn:

@@ -6,8 +6,10 @@ What may come next is a function of a reply's own tokens, so neither preemption,
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,20 @@ from whet.types import JSON, Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+NEEDED = "grammars need llguidance: pip install 'whet[grammar]'"
 MAX_KEPT = 64
-"""Compiled grammars that are kept for the next request."""
+"""Compiled grammars that are kept for the next request, those that were refused included."""
+MAX_CHARACTERS = 128 * 1024
+"""Of a grammar's text."""
+LIMITS = {"max_items_in_row": 1000, "step_max_items": 10_000, "max_grammar_size": 50_000, "verbose_errors": False}
+"""llguidance's own, lower than by default: the work of a step grows with the square of some of them."""
+MAX_CPU_S = 2.0
+"""Seconds of a processor that one step of a grammar may take. llguidance releases the interpreter meanwhile, but a step of the engine
+waits for it."""
 MAX_LOOKED_AT = 256
 """Parts of a schema that are looked at to say which one is at fault."""
+NO_EXTENSION = "NoExtensionBias"
+"""llguidance's word for a grammar that nothing can go on with."""
 JSON_FORM = {"whitespace_flexible": True, "whitespace_pattern": "[ \\t\\r\\n]{0,40}"}
 """Any layout, but no endless white space: a model that is made to write JSON against its will tends to that."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
@@ -48,7 +60,7 @@ class Matching:
         self._matcher, self._ends = matcher, list(ends)
         self._own_ends, self._vocab_size = list(own_ends), vocab_size
         self.failure: str | None = None
-        """Why it cannot go on: the grammar is too much for the machinery's limits."""
+        """Why it cannot go on: the grammar is too much for the machinery's limits, or no token of the model continues it."""
         self._look()
 
     @property
@@ -68,14 +80,21 @@ class Matching:
             self._look()
 
     def _look(self) -> None:
+        began = time.thread_time()
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if self._matcher.is_error():
-            self.failure = _first_line(self._matcher.get_error())
+        took_s = time.thread_time() - began
+        if self._matcher.is_error() and (error := _first_line(self._matcher.get_error())) != NO_EXTENSION:
+            self.failure = error
+        elif took_s > MAX_CPU_S:
+            self.failure = f"a step of it takes {took_s:.1f} s of a processor, over the limit of {MAX_CPU_S:g} s"
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
         known = min(len(bits), self._vocab_size)
         allowed[:known] = bits[:known]
         allowed[[token for token in self._own_ends if token < self._vocab_size]] = False
-        if self._matcher.is_accepting():
+        accepts = self._matcher.is_accepting()
+        if self.failure is None and not (accepts or allowed.any()):
+            self.failure = "no token of the model goes on with it, and it is not at its end"
+        if accepts:
             allowed[self._ends] = True
         self._allowed = torch.from_numpy(allowed)
 
@@ -90,9 +109,12 @@ class Grammars:
 
     def __init__(self, renderer: Renderer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = renderer.tokenizer, vocab_size
-        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()
+        """What was compiled; a text says why something was refused."""
         self._made: LLTokenizer | None = None
+        self._making = Lock()
         self._lock = Lock()
+        """Of what is kept; nothing is compiled meanwhile."""
 
     def check(self, grammar: Grammar) -> None:
         """Raises:
@@ -101,44 +123,84 @@ class Grammars:
         self._compiled(grammar)
 
     def begin(self, grammar: Grammar, ends: Collection[int]) -> Matching:
-        """The beginning of a reply, which the tokens `ends` may end.
+        """The beginning of a reply, which the tokens `ends` may end. It may take seconds: not on an event loop.
 
         Raises:
-            ValueError: as `check`.
+            ValueError: as `check`; or the grammar lets nothing but the end follow, and no token ends a reply.
         """
         compiled = self._compiled(grammar)
-        assert self._made is not None, "a grammar was compiled without a tokenizer"
         with self._lock:
             mine = compiled.deep_copy()
-        return Matching(mine, ends, self._made.eos_tokens, self._vocab_size)
+        matching = Matching(mine, ends, self._tokens().eos_tokens, self._vocab_size)
+        if matching.failure is not None or matching.over:
+            raise ValueError(f"{grammar.kind}: no reply can begin with it: {matching.failure or 'it is empty, and no token ends a reply'}")
+        return matching
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
             found = self._kept.get(grammar)
-            if found is None:
-                found = self._kept[grammar] = self._compile(grammar)
+        if found is None:
+            try:
+                found = self._compile(grammar)
+            except ValueError as error:
+                found = str(error)
+        with self._lock:
+            self._kept[grammar] = found
             self._kept.move_to_end(grammar)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-            return found
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
+        if len(grammar.text) > MAX_CHARACTERS:
+            raise ValueError(f"{grammar.kind}: it has {len(grammar.text)} characters, over the limit of {MAX_CHARACTERS}")
+        tokens = self._tokens()
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            raise ValueError(NEEDED) from error
+        with _refused_as(grammar.kind):
+            text = written(grammar)
+            limits = LLParserLimits(**LIMITS)  # pyright: ignore[reportArgumentType]
+            matcher = LLMatcher(tokens, text, log_level=0, limits=limits)
+            if matcher.is_error() and (wrong := _fault(text)):
+                if grammar.kind == "json_schema":
+                    wrong = _place_of_fault(_read(grammar.text))
+                raise ValueError(f"{grammar.kind}: {wrong}")
+            if matcher.is_error():
+                raise ValueError(f"{grammar.kind}: {_first_line(matcher.get_error())}")
+            beginning = Matching(matcher.deep_copy(), (), tokens.eos_tokens, self._vocab_size)
+        if beginning.failure is not None:
+            raise ValueError(f"{grammar.kind}: no reply can begin with it: {beginning.failure}")
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        try:
             from llguidance.hf import from_tokenizer
         except ImportError as error:
-            raise ValueError("grammars need llguidance: pip install 'whet[grammar]'") from error
-        if self._made is None:
-            self._made = from_tokenizer(self._tokenizer)
-        text = written(grammar)
-        if wrong := _fault(text):
-            if grammar.kind == "json_schema":
-                wrong = _place_of_fault(_read(grammar.text))
-            raise ValueError(f"{grammar.kind}: {wrong}")
-        matcher = LLMatcher(self._made, text, log_level=0)
-        if matcher.is_error():
-            raise ValueError(f"{grammar.kind}: {_first_line(matcher.get_error())}")
-        return matcher
+            raise ValueError(NEEDED) from error
+        with self._making:
+            if self._made is None:
+                self._made = from_tokenizer(self._tokenizer)
+            return self._made
+
+
+@contextmanager
+def _refused_as(kind: str) -> Iterator[None]:
+    """Whatever llguidance raises about a client's text, its panics included, is the text's fault.
+
+    Raises:
+        ValueError: naming the kind of grammar.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # another package's code over anybody's text: a panic of Rust code is no Exception
+        text = str(error) if isinstance(error, ValueError) and not isinstance(error, UnicodeError) else f"it cannot be read: {error}"
+        raise ValueError(text if text.startswith(f"{kind}:") else f"{kind}: {text}") from None
 
 
 def _first_line(text: str) -> str:
@@ -165,7 +227,7 @@ def written(grammar: Grammar) -> str:
         case "ebnf":
             try:
                 return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
-            except (GbnfToLarkError, ValueError, IndexError) as error:
+            except (GbnfToLarkError, IndexError) as error:
                 raise ValueError(f"ebnf: {error or 'it ends too early'}") from None
 
 
@@ -196,10 +258,10 @@ def _fault(text: str) -> str:
 def _place_of_fault(schema: JSON) -> str:
     """Where a schema is at fault and why: the innermost part that is wrong by itself."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    where, part, left = "", schema, MAX_LOOKED_AT
+    where, part, left, began = "", schema, MAX_LOOKED_AT, time.thread_time()
     while True:
         for name, inner in islice(_parts_of(part), left):
-            left -= 1
+            left = left - 1 if time.thread_time() - began < MAX_CPU_S else 0
             if _fault(_json_schema({**shared, **inner})):
                 where, part = where + name, inner
                 break

@@ -35,6 +35,8 @@ class Drawn:
     """The token ids of that distribution, where the request asks for them."""
     raw: Raw | None
     """What the model alone would have said, likewise."""
+    failure: str | None = None
+    """Why nothing could be drawn; the token means nothing then."""
 
 
 def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
