@@ -12,6 +12,7 @@ from multiprocessing import AuthenticationError
 import pytest
 from engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 
+from whet.cluster import process
 from whet.engine.base import EngineFailed
 from whet.engine.embedded import dialing, launch
 from whet.engine.embedded.config import EmbeddedConfig
@@ -206,3 +207,26 @@ def test_a_copy_that_does_not_start_is_named_with_its_last_words(monkeypatch):
     monkeypatch.setattr(launch.sys, "executable", "/bin/false")
     with pytest.raises(EngineFailed, match=r"engine copy 0 did not start \(exit status 1\)"):
         EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=LocalLauncher())
+
+
+def test_workers_are_told_of_no_token(monkeypatch):
+    secrets = {"HF_TOKEN": "hf_x", "WANDB_API_KEY": "k", "OPENAI_API_KEY": "k", "AWS_SECRET_ACCESS_KEY": "k", "WHET_API_KEY": "k"}
+    for name, value in {**secrets, "OMP_WAIT_POLICY": "PASSIVE"}.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+
+    def popen(arguments, **options):
+        seen.append(options["env"])
+        raise OSError("not now")
+
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="not now"):
+        EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False)
+    with pytest.raises(OSError, match="not now"):
+        process.LocalProcess(process.Command(("-c", ""), "", {"MORE": "1"}, is_trainer=False), lambda event: None)
+    with pytest.raises(OSError, match="not now"):
+        process.LocalProcess(process.Command(("-c", ""), "", {"MORE": "1"}), lambda event: None)
+    *workers, rank = seen
+    assert workers and not any(secrets.keys() & told.keys() for told in workers)
+    assert all(told["OMP_WAIT_POLICY"] == "PASSIVE" and "PATH" in told for told in workers) and workers[-1]["MORE"] == "1"
+    assert secrets.items() <= rank.items(), "the processes of a job are the trainer"

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
+from whet.runfolder.child_environment import child_environment
+
 LONGEST_LINE = 64 * 1024
 """Bytes; a longer line comes in pieces."""
 LEFT_ALONE = 3
@@ -39,6 +41,8 @@ class Command:
     """Where it runs, if there is such a folder; None: where its starter does."""
     speaks: bool = True
     """Its output comes as `Said`; false: it has its starter's, a terminal for example."""
+    is_trainer: bool = True
+    """It gets all of its starter's environment, keys included, since it does the same; false: the variables that every process gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class LocalProcess:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env={**os.environ, **command.environment},
+            env={**(os.environ if command.is_trainer else child_environment()), **command.environment},
             cwd=folder,
             start_new_session=True,
         )

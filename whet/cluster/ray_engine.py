@@ -62,7 +62,7 @@ class _Starter:
             raise EngineFailed(f"{name}: the run has room on the cluster for {len(engines)} processes of the engine")
         agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
         environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
-        command = Command(WORKER, line_of(invitation), environment, os.getcwd())
+        command = Command(WORKER, line_of(invitation), environment, os.getcwd(), is_trainer=False)
         return RayWorker(self._ray, agent, name, command, self._room.leader, self._timeout_s, given_up)
 
 

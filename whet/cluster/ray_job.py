@@ -20,7 +20,7 @@ from whet.cluster.process import Command, Ended, Process, Silent, Tell
 from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, Job
 
-PASSED_ON = ("GLOO_", "HF_HUB_OFFLINE", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
+PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
 """How the variables begin that a process on another node gets from this one's environment."""
 THREADS = 4
 """Calls that an agent answers at a time: one waits for what happens, a signal or an end must not wait with it."""

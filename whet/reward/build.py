@@ -71,6 +71,9 @@ class RewardConfig(Config):
     """Processes that run plain functions and symbolic comparisons."""
     worker_memory_mb: int = Field(default=2048, ge=0)
     """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that workers get, such as the key of a service that a function asks. They get none of the trainer's
+    but those of paths, languages and numerical libraries."""
 
     @model_validator(mode="after")
     def _one_form(self) -> RewardConfig:
@@ -174,14 +177,14 @@ def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: Sc
         scorer_of: who scores for a reward with a model; None: it has a model of its own.
 
     Raises:
-        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, no reward model, or
-            no reward of single trajectories.
+        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, no reward model, no
+            reward of single trajectories, or a variable of `environment` that is not set.
     """
     if not config.scores_each:
         raise ValueError("reward.group alone scores no trajectory by itself; set reward.name or reward.components")
     components = components_of(config)
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload)
+    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
     try:
         means = Means(pool, config.timeout_s, policy, scorer_of)
         parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
@@ -195,11 +198,11 @@ def build_group_reward(config: RewardConfig) -> GroupReward | None:
     """The reward of siblings together, with workers of its own; None: there is none.
 
     Raises:
-        ValueError: a reference that does not resolve, or options that the function does not take.
+        ValueError: a reference that does not resolve, options that the function does not take, or a variable that is not set.
     """
     if config.group is None:
         return None
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [SCORE_GROUP, config.group.name])
+    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [SCORE_GROUP, config.group.name], config.environment)
     return group_reward(config.group, pool, config.timeout_s)
 
 

@@ -7,35 +7,52 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+from whet.reward import keeper
 from whet.reward.base import RewardError, RewardTimeout
+from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
 
 START_TIMEOUT_S = 60.0
 """For a new worker to start and import what it needs; no call's deadline pays for that."""
 MAX_REPLY_BYTES = 2**20
 STDERR_TAIL_BYTES = 4096
+SWEEP_TIMEOUT_S = keeper.END_S + 5.0
+"""For a keeper to end what a call left behind."""
+DEATH_S = 2.0
+"""For a worker whose pipe has closed to be gone."""
 
 
 class WorkerPool:
     """Runs functions, named by import reference, in child processes; JSON goes in and JSON comes out.
 
     Processes start with the first call that needs them. Calls beyond `workers` queue up; each one's `timeout_s`
-    starts when a worker takes it. A call that expires gets its worker (and the worker's children) killed; the
-    next call starts a new one. Safe to use from several tasks and from several event loops.
+    starts when a worker takes it. A call that expires gets its worker killed, and all that the worker started; the
+    next call starts a new one. What a call started and left behind ends with it, whatever session it is in
+    (`whet.reward.keeper`). Safe to use from several tasks and from several event loops.
     """
 
-    def __init__(self, workers: int, timeout_s: float, memory_mb: int = 0, preload: Sequence[str] = ()) -> None:
-        """`memory_mb`: address space of each worker (Linux; 0: no limit). `preload`: what it imports as it starts."""
+    def __init__(
+        self, workers: int, timeout_s: float, memory_mb: int = 0, preload: Sequence[str] = (), environment: Sequence[str] = ()
+    ) -> None:
+        """`memory_mb`: address space of each worker (Linux; 0: no limit). `preload`: what it imports as it starts. `environment`: names of
+        variables that it gets besides those of every process that whet starts.
+
+        Raises:
+            ValueError: such a variable is not set.
+        """
         if workers < 1:
             raise ValueError(f"a worker pool needs at least 1 worker, not {workers}")
         self.timeout_s = timeout_s
+        self._environment = child_environment({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, environment)
         self._hello = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="whet-reward")
         self._lock = threading.Lock()
@@ -84,7 +101,10 @@ class WorkerPool:
         except _WorkerDied as error:
             self._discard(worker)
             raise RewardError(f"{what}: {'the pool was closed' if self._closed else error}") from error
-        self._give_back(worker)
+        if worker.asks(b"s"):
+            self._give_back(worker)
+        else:  # something that the call started cannot be ended, or the worker's keeper is gone
+            self._discard(worker)
         return _read_reply(reply, what)
 
     def _take(self, what: str) -> _Worker:
@@ -93,11 +113,12 @@ class WorkerPool:
                 raise RewardError(f"{what}: the pool is closed")
             if self._idle:
                 return self._idle.pop()
-            worker = _Worker()
+            worker = _Worker(self._environment)
             self._all.add(worker)
         hello = json.dumps(self._hello).encode() + b"\n"
         try:
             _read_reply(worker.exchange(hello, START_TIMEOUT_S), "starting a reward worker")
+            worker.asks(b"b")
         except (TimeoutError, _WorkerDied, RewardError) as error:
             self._discard(worker)
             if isinstance(error, RewardError):
@@ -121,19 +142,23 @@ class _WorkerDied(Exception):
 
 
 class _Worker:
-    """One child process with its three pipes. Used by one thread at a time, except for `kill`."""
+    """One child process under its keeper, with its three pipes. Used by one thread at a time, except for `kill`."""
 
-    def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "whet.reward.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            bufsize=0,
-            start_new_session=True,  # its own group: a kill reaches what the function itself started, Ctrl-C does not
-        )
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(SWEEP_TIMEOUT_S)
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), sys.executable, "-m", "whet.reward.worker"]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                bufsize=0,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C does not reach it
+            )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self._stdin, self._stdout, self._stderr):
@@ -169,19 +194,32 @@ class _Worker:
                     raise _WorkerDied(f"its answer is longer than {MAX_REPLY_BYTES} bytes; the worker was killed")
         return bytes(reply)
 
+    def asks(self, what: bytes) -> bool:
+        """Have its keeper do something (`whet.reward.keeper`). Returns whether it did."""
+        try:
+            self._control.sendall(what)
+            return self._control.recv(1) == keeper.SWEPT
+        except OSError:
+            return False
+
     def kill(self) -> None:
-        """SIGKILL to the whole process group. The process is unreaped here, so its id is still its own."""
-        if self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                self._process.kill()
+        """Have its keeper end it and all that it started; does not wait."""
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._end()
+        for end in (self._stdin, self._stdout, self._stderr, self._control):
+            end.close()
+
+    def _end(self) -> int:
+        """End it; returns its exit status."""
         self.kill()
-        self._process.wait()
-        for pipe in (self._stdin, self._stdout, self._stderr):
-            pipe.close()
+        try:
+            return self._process.wait(SWEEP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # somebody stopped the keeper: its worker dies with it
+            self._process.kill()
+            return self._process.wait()
 
     def _write(self, data: memoryview) -> int:
         try:
@@ -202,8 +240,9 @@ class _Worker:
         return bool(data)
 
     def _death(self) -> _WorkerDied:
-        self.kill()
-        code = self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it may have closed its pipe alone
+            self._process.wait(DEATH_S)
+        code = self._end()
         try:
             while self._drain_stderr():
                 pass

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 
+from whet.runfolder.child_environment import child_environment
+
 TIMEOUT_S = 2.0
 """For a process to say where its threads are."""
 SAY_STACKS = signal.SIGUSR1
@@ -64,6 +66,6 @@ def spied(pid: int) -> str:
         return ""
     command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=child_environment()).stdout
     except subprocess.TimeoutExpired:
         return ""

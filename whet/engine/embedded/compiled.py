@@ -13,6 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from whet.runfolder.child_environment import child_environment
+
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.c", "draw.c"))
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
@@ -95,9 +97,8 @@ def _build(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            done = subprocess.run(
-                [*command, *FLAGS, "-o", str(made), *map(str, SOURCES), "-lm"], capture_output=True, text=True, timeout=BUILD_LIMIT_S
-            )
+            line = [*command, *FLAGS, "-o", str(made), *map(str, SOURCES), "-lm"]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=BUILD_LIMIT_S, env=child_environment())
             if done.returncode:
                 raise NotCompiled(f"{' '.join(command)} cannot build {_names()}: {_first_error(done.stderr)}")
             os.replace(made, path)

@@ -5,7 +5,6 @@ A local worker gets one end of a socket pair; one that is started elsewhere dial
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from whet.engine.base import EngineFailed
 from whet.observe.display import printable
+from whet.runfolder.child_environment import child_environment
 from whet.runfolder.stacks import SAID, SAY_HELD_STACKS, SAY_STACKS, TIMEOUT_S, spied
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class LocalLauncher:
 
     def start(self, name: str, setup: Setup, pipes: Sequence[socket.socket] = (), *, given_up: threading.Event) -> Link:
         mine, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
+        environment = child_environment({"OMP_NUM_THREADS": str(setup.threads)})
         if sys.platform == "linux":  # ranks of one machine need no other way to each other
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         given = [theirs.fileno(), *(pipe.fileno() for pipe in pipes)]
