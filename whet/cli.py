@@ -164,12 +164,11 @@ def replay_batch(
 def report(
     run: Annotated[Path, typer.Argument(help="The run's folder (its run_dir), or a folder of several runs.", metavar="RUN")],
     output: Annotated[Path | None, typer.Option(help="The zip file; default: RUN-report.zip in the current folder.")] = None,
-    messages: Annotated[bool, typer.Option("--messages", help="Keep what exceptions say; it may quote prompts and replies.")] = False,
 ) -> None:
-    """Pack what a report of a problem needs into a zip file: settings, log, failures, environment; no data, no weights, no secrets."""
+    """Pack what a report of a problem needs into a zip file: numbers and what whet itself says; everything else by its type and length."""
     from whet.runfolder.report import write_report
 
-    target = guarded(lambda: write_report(run, output, messages=messages))
+    target = guarded(lambda: write_report(run, output))
     typer.echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
 
 

@@ -10,8 +10,7 @@ from whet.runfolder.contents import LOG_LINES, METRIC_LINES
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import Journal
 from whet.runfolder.lock import claim
-from whet.runfolder.messages import MAX_WORD_CHARS
-from whet.runfolder.redact import MIN_KNOWN_CHARS
+from whet.runfolder.passed_on import blank
 from whet.runfolder.report import _PARTS, README
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,14 +54,9 @@ def test_the_page_lists_what_a_report_holds():
     assert {re.sub("rollout_<n>", "*", name) for name in ZIP} == listed
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        f"the last {LOG_LINES:,} lines",
-        f"the last {METRIC_LINES} lines",
-        f"more than {MAX_WORD_CHARS} characters",
-        f"from {['zero', 'one', 'two', 'three', 'four', 'five'][MIN_KNOWN_CHARS]} characters on",
-    ],
-)
+BLANKS = [blank("x" * 31), blank(3), blank(dict.fromkeys(range(3)))]
+
+
+@pytest.mark.parametrize("words", [f"the last {LOG_LINES:,} lines", f"the last {METRIC_LINES} lines", *BLANKS])
 def test_its_numbers_are_the_codes(words):
     assert words in PAGE.replace("\n", " ")

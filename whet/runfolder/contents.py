@@ -1,113 +1,206 @@
-"""What of a run's files may leave the machine: where things happened and how often, not what was said."""
+"""The parts of a report: what `passed_on` lets through of each file of a run."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from whet.observe.files import last_lines, parse_object
-from whet.runfolder.messages import LEFT_OUT, own_message, without_quotes
-from whet.runfolder.redact import Redactor
+from whet.observe.files import parse_object
+from whet.observe.inside import open_inside
+from whet.runfolder import passed_on
+from whet.runfolder.environment import environment
 from whet.types import JSON
 
 LOG_LINES = 5000
 METRIC_LINES = 200
-CONTEXT_LINES = 200
-"""Read before the log's lines that are kept, so that a secret of several lines is whole when it is looked for."""
+MAX_BYTES = 4 << 20
+"""Read of a file; of lines the last ones."""
+MAX_FILES = 10_000
+"""Of a folder that is listed."""
+_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,6}){1,3}(?:\.?(?:a|b|rc|dev|post)\d{1,8})?(?:\+(?:cpu|cu\d{2,3}|rocm[\d.]{1,8}))?")
+_MACHINE = re.compile(r"(?:AMD|Intel\(R\)|NVIDIA|Apple|Tesla|Ampere)(?: [A-Za-z0-9@().-]{1,12}){1,9}")
+_LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[+-]\d\d:\d\d)?) (info|warning|error) *(.*)")
 
 
-def clean_start(row: Mapping[str, JSON], redactor: Redactor) -> dict[str, JSON]:
+class RunFiles:
+    """Files of a folder that is reported of: no link in it is followed, only ordinary files are opened, and of one `MAX_BYTES` are read.
+
+    Args:
+        folder: named by the user.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.refused: dict[str, str] = {}
+        """What could not be read, by name, with the reason."""
+
+    def __contains__(self, name: str) -> bool:
+        return os.path.lexists(self.folder / name)
+
+    def read(self, name: str, *, end: bool = False) -> bytes:
+        """The beginning of a file, or its end. Of one that cannot be read nothing; `refused` says why."""
+        try:
+            with open_inside(self.folder, name) as file:
+                if end:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_BYTES))
+                return file.read(MAX_BYTES)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            self.refused[name] = f"which cannot be read ({error.strerror})"
+        except ValueError:
+            self.refused[name] = "which is a link, or no ordinary file"
+        return b""
+
+    def lines(self, name: str, count: int) -> list[str]:
+        """The last lines of a file."""
+        return self.read(name, end=True).decode("utf-8", "replace").splitlines()[-count:]
+
+    def rows(self, name: str, count: int) -> list[dict[str, JSON]]:
+        """The objects in the last lines of a file."""
+        return [row for line in self.lines(name, count) if (row := parse_object(line)) is not None]
+
+    def json(self, name: str) -> dict[str, JSON] | None:
+        """A JSON file's object; None if it is not whole."""
+        return parse_object(self.read(name))
+
+    def toml(self, name: str) -> dict[str, JSON] | None:
+        """A TOML file's table; None if it is not whole."""
+        try:
+            return tomllib.loads(self.read(name).decode())
+        except (ValueError, RecursionError):
+            return None
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The folders in a folder, links left out; none if it is none."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for _, entry in zip(range(MAX_FILES), entries, strict=False) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def clean_start(row: Mapping[str, JSON]) -> dict[str, JSON]:
     """A line of starts.jsonl."""
-    kept = redactor.tree({key: row[key] for key in ("time", "pid", "environment") if key in row})
-    return {**kept, "command": redactor.command(str(row.get("command")))}
+    return {**_numbers(row, "time", "pid"), **_environment(row), "command": passed_on.command(str(row.get("command")))}
 
 
-def clean_log(path: Path, redactor: Redactor, *, messages: bool) -> str:
-    """The last lines of log.txt. A text that it quotes is left out like a message."""
-    entries = re.split(r"\n(?!    )", "\n".join(last_lines(path, LOG_LINES + CONTEXT_LINES)))
-    clean = [redactor.text(entry) for entry in entries]
-    if not messages:
-        clean = [without_quotes(entry) for entry in clean]
-    return "".join(f"{line}\n" for line in "\n".join(clean).split("\n")[-LOG_LINES:])
+def _numbers(row: Mapping[str, JSON], *keys: str) -> dict[str, JSON]:
+    return {key: row[key] if _is_number(row[key]) else passed_on.blank(row[key]) for key in keys if key in row}
 
 
-def clean_failure(row: Mapping[str, JSON], redactor: Redactor, *, messages: bool) -> dict[str, JSON]:
-    """A line of failures.jsonl. Environments, tools and rewards raise what they like, so its message counts as data."""
-    kept = redactor.tree({key: row[key] for key in ("time", "kind", "where") if key in row})
-    return {**kept, **_clean_error(row, redactor, messages=messages, own=False)}
+def _is_number(value: JSON) -> bool:
+    return value is None or isinstance(value, bool) or (isinstance(value, int | float) and not abs(value) > 1e18)
 
 
-def clean_end(end: Mapping[str, JSON], redactor: Redactor, *, messages: bool) -> dict[str, JSON]:
-    """end.json. The message of an error that no user's code took part in is kept, without the text that it quotes."""
-    kept = redactor.tree({key: end[key] for key in ("status", "time", "kind", "user_code") if key in end})
+def _environment(row: Mapping[str, JSON]) -> dict[str, JSON]:
+    found = row.get("environment")
+    return {"environment": _like(found, _here())} if isinstance(found, Mapping) else {}
+
+
+_here = cache(environment)
+
+
+def _like(found: JSON, here: JSON) -> JSON:
+    """What an environment says under the keys that this machine's has: numbers, versions, makers' names, and what is said here, too."""
+    if isinstance(found, Mapping) and isinstance(here, Mapping):
+        return {key: _like(value, here[key]) for key, value in found.items() if key in here}
+    if isinstance(found, list):
+        keys = ("name", "capability", "memory_gib")
+        return [_like(each, dict.fromkeys(keys)) for each in found if isinstance(each, Mapping)]
+    if isinstance(found, str):
+        return found if found == here or _VERSION.fullmatch(found) or _MACHINE.fullmatch(found) else passed_on.blank(found)
+    return found if _is_number(found) else passed_on.blank(found)
+
+
+def clean_log(lines: list[str]) -> str:
+    """Lines of log.txt: times, and what whet's own sentences say."""
+    return "".join(f"{_log_line(line)}\n" for line in lines)
+
+
+def _log_line(line: str) -> str:
+    if found := _LOG_LINE.fullmatch(line):
+        when, level, text = found.groups()
+        first, sep, rest = text.partition(": ")
+        if re.fullmatch(r"start \d{1,9}, process \d{1,9}", first):
+            return f"{when} {level:<7} {first}{sep}{passed_on.command(rest)}"
+        return f"{when} {level:<7} {passed_on.words(text)}"
+    return passed_on.words(line)
+
+
+def clean_failure(row: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A line of failures.jsonl."""
+    kept = _numbers(row, "time")
+    if "kind" in row:
+        kept["kind"] = passed_on.kind(row["kind"])
+    if "where" in row:
+        kept["where"] = passed_on.name(str(row["where"]))
+    return {**kept, **_clean_error(row)}
+
+
+def clean_end(end: Mapping[str, JSON]) -> dict[str, JSON]:
+    """end.json."""
+    kept = _numbers(end, "time", "user_code")
+    if "status" in end:
+        kept["status"] = passed_on.name(str(end["status"]))
     if isinstance(end.get("resume_command"), str):
-        kept["resume_command"] = redactor.command(end["resume_command"])
-    if "message" in end:
-        kept.update(_clean_error(end, redactor, messages=messages, own=end.get("user_code") is False))
+        kept["resume_command"] = passed_on.command(end["resume_command"])
+    if "kind" in end:
+        kept["kind"] = passed_on.kind(end["kind"])
+    return {**kept, **(_clean_error(end) if "message" in end else {})}
+
+
+def _clean_error(row: Mapping[str, JSON]) -> dict[str, JSON]:
+    frames = row.get("frames")
+    return {
+        "message": passed_on.words(str(row.get("message"))),
+        "frames": passed_on.frames([str(line) for line in frames]) if isinstance(frames, list) else [],
+    }
+
+
+def metric_rows(rows: list[dict[str, JSON]]) -> Iterator[dict[str, JSON]]:
+    """The numbers of lines of metrics.jsonl."""
+    for row in rows:
+        clean = passed_on.named({key: value for key, value in row.items() if _is_number(value)})
+        odd = row.get("nonfinite")
+        if isinstance(odd, list):
+            clean["nonfinite"] = [passed_on.name(name) for name in odd if isinstance(name, str)]
+        yield clean
+
+
+def clean_manifest(manifest: Mapping[str, JSON]) -> JSON:
+    """A checkpoint's manifest: counters, measured numbers, the environment, the sizes of parts. With a digest guesses could be tried."""
+    kept: dict[str, JSON] = _numbers(manifest, "format")
+    for key in ("progress", "metrics"):
+        if isinstance(manifest.get(key), Mapping):
+            kept[key] = passed_on.named({each: value for each, value in manifest[key].items() if _is_number(value)})
+    if isinstance(manifest.get("facts"), Mapping):
+        kept["facts"] = _environment(manifest["facts"])
+    if isinstance(manifest.get("parts"), Mapping):
+        parts = {name: part.get("size_bytes") for name, part in manifest["parts"].items() if isinstance(part, Mapping)}
+        kept["sizes_bytes"] = passed_on.named({name: size for name, size in parts.items() if _is_number(size)})
     return kept
 
 
-def _clean_error(row: Mapping[str, JSON], redactor: Redactor, *, messages: bool, own: bool) -> dict[str, JSON]:
-    message, frames = redactor.text(str(row.get("message"))), row.get("frames")
-    clean: dict[str, JSON] = {
-        "message": message if messages else own_message(message) if own else LEFT_OUT,
-        "frames": [redactor.code(str(line)) for line in frames] if isinstance(frames, list) else [],
-    }
-    return {**clean, "traceback": redactor.text(str(row.get("traceback")))} if messages else clean
-
-
-def metric_rows(path: Path, redactor: Redactor) -> Iterator[dict[str, JSON]]:
-    """The numbers in the last lines of metrics.jsonl."""
-    for line in last_lines(path, METRIC_LINES):
-        row = parse_object(line)
-        if row is None:
-            continue
-        clean: dict[str, JSON] = {key: value for key, value in row.items() if value is None or isinstance(value, int | float)}
-        if isinstance(row.get("nonfinite"), list):
-            clean["nonfinite"] = [redactor.shapes(name) for name in clean if name in row["nonfinite"]]
-        yield {redactor.shapes(key): value for key, value in clean.items()}
-
-
-def clean_manifest(manifest: Mapping[str, JSON], redactor: Redactor) -> JSON:
-    """A checkpoint's manifest without its state, which may hold trajectories, and without digests of the settings: whoever has one can
-    try guesses of a secret that is in them."""
-    kept = {key: value for key, value in manifest.items() if key not in ("state", "digest")}
-    for table in (kept.get("facts"), kept.get("parts")):
-        if isinstance(table, dict):
-            table.pop("config_hash", None)
-            table.pop("config.toml", None)
-    return redactor.tree(kept)
-
-
-def listing(folder: Path, redactor: Redactor) -> str:
-    """Every file with its size in bytes and its date."""
+def listing(folder: Path) -> str:
+    """Every file with its size in bytes and its date; links and the like by their kind."""
     lines: list[str] = []
     for place, folders, names in os.walk(folder):
         folders.sort()
         for path in (Path(place) / name for name in sorted(names)):
+            if len(lines) == MAX_FILES:
+                return "".join([*lines, f"and more: {MAX_FILES} are listed\n"])
             with suppress(FileNotFoundError):  # a run that is running replaces files
                 found = path.lstat()
                 date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
-                lines.append(f"{found.st_size:>14}  {date}  {path.relative_to(folder).as_posix()}\n")
-    return redactor.shapes("".join(lines))
-
-
-def read_json(path: Path) -> dict[str, JSON] | None:
-    """A JSON file's object; None if there is none, or it is not whole."""
-    try:
-        return parse_object(path.read_text(errors="replace"))
-    except OSError:
-        return None
-
-
-def read_toml(path: Path) -> dict[str, JSON] | None:
-    """A TOML file's table; None if there is none, or it is not whole."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+                kind = "" if stat.S_ISREG(found.st_mode) else "  (no ordinary file)"
+                lines.append(f"{found.st_size:>14}  {date}  {passed_on.name(path.relative_to(folder).as_posix())}{kind}\n")
+    return "".join(lines)

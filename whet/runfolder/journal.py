@@ -104,8 +104,8 @@ class Journal:
         """
         try:
             replace_file(self.folder / END, json.dumps(_end(status, error, resume_command), indent=1) + "\n")
-            what = "" if error is None else f" with {type(error).__name__}: see {END}"
-            self.line(status + what, "error" if status == "failed" else "info")
+            text = status if error is None else f"{status} with {type(error).__name__}: see {END}"
+            self.line(text, "error" if status == "failed" else "info")
         except Exception as fault:  # whatever it is, it must not take the place of the error that is being noted
             with suppress(OSError, ValueError):
                 print(f"warning: {self.folder}: how the run ended cannot be noted: {fault}", file=sys.stderr)

@@ -15,11 +15,13 @@ from types import TracebackType
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from whet.observe.files import replace_file
+from whet.observe.inside import is_file_inside, open_inside
 
 LOCK = ".lock"
 """What is locked. It is empty, and that it is there says nothing."""
 OWNER = ".owner.json"
 """Who holds the lock, for people to read; nothing is decided by it."""
+MAX_NOTE_BYTES = 1 << 16
 WAIT_S = 1.0
 """How long a claim tries: whoever asks `owner_of` holds the lock for an instant."""
 
@@ -105,7 +107,7 @@ def owner_of(folder: Path) -> Owner | None:
         ValueError: if it cannot be told.
     """
     folder = folder.resolve()
-    if not (folder / LOCK).exists():
+    if not (folder / LOCK).is_dir() and not is_file_inside(folder, LOCK):
         return None
     lock = _lock(folder)
     try:
@@ -140,6 +142,7 @@ def _acquire(lock: BaseFileLock, folder: Path, timeout_s: float) -> None:
 
 def _noted_owner(folder: Path) -> Owner:
     try:
-        return Owner(**json.loads((folder / OWNER).read_text()))
-    except (OSError, ValueError, TypeError):
+        with open_inside(folder, OWNER) as file:
+            return Owner(**json.loads(file.read(MAX_NOTE_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return Owner(0, "", "", 0.0)
