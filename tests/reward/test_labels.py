@@ -22,7 +22,7 @@ GOOD: dict[str, Task] = {
     "dispatch": Task("t", (), "1", {"rm_type": "math"}),
 }
 BAD: dict[str, list[Task]] = {
-    "math": [Task("t", (), ""), Task("t", (), r"\overline{AB}"), Task("t", (), r"A \cup B")],
+    "math": [Task("t", (), ""), Task("t", (), r"\sum_{i=1}^n i"), Task("t", (), "(x+1"), Task("t", (), "9^{9^9}")],
     "math_verify": [Task("t", (), r"\overline{AB}")],
     "search_em": [Task("t", (), "x", {"target": [1]})],
     "gpqa": [Task("t", (), "A", {"choices": 3})],

@@ -10,12 +10,13 @@ from reward_samples import make_trajectory
 
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.answers import last_answer_tag, token_f1
-from whet.reward.arithmetic import difference_is_zero, parse_formula
+from whet.reward.arithmetic import parse_formula
 from whet.reward.gpqa import extract_letter
 from whet.reward.hendrycks import equivalent, last_box, respell
 from whet.reward.latex_text import plain_text
 from whet.reward.prime_math import extract_prime
 from whet.reward.prm800k import decide, split_tuple
+from whet.reward.values import difference_is_zero
 from whet.reward.verified import extract_verified
 
 _BUILT = {}

@@ -36,7 +36,34 @@ def math_reward():
         ("hash", "so\n#### 1\n#### 1,234\nDone", "1,234"),
         ("hash", "#### ", None),
         ("last_number", "it costs -$1,234.50 in all", "-$1,234.50"),
-        ("last_number", "10-5", "5"),
+        ("last_number", "10-5", None),  # a range or a difference
+        ("last_number", "It takes 3–5 days", None),
+        ("last_number", "somewhere between 3 and 5", None),
+        ("last_number", "3 to 5", None),
+        ("last_number", "The result is \N{MINUS SIGN}5.", "\N{MINUS SIGN}5"),
+        ("last_number", "They are:\n- 4\n- 5", "5"),
+        ("last_number", "x = - 5", "- 5"),
+        ("last_number", "so 10 - 5 = 5", "5"),
+        ("last_number", "It is 1.5 million.", "1.5 million"),
+        ("last_number", "It is 5 km.", "5 km"),
+        ("last_number", "It is 5 apples.", "5"),
+        ("last_number", "It is 3x", "3x"),
+        ("last_number", "at 3:30 p.m.", "3:30 p.m."),
+        ("last_number", "7 3/4 cups", "7 3/4"),
+        ("last_number", r"we get \frac{x}{2}", None),
+        ("last_number", r"we get \sqrt{5}", None),
+        ("last_number", r"we get \sqrt5", None),
+        ("last_number", "we get x^2", None),
+        ("last_number", "we get x^{2}", None),
+        ("last_number", "we get a_2", None),
+        ("last_number", "we get 2 + 3", None),
+        ("last_number", "we get 5!", None),
+        ("last_number", "the point (3, 5)", None),
+        ("last_number", "1. First\n2. Second", None),
+        ("last_number", "1. It is 7.\n2. Done", "7"),
+        ("last_number", "12 says GPT4 of H2O", "12"),
+        ("last_number", "so $5$", "5"),
+        ("last_number", "so **5**", "5"),
         ("last_number", "about 3/4 of them", "3/4"),
         ("last_number", r"so \frac{3}{4} it is", r"\frac{3}{4}"),
         ("last_number", "12, 5%.", "5%"),
@@ -252,7 +279,7 @@ def test_an_unusable_label_names_its_task_whatever_the_answer(math_reward, label
 
 
 def test_a_label_that_only_the_parser_can_refuse_names_its_task(math_reward):
-    with pytest.raises(LabelError, match=r"task 'demo/3'.*math-verify"):
+    with pytest.raises(LabelError, match=r"task 'demo/3'.*a relation has an empty side"):
         asyncio.run(math_reward(make_trajectory(r"\boxed{x}", "1+*=")))
 
 

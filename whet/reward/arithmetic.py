@@ -1,7 +1,7 @@
 """Plain formulas (`2x+1`, `3*sqrt(2)/4`, `ln(2)`) as trees: a grammar of its own, so that no text is ever given to an evaluator.
 
 What is read is bounded in length, depth, digits and growth before anything is computed. Only the tree, a nest of lists, goes to a worker,
-where `difference_is_zero` builds a computer algebra expression from it node by node.
+where `whet.reward.values` computes it node by node.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import re
 from typing import Any
 
 from whet.reward.grammar import MAX_DIGITS, MAX_LENGTH, MAX_POWER, MAX_TERMS, Refused
-from whet.types import JSON
-
-ZERO = "whet.reward.arithmetic:difference_is_zero"
 
 MAX_DEPTH = 25
 MAX_FACTORIAL = 99
@@ -43,16 +40,21 @@ def parse_formula(text: str) -> Tree:
     tree = parser.sum(0)
     if parser.kind is not None:
         raise Refused(f"{parser.text!r} is not expected there")
-    if math.comb(_degree(tree) + len(_symbols(tree)), len(_symbols(tree))) > MAX_TERMS:
+    if math.comb(_degree(tree) + len(symbols_of(tree)), len(symbols_of(tree))) > MAX_TERMS:
         raise Refused(f"its powers expand to more than {MAX_TERMS} terms")
     return tree
 
 
-def difference_is_zero(first: JSON, second: JSON) -> bool:
-    """Whether two trees are equal for all values of their symbols. Runs in a worker: its cost has no bound of its own."""
-    import sympy
+def parts_of(tree: Tree) -> list[Tree]:
+    """The trees within a tree, one level down."""
+    return [part for part in tree[1:] if isinstance(part, list)]
 
-    return sympy.simplify(_expression(first) - _expression(second)) == 0
+
+def symbols_of(tree: Tree) -> set[str]:
+    """The names of a tree's symbols."""
+    if tree[0] == "symbol":
+        return {tree[1]}
+    return set().union(*(symbols_of(part) for part in parts_of(tree)))
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -170,20 +172,14 @@ def _is_small_whole(tree: Tree) -> bool:
 
 
 def _has(tree: Tree, kinds: tuple[str, ...]) -> bool:
-    return tree[0] in kinds or any(_has(part, kinds) for part in tree[1:] if isinstance(part, list))
-
-
-def _symbols(tree: Tree) -> set[str]:
-    if tree[0] == "symbol":
-        return {tree[1]}
-    return set().union(*(_symbols(part) for part in tree[1:] if isinstance(part, list)))
+    return tree[0] in kinds or any(_has(part, kinds) for part in parts_of(tree))
 
 
 def _value_bound(tree: Tree) -> float:
     """No value of an exponent's numbers is larger; symbols count as 1, since they stay symbols."""
     if tree[0] == "number":
         return float(tree[1])
-    parts = [_value_bound(part) for part in tree[1:] if isinstance(part, list)]
+    parts = [_value_bound(part) for part in parts_of(tree)]
     if tree[0] == "/":
         under = tree[2]
         return parts[0] if under[0] in ("symbol", "pi") or (under[0] == "number" and parts[1] >= 1) else math.inf
@@ -197,7 +193,7 @@ def _degree(tree: Tree) -> int:
 
     Raises Refused above MAX_POWER.
     """
-    parts = [_degree(part) for part in tree[1:] if isinstance(part, list)]
+    parts = [_degree(part) for part in parts_of(tree)]
     if tree[0] == "^":
         degree = max(1, parts[0]) * max(1, math.ceil(_value_bound(tree[2])))
     elif tree[0] in ("*", "/"):
@@ -207,22 +203,3 @@ def _degree(tree: Tree) -> int:
     if degree > MAX_POWER:
         raise Refused(f"a power of up to {degree} is more than {MAX_POWER}")
     return degree
-
-
-def _expression(tree: JSON) -> Any:
-    import sympy
-
-    kind, parts = tree[0], tree[1:]
-    if kind == "number":
-        return sympy.Rational(parts[0])
-    if kind == "symbol":
-        return sympy.Symbol(parts[0])
-    if kind in ("pi", "oo"):
-        return getattr(sympy, kind)
-    functions = {"sqrt": sympy.sqrt, "ln": sympy.log, "!": sympy.factorial, "+": sympy.Add, "*": sympy.Mul, "^": sympy.Pow}
-    values = [_expression(part) for part in parts]
-    if kind == "-":
-        return values[0] - values[1]
-    if kind == "/":
-        return values[0] / values[1]
-    return functions[kind](*values)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from whet.config import Config
-from whet.reward.arithmetic import ZERO
-from whet.reward.base import call_name, label_of
+from whet.reward.base import RewardTimeout, call_name, label_of
 from whet.reward.hendrycks import MAX_ANSWER, last_box
 from whet.reward.pool import WorkerPool
 from whet.reward.prm800k import Decision, decide
+from whet.reward.values import ZERO
 from whet.types import Rewards, Task, Trajectory
 
 _THINK_END, _RESPONSE = "</think>", "###Response"
@@ -58,9 +58,12 @@ class BoxedReward:
         found = self._rule(task, trajectory.response)
         decision = found.decision
         equal = decision.equal or bool(decision.differences)
-        for one, other in decision.differences:
-            arguments = {"first": one, "second": other}
-            equal = equal and await self._pool.call(ZERO, arguments, call_name(self._name, task))
+        try:
+            for one, other in decision.differences:
+                arguments = {"first": one, "second": other}
+                equal = equal and await self._pool.call(ZERO, arguments, call_name(self._name, task))
+        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+            return Rewards(found.bonus, detail=f"the answer {found.answer[:200]!r} could not be compared in time: {late}")
         if equal:
             return Rewards(found.bonus + found.value, detail=found.missing)
         reason = decision.reason or f"the answer {found.answer[:200]!r} is not the label {found.label[:200]!r}"

@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
-from whet.reward.arithmetic import ZERO
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
 from whet.reward.chance import RandomOptions, RandomReward
 from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, VerlDapoOptions, slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, DispatchReward
+from whet.reward.equality import SETTLE
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
 from whet.reward.gpqa import GpqaOptions, score_gpqa
@@ -27,19 +27,17 @@ from whet.reward.group import SCORE_GROUP, GroupRewardConfig, group_reward
 from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
 from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.ifeval import IfevalOptions, score_ifeval
-from whet.reward.math import COMPARE, MathOptions, MathReward
+from whet.reward.math import MathOptions, MathReward
 from whet.reward.model import ModelRewardOptions, ScorerOf
 from whet.reward.pool import WorkerPool
 from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
 from whet.reward.remote import RemoteOptions, RemoteReward
 from whet.reward.rubric import RubricOptions, RubricReward
+from whet.reward.values import ZERO
 from whet.reward.verified import VERIFY, MathVerifyOptions, MathVerifyReward
 from whet.types import Rewards, Task, Trajectory
 
 Options = TypeVar("Options", bound=Config)
-
-_TREES = (ZERO, "sympy:simplify")
-"""What a worker imports to compare formulas as trees."""
 
 
 class ComponentConfig(Config):
@@ -144,7 +142,7 @@ def _dispatch(options: DispatchOptions, means: Means) -> Reward:
 
 
 REWARDS: dict[str, BuiltIn[Any]] = {
-    "math": BuiltIn(MathOptions, lambda options, means: MathReward(options, means.pool), (COMPARE,)),
+    "math": BuiltIn(MathOptions, lambda options, means: MathReward(options, means.pool), (SETTLE,)),
     "exact": BuiltIn(ExactOptions, lambda options, means: ExactReward(options)),
     "f1": _text(F1Options, score_f1),
     "search_em": _text(SearchOptions, score_search),
@@ -154,9 +152,9 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "hendrycks_math": _text(HendrycksOptions, score_hendrycks),
     "slime_dapo": _text(DapoOptions, slime_dapo),
     "verl_math_dapo": _text(VerlDapoOptions, verl_math_dapo),
-    "slime_math": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("slime_math", slime_math, means.pool), _TREES),
-    "deepscaler": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("deepscaler", deepscaler, means.pool), _TREES),
-    "geo3k": BuiltIn(Geo3kOptions, _geo3k, _TREES),
+    "slime_math": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("slime_math", slime_math, means.pool), (ZERO,)),
+    "deepscaler": BuiltIn(BoxedMathOptions, lambda options, means: BoxedReward("deepscaler", deepscaler, means.pool), (ZERO,)),
+    "geo3k": BuiltIn(Geo3kOptions, _geo3k, (ZERO,)),
     "math_verify": BuiltIn(MathVerifyOptions, lambda options, means: MathVerifyReward(options, means.pool), (VERIFY,)),
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),

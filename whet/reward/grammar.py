@@ -19,11 +19,11 @@ MAX_POWER = 1000
 MAX_TERMS = 10_000
 """Most terms that the powers of all groups can expand to, if they are multiplied."""
 
-_GREEK = (
+GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
-_SAFE_IN_EXPONENT = f"frac sqrt pi circ cdot times div ln log infty {_GREEK}"
+_SAFE_IN_EXPONENT = f"frac sqrt pi circ degree cdot times div ln log infty {GREEK}"
 _COMMANDS = frozenset(
     f"{_SAFE_IN_EXPONENT} sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp binom pm "
     "cup cap in setminus mathbb emptyset leq le geq ge neq ne lt gt approx text mathrm mathbf textbf "
@@ -38,9 +38,10 @@ _COMMAND = re.compile(r"\\([A-Za-z]+|.)")
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mathbb)\s*\{[A-Za-z0-9 .,-]*\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*(?:\{([a-z]*)\})?")
 _SUBSCRIPT = re.compile(r"_(?!(?:[A-Za-z0-9](?![_^]*_)|\{[A-Za-z0-9]{1,8}\}))")
-_BINOM_ARGUMENT = r"(?:\{[a-z0-9+\- ]{1,5}\}|\d)"
+_BINOM_ARGUMENT = r"(?:\{(?![^}]*\d{4})[a-z0-9+\- ]{1,5}\}|\d)"
 _BINOM = re.compile(rf"\\binom\s*(?!{_BINOM_ARGUMENT}\s*{_BINOM_ARGUMENT})")
 _FACTORIAL = re.compile(r"(?<![0-9A-Za-z])!|!\s*!|\d{4}!")
+_BARE_EXPONENT = re.compile(r"[-+]? *(?:\d+|[A-Za-z])")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -76,7 +77,7 @@ def check_formula(text: str) -> None:
 
 def _check_growth(text: str) -> None:
     if _BINOM.search(text):
-        raise Refused("the arguments of \\binom are at most five letters and digits")
+        raise Refused("the arguments of \\binom are at most five letters and digits, and no number of more than three")
     if _FACTORIAL.search(text):
         raise Refused("a factorial follows a letter or a number of at most three digits")
     if "^" in text and ("!" in text or "\\binom" in text):
@@ -87,7 +88,7 @@ def _check_growth(text: str) -> None:
 def _variables(text: str) -> set[str]:
     """Every letter and Greek letter, whatever it stands for."""
     commands = set(_COMMAND.findall(text))
-    return (commands & frozenset(_GREEK.split())) | {letter for letter in _COMMAND.sub(" ", text) if letter.isalpha()}
+    return (commands & frozenset(GREEK.split())) | {letter for letter in _COMMAND.sub(" ", text) if letter.isalpha()}
 
 
 def _check_powers(text: str, num_variables: int) -> None:
@@ -131,8 +132,8 @@ def _exponent(text: str, start: int) -> tuple[str, int]:
     """The exponent that begins at `start`, and where it ends."""
     start += len(text[start:]) - len(text[start:].lstrip())
     if text[start : start + 1] not in ("{", "("):
-        command = _COMMAND.match(text, start)
-        end = command.end() if command else start + 1
+        bare = _COMMAND.match(text, start) or _BARE_EXPONENT.match(text, start)
+        end = bare.end() if bare else start + 1
         return text[start:end], end
     depth = 0
     for i in range(start, len(text)):

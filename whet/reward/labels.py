@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.reward.answers import score_f1, score_search
-from whet.reward.base import LabelError, RewardError, label_of
+from whet.reward.base import LabelError, label_of
 from whet.reward.build import REWARDS, RewardConfig, components_of
 from whet.reward.dapo import slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, kind_of, row_reward
 from whet.reward.gpqa import score_gpqa
 from whet.reward.ifeval import score_ifeval
-from whet.reward.math import bad_label, formula_of
-from whet.reward.pool import WorkerPool
+from whet.reward.math import read_label
 from whet.reward.rubric import read_criteria
 from whet.reward.verified import check_label
 from whet.types import Rewards, Task
 
-Reader = Callable[[Task], str | None]
-"""Reads a row as a reward does. It raises LabelError for one that cannot be scored, and returns the formula that is still to be read."""
+Reader = Callable[[Task], object]
+"""Reads a row as a reward does. It raises LabelError for one that cannot be scored."""
 
-READABLE = "whet.reward.symbolic:readable"
-FORMULAS_S = 30.0
-"""For all formulas among the labels: each different one is read once, a few milliseconds each."""
-BATCH = 20
-"""Formulas of one call to a worker."""
 SHOWN = 5
-
 
 
 def _tried(rule: Callable[[Task, str, Any], Rewards]) -> Callable[[Any], Reader]:
@@ -63,15 +55,16 @@ def _dispatched(options: DispatchOptions) -> Reader:
     choices = options.choices()
     readers = {kind: reader_of(choice.name, choice.options) for kind, choice in choices.items()}
 
-    def read(task: Task) -> str | None:
+    def read(task: Task) -> None:
         chosen = readers[row_reward(task, kind_of(task, options), readers, options.key)]
-        return None if chosen is None else chosen(task)
+        if chosen is not None:
+            chosen(task)
 
     return read
 
 
 READERS: dict[str, Callable[[Any], Reader]] = {
-    "math": lambda options: formula_of,
+    "math": lambda options: read_label,
     "math_verify": lambda options: check_label,
     "f1": _tried(score_f1),
     "search_em": _tried(score_search),
@@ -101,19 +94,16 @@ async def unusable_rows(config: RewardConfig, tasks: Sequence[Task]) -> list[str
     """What is wrong with the rows that a reward cannot score, a line each.
 
     The rewards that come with whet read their rows here as they do in the run. Functions of the user's, models and servers are not asked.
-    Formulas are read in a worker; what is left of them after `FORMULAS_S` seconds is read as it comes.
     """
     readers = readers_of(config)
     faults: list[str] = []
-    formulas: dict[str, Task] = {}
     for task in tasks:
         try:
-            for formula in [reader(task) for reader in readers]:
-                if formula is not None:
-                    formulas.setdefault(formula, task)
+            for reader in readers:
+                reader(task)
         except LabelError as fault:
             faults.append(str(fault))
-    return faults + await _unreadable(config, formulas)
+    return faults
 
 
 def told_rows(what: str, faults: Sequence[str], total: int) -> str:
@@ -122,26 +112,3 @@ def told_rows(what: str, faults: Sequence[str], total: int) -> str:
         return faults[0]
     more = f"\n  and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
     return f"{len(faults)} of the {total} rows {what} cannot be scored:\n" + "\n".join(f"  {fault}" for fault in faults[:SHOWN]) + more
-
-
-async def _unreadable(config: RewardConfig, formulas: Mapping[str, Task]) -> list[str]:
-    """Those of the formulas that cannot be read, as the faults of their rows."""
-    faults: list[str] = []
-    if not formulas:
-        return faults
-    texts, until = list(formulas), time.monotonic() + FORMULAS_S
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [READABLE])
-    try:
-        for start in range(0, len(texts), BATCH):
-            if time.monotonic() > until:
-                break
-            some = texts[start : start + BATCH]
-            try:
-                found = await pool.call(READABLE, {"labels": some}, "reading the labels")
-            except RewardError:  # one that takes too long does so in the run, too, and is an outcome there
-                continue
-            bad = [formulas[text] for text, readable in zip(some, found, strict=True) if not readable]
-            faults += [str(bad_label(task, "it is no formula that math-verify can read")) for task in bad]
-    finally:
-        pool.close()
-    return faults

@@ -1,25 +1,29 @@
 """The reward `math`: 1 if the reply's final answer equals the task's label as mathematics, else 0.
 
-Numbers and words are decided here, exactly. What is left, and passes the whitelist of `whet.reward.grammar`, is
-compared symbolically in a worker. Nothing that a model wrote is ever evaluated as code.
+Both are read by whet's own grammars (`whet.reward.forms`); numbers and words are decided here, exactly, formulas by their values in a
+worker, in bounded work. What cannot be read for certain is compared as text. Nothing that a model wrote is ever evaluated as code.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+from dataclasses import dataclass
 
 from whet.config import Config
-from whet.reward.base import LabelError
+from whet.reward.base import LabelError, RewardTimeout
+from whet.reward.equality import BAD_LABEL, SETTLE, Question, compare
 from whet.reward.extract import Extract, after_hash, extract_answer, last_boxed
-from whet.reward.grammar import MAX_LENGTH, Refused, check_formula
+from whet.reward.forms import Form, read_form
+from whet.reward.formula import Ambiguous
+from whet.reward.grammar import MAX_LENGTH, Refused
 from whet.reward.normalise import normalise
-from whet.reward.number import parse_number
 from whet.reward.pool import WorkerPool
+from whet.reward.words import canonical_words, choice_with_text
 from whet.types import Rewards, Task, Trajectory
 
-COMPARE = "whet.reward.symbolic:compare"
-
-_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z][A-Za-z ,.'()-]*")
+_LOOSE_SPACE = re.compile(r"(?<![\w.])\s+|\s+(?![\w.])")
+"""White space that parts no two words or numbers."""
 
 
 class MathOptions(Config):
@@ -30,14 +34,24 @@ class MathOptions(Config):
     auto: the first of box, hash, "the answer is ...", last number that there is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A normalised answer with what it was read as; `form` is None where only its text is compared, `reason` says why."""
+
+    text: str
+    form: Form | None
+    reason: str = ""
+
+
 class MathReward:
     r"""Compares the reply's answer with `task.label`.
 
     The label is the answer itself, or a text that holds it in `\boxed{}` or after `####`.
 
-    * Numbers are equal exactly (`0.5` is `\frac{1}{2}`; `0.33` is not `1/3`); units count if both sides name one.
-    * A label of words (two letters or more, no formula) is compared as text, without regard to case.
-    * Anything else must be a formula, and is compared symbolically; an answer that is no formula scores 0.
+    * Numbers are equal exactly (`0.5` is `\frac{1}{2}`; `0.33` is not `1/3`). Units count if both sides name one, and are converted.
+    * Formulas are equal if they have the same values; lists and sets in any order, points, intervals and matrices part by part.
+    * `x = 5` is `5`; another equation is equal to its multiples alone.
+    * Words, dates, choices and what can be read in several ways are compared as text, without regard to case.
 
     Every score of 0 says why in `detail`. A missing label, or one that is no formula, is a `LabelError`.
     """
@@ -53,68 +67,76 @@ class MathReward:
             return Rewards(0.0, detail=f"the reply has no answer (extract = {self._extract})")
         if len(raw) > MAX_LENGTH * 4:
             return Rewards(0.0, detail=f"the answer is {len(raw)} characters long")
-        answer = normalise(raw)
-        equal = decide(label, answer)
-        if equal is None:
-            return await self._compare(trajectory.task, label, answer)
+        answer = read_answer(raw)
+        equal = decide_readings(label, answer)
+        if isinstance(equal, Question):
+            return await self._settle(trajectory.task, label, answer, equal)
         return _verdict(equal, label, answer)
 
     def close(self) -> None:
         """The pool belongs to whoever made it."""
 
-    async def _compare(self, task: Task, label: str, answer: str) -> Rewards:
+    async def _settle(self, task: Task, label: Reading, answer: Reading, question: Question) -> Rewards:
         try:
-            check_formula(answer)
-        except Refused as reason:
-            return Rewards(0.0, detail=f"the answer is not compared as a formula: {reason}")
-        arguments = {"label": label, "answer": answer}
-        verdict = await self._pool.call(COMPARE, arguments, f"reward math on task {task.id!r}")
-        if verdict == "label":
-            raise bad_label(task, "it is no formula that math-verify can read")
-        if verdict == "answer":
-            return Rewards(0.0, detail=f"the answer {answer!r} is no formula")
-        return _verdict(verdict == "equal", label, answer)
+            verdict = await self._pool.call(SETTLE, {"question": question.data}, f"reward math on task {task.id!r}")
+        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+            return Rewards(0.0, detail=f"the answer {answer.text[:200]!r} could not be compared in time: {late}")
+        if verdict in ("equal", "different"):
+            return _verdict(verdict == "equal", label, answer)
+        if verdict.startswith(BAD_LABEL):
+            raise _bad_label(task, verdict.removeprefix(BAD_LABEL))
+        return Rewards(0.0, detail=f"the answer {answer.text[:200]!r} is not compared as a formula: {verdict}")
+
+
+def read_answer(raw: str) -> Reading:
+    """The reading of an answer as a reply or a label has it."""
+    text = normalise(raw)
+    try:
+        return Reading(text, read_form(text) if text else None)
+    except Refused as reason:
+        return Reading(text, None, str(reason))
 
 
 def decide(label: str, answer: str) -> bool | None:
-    """Whether two normalised answers are equal, as far as text and exact arithmetic can tell; None if they cannot."""
-    if label.replace(" ", "") == answer.replace(" ", ""):
+    """Whether two normalised answers are equal, as far as text and exact arithmetic can tell; None if it takes values of formulas."""
+    equal = decide_readings(read_answer(label), read_answer(answer))
+    return None if isinstance(equal, Question) else equal
+
+
+def decide_readings(label: Reading, answer: Reading) -> bool | Question:
+    """Whether two answers are equal; a question where it takes values of formulas to tell."""
+    if _tight(label.text) == _tight(answer.text):
         return True
-    if _WORDS.fullmatch(label):
-        return label.casefold() == answer.casefold()
-    label_number, answer_number = parse_number(label), parse_number(answer)
-    if label_number is not None and answer_number is not None:
-        return label_number.equals(answer_number)
-    if label_number is not None and _WORDS.fullmatch(answer):
+    if label.form is None or answer.form is None:
         return False
-    return None
+    if label.form.kind == "choice" and answer.form.kind != "choice":
+        return choice_with_text(answer.text) == label.form.key[0]
+    if "words" in (label.form.kind, answer.form.kind):
+        return canonical_words(label.text) == canonical_words(answer.text) or label.form.key == answer.form.key != ()
+    return compare(label.form, answer.form)
 
 
-def formula_of(task: Task) -> str | None:
-    """The formula that is a task's label; None where the label is a number or words, which need no reading.
-
-    Raises:
-        LabelError: it has none, or one that cannot be compared.
-    """
-    label = read_label(task)
-    return None if parse_number(label) is not None or _WORDS.fullmatch(label) else label
-
-
-def read_label(task: Task) -> str:
-    """A task's label, normalised. Raises LabelError if it has none, or one that cannot be compared."""
-    if task.label is None or not task.label.strip():
-        raise bad_label(task, "it is missing")
-    label = normalise(after_hash(task.label) or last_boxed(task.label) or task.label)
-    if parse_number(label) is None and not _WORDS.fullmatch(label):
-        try:
-            check_formula(label)
-        except Refused as reason:
-            raise bad_label(task, str(reason)) from None
-    return label
+@functools.lru_cache(maxsize=1024)
+def _read_label(label: str) -> Reading | str:
+    """The reading of a label, or why there is none. A label with several readings is compared as text."""
+    text = normalise(after_hash(label) or last_boxed(label) or label)
+    try:
+        return Reading(text, read_form(text))
+    except Ambiguous as reason:
+        return Reading(text, None, str(reason))
+    except Refused as reason:
+        return str(reason)
 
 
-def bad_label(task: Task, reason: str) -> LabelError:
-    """The error for a row whose label is no answer."""
+def read_label(task: Task) -> Reading:
+    """The reading of a task's label. Raises LabelError if it has none, or one that cannot be compared."""
+    reading = _read_label(task.label) if task.label is not None and task.label.strip() else "it is missing"
+    if isinstance(reading, str):
+        raise _bad_label(task, reading)
+    return reading
+
+
+def _bad_label(task: Task, reason: str) -> LabelError:
     place = f" ({task.origin})" if task.origin else ""
     label = "None" if task.label is None else repr(task.label[:200])
     return LabelError(
@@ -123,7 +145,13 @@ def bad_label(task: Task, reason: str) -> LabelError:
     )
 
 
-def _verdict(equal: bool, label: str, answer: str) -> Rewards:
+def _tight(text: str) -> str:
+    return _LOOSE_SPACE.sub("", text)
+
+
+def _verdict(equal: bool, label: Reading, answer: Reading) -> Rewards:
     if equal:
         return Rewards(1.0)
-    return Rewards(0.0, detail=f"the answer {answer[:200]!r} is not the label {label[:200]!r}")
+    if answer.reason:
+        return Rewards(0.0, detail=f"the answer is not compared as a formula: {answer.reason}")
+    return Rewards(0.0, detail=f"the answer {answer.text[:200]!r} is not the label {label.text[:200]!r}")

@@ -52,7 +52,7 @@ class WorkerPool:
         if workers < 1:
             raise ValueError(f"a worker pool needs at least 1 worker, not {workers}")
         self.timeout_s = timeout_s
-        self._environment = child_environment({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, environment)
+        self._environment = child_environment({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}, environment)
         self._hello = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="whet-reward")
         self._lock = threading.Lock()

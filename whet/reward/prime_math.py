@@ -7,16 +7,17 @@ import re
 from dataclasses import dataclass
 
 from whet.config import Config
-from whet.reward.arithmetic import ZERO
-from whet.reward.base import call_name, label_of
-from whet.reward.grammar import Refused, check_formula
+from whet.reward.base import RewardTimeout, call_name, label_of
+from whet.reward.formula import parse_latex
+from whet.reward.grammar import Refused
 from whet.reward.hendrycks import MAX_ANSWER
 from whet.reward.normalise import normalise
 from whet.reward.pool import WorkerPool
 from whet.reward.prm800k import decide
+from whet.reward.values import ZERO
 from whet.types import Rewards, Task, Trajectory
 
-CLOSE = "whet.reward.symbolic:close_enough"
+CLOSE = "whet.reward.values:close_enough"
 TOLERANCE = 1e-4
 """Relative; of numbers."""
 
@@ -46,7 +47,7 @@ class PrimeMathReward:
 
     The rule of verl's `prime_math`. The answer is what follows "answer:", "answer is" and their like; in it the last box; in it what
     follows the last "is", "=" or colon. Where the original evaluates text, whet reads formulas by its grammars (`whet.reward.arithmetic`,
-    `whet.reward.grammar`) in a worker; what they do not read is not equal.
+    `whet.reward.formula`) in a worker; what they do not read is not equal.
     """
 
     def __init__(self, options: PrimeMathOptions, pool: WorkerPool) -> None:
@@ -58,15 +59,23 @@ class PrimeMathReward:
         answer = extract_prime(trajectory.response)
         if len(answer) > MAX_ANSWER:
             return Rewards(0.0, detail=f"the answer is {len(answer)} characters long; at most {MAX_ANSWER} are compared")
-        if await self._strictly(task, answer, label):
-            return Rewards(1.0)
-        for pi in (None, "3.14") if _PI.search(answer) or _PI.search(label) else (None,):
-            if await self._loosely(task, _with_pi(answer, pi), _with_pi(label, pi)):
+        try:
+            if await self._equal(task, answer, label):
                 return Rewards(1.0)
+        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+            return Rewards(0.0, detail=f"the answer {answer[:200]!r} could not be compared in time: {late}")
         return Rewards(0.0, detail=f"the answer {answer[:200]!r} is not the label {label[:200]!r}")
 
     def close(self) -> None:
         """The pool belongs to whoever made it."""
+
+    async def _equal(self, task: Task, answer: str, label: str) -> bool:
+        if await self._strictly(task, answer, label):
+            return True
+        for pi in (None, "3.14") if _PI.search(answer) or _PI.search(label) else (None,):
+            if await self._loosely(task, _with_pi(answer, pi), _with_pi(label, pi)):
+                return True
+        return False
 
     async def _strictly(self, task: Task, answer: str, label: str) -> bool:
         decision = decide(answer, label, more_units=True, keep_spaces=True)
@@ -80,13 +89,11 @@ class PrimeMathReward:
         if isinstance(outcome, bool):
             return outcome
         for one, other in outcome.pairs:
-            texts = normalise(one), normalise(other)
             try:
-                for text in texts:
-                    check_formula(text)
+                trees = [parse_latex(normalise(text).replace("\\degree", "")) for text in (one, other)]
             except Refused:
                 return False
-            arguments = {"label": texts[0], "answer": texts[1], "tolerance": TOLERANCE}
+            arguments = {"first": trees[0], "second": trees[1], "tolerance": TOLERANCE}
             if not await self._pool.call(CLOSE, arguments, call_name("prime_math", task)):
                 return False
         return True

@@ -1,65 +1,95 @@
-"""Symbolic equality through math-verify. Runs in a worker only: its cost has no bound of its own.
+"""Equality by math-verify, in a child of the worker that ends after a number of steps. Runs in a worker only.
 
-Both texts have passed `whet.reward.grammar`. math-verify's own time limits are signals of the main thread and its
-plain-text parser evaluates Python expressions, so neither is used: the worker is killed at its deadline, and text is
-read as LaTeX only.
+Both texts have passed `whet.reward.grammar`. math-verify's own time limits are signals of the main thread and its plain-text parser
+evaluates Python expressions, so neither is used: text is read as LaTeX only, and what math-verify and sympy do is counted. Each comparison
+starts from the same state, so that it takes the same steps whatever came before, and ends by itself long before the worker's deadline.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
-import math
+import os
+import sys
+import warnings
+from itertools import pairwise
+from types import FrameType
 from typing import Any, Literal
 
 from math_verify import LatexExtractionConfig, parse, verify
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
-Verdict = Literal["equal", "different", "label", "answer"]
-"""`label`, `answer`: which of the two could not be read."""
+Verdict = Literal["equal", "different", "too much", "failed", "label"]
+"""`too much`: it takes too many steps; `failed`: it ended without an answer; `label`: the label alone does one of these."""
 
-DECIMALS = 12
-"""To which decimals are compared with irrational numbers, where no exact comparison exists."""
-
-
-def compare(label: str, answer: str) -> Verdict:
-    label_forms, answer_forms = _parse(label), _parse(answer)
-    if not label_forms:
-        return "label"
-    if not answer_forms:
-        return "answer"
-    equal = verify(label_forms, answer_forms, float_rounding=DECIMALS, timeout_seconds=None)
-    return "equal" if equal else "different"
+_VERDICTS: dict[bytes, Verdict] = {b"equal": "equal", b"different": "different", b"too much": "too much"}
+MAX_STEPS = 1_000_000
+"""Calls of Python functions that a comparison may take: about a second. Ordinary answers take 200 to 50,000."""
+_FAMILIAR = (
+    *("x^2+2x+1", r"\frac{1}{3}", "0.333333", "1,2", r"\sqrt{12}", r"\frac{n(n+1)}{2}", r"\sin^2 x+\cos^2 x", r"2^{10}-\ln 2", "x=5"),
+    *(r"(-\infty,2]\cup(3,4)", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\{1,2\}", r"\frac{\pi}{4}+\theta", "(a+b)^3", "x>2"),
+)
+"""Compared once as a worker starts: what is loaded and cached then is shared by all comparisons."""
 
 
-def readable(labels: list[str]) -> list[bool]:
-    """Which of the labels can be read."""
-    return [bool(_parse(label)) for label in labels]
-
-
-def verify_boxed(label: str, answer: str) -> bool:
+def verify_boxed(label: str, answer: str) -> Verdict:
     """Equality at math-verify's own tolerance of six decimals, with its reading of boxed answers and of texts it cannot parse."""
-    label_forms, answer_forms = (_parse_boxed(text) for text in (label, answer))
-    return verify(label_forms, answer_forms, timeout_seconds=None)
+    verdict = _in_child(label, answer)
+    if verdict in ("equal", "different"):
+        return verdict
+    return verdict if _in_child(label, label) in ("equal", "different") else "label"
 
 
-def close_enough(label: str, answer: str, tolerance: float) -> bool:
-    """Symbolic equality, or values within a relative tolerance."""
-    label_forms, answer_forms = _parse(label), _parse(answer)
-    if not label_forms or not answer_forms:
-        return False
-    if verify(label_forms, answer_forms, float_rounding=DECIMALS, timeout_seconds=None):
-        return True
+def _in_child(label: str, answer: str) -> Verdict:
+    """The verdict of a child process, which leaves no trace in this one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(writing, label, answer)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return _VERDICTS.get(said, "failed")
+
+
+def _answer(writing: int, label: str, answer: str) -> None:
+    """The child's part: writes its verdict and ends; without one, it ended by an error."""
     try:
-        return math.isclose(float(label_forms[0]), float(answer_forms[0]), rel_tol=tolerance)
-    except (TypeError, AttributeError):  # a set, a relation, a formula with symbols
-        return False
+        _count_steps(writing)
+        os.write(writing, b"equal" if _equal(label, answer) else b"different")
+    finally:
+        os._exit(0)
+
+
+def _count_steps(writing: int) -> None:
+    steps = 0
+
+    def step(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > MAX_STEPS:
+            os.write(writing, b"too much")
+            os._exit(0)
+
+    sys.settrace(step)
+
+
+def _equal(label: str, answer: str) -> bool:
+    return verify(_parse_boxed(label), _parse_boxed(answer), timeout_seconds=None)
 
 
 def _parse_boxed(text: str) -> list[Any]:
     return parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore
 
 
-def _parse(text: str) -> list[Any]:
-    config = LatexExtractionConfig()
-    return parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore
+def _warm_up() -> None:
+    for one, other in pairwise(_FAMILIAR):
+        _equal(one, other)
+    gc.freeze()  # the children share what is loaded
+
+
+# The worker's only other thread waits for its input and holds nothing that a child needs.
+warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+_warm_up()

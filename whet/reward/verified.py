@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from whet.config import Config
-from whet.reward.base import bad_row, call_name, label_of
+from whet.reward.base import RewardTimeout, bad_row, call_name, label_of
 from whet.reward.extract import MAX_READ, last_boxed, last_number, said
 from whet.reward.grammar import Refused, check_formula
 from whet.reward.hendrycks import MAX_ANSWER, verdict
@@ -36,7 +36,8 @@ class MathVerifyReward:
 
     The rule of verl's `math_verify`. The answer is the last `\boxed{}`, joined with those close before it (`\boxed{1} and \boxed{2}`);
     without one, what follows "answer is", or the last number. Only what `whet.reward.grammar` lets through is compared: math-verify
-    evaluates plain text as Python, so it is given LaTeX alone, in a worker. The reward `math` is exact (`0.333333` is not `1/3`).
+    evaluates plain text as Python, so it is given LaTeX alone, in a worker; what takes too many steps scores 0. The reward `math` is exact
+    (`0.333333` is not `1/3`).
     """
 
     def __init__(self, options: MathVerifyOptions, pool: WorkerPool) -> None:
@@ -59,8 +60,15 @@ class MathVerifyReward:
         except Refused as reason:
             return Rewards(0.0, detail=f"the answer is not compared as a formula: {reason}")
         arguments = {"label": label, "answer": answer}
-        equal = await self._pool.call(VERIFY, arguments, call_name("math_verify", task))
-        return verdict(equal, answer, label)
+        try:
+            found = await self._pool.call(VERIFY, arguments, call_name("math_verify", task))
+        except RewardTimeout as late:  # the steps are counted, so only a machine that stands still comes here; the answer is the model's
+            return Rewards(0.0, detail=f"the answer {answer[:200]!r} could not be compared in time: {late}")
+        if found == "label":
+            raise bad_row(task, f"has the label {label[:200]!r}, which the reward math_verify cannot use: it takes too much to compare")
+        if found in ("equal", "different"):
+            return verdict(found == "equal", answer, label)
+        return Rewards(0.0, detail=f"the answer {answer[:200]!r} takes too much to compare ({found})")
 
     def close(self) -> None:
         """The pool belongs to whoever made it."""
