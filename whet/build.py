@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerFast
 
 from whet.build_engine import Syncing, engine_model, engine_of
 from whet.build_trained import load_trained
@@ -23,7 +22,7 @@ from whet.config import code_digests, config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
-from whet.data.template import Renderer, load_tokenizer
+from whet.data.template import Renderer, load_renderer, load_tokenizer
 from whet.engine.base import Engine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.pool.member import Incident, Tell
@@ -111,8 +110,8 @@ class Texts:
 def read_texts(config: RunConfig) -> Texts:
     """The model's folder, its tokenizer and chat template."""
     folder = resolve_model_path(config.model.path)
-    tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
-    return Texts(folder, Renderer(tokenizer, build_parser(config.env.parser)))
+    parser = build_parser(config.env.parser)
+    return Texts(folder, load_renderer(folder, config.data, parser, trust_remote_code=config.model.trust_remote_code))
 
 
 @contextmanager
@@ -128,7 +127,7 @@ def build_parts(
     """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost,
     `scorer_of` says who scores for a reward with a model that is no model of its own, and `weights` are what the run has trained already,
     to be put into a model that is not trained further."""
-    folder, tokenizer = texts.folder, texts.renderer.tokenizer
+    folder = texts.folder
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
     held_as = engine_model(config.model, sizes, apart=apart)
@@ -149,7 +148,7 @@ def build_parts(
         settings = {"shares_weights": not own, "deterministic": config.deterministic, "launcher": launcher}
         settings |= {"pool": config.engine.pool, "tell": tell}
         with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, how, **settings) as engine:
-            player = _player(config, config.rollout, config.env, scoring, engine, tokenizer)
+            player = _player(config, config.rollout, config.env, scoring, engine, texts.renderer)
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
             if overlaps or config.control.partial:
@@ -181,9 +180,8 @@ def close_all(rewards: Iterable[Reward | GroupReward]) -> None:
 def build_service(config: ServeConfig) -> Iterator[Service]:
     """A model behind an engine of its own, to be served; its threads end with it. Whoever runs the engine closes it."""
     folder = resolve_model_path(config.model.path)
-    tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
     parser = build_parser(config.parser)
-    renderer = Renderer(tokenizer, parser, config.template_options)
+    renderer = load_renderer(folder, config, parser, trust_remote_code=config.model.trust_remote_code)
     sizes = config.engine.embedded
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
     grammars = Grammars(renderer, model.vocab_size)
@@ -234,14 +232,14 @@ def _player(
     env: EnvConfig,
     scoring: Scoring,
     engine: Engine,
-    tokenizer: PreTrainedTokenizerFast,
+    renderer: Renderer,
 ) -> Player:
     check_fits(rollout, engine.capabilities.max_tokens)
-    renderer = Renderer(tokenizer, build_parser(env.parser))
+    renderer = renderer.with_parser(build_parser(env.parser))
     sampling = rollout.sampling(renderer.stop_token_ids)
     if sampling.grammar is not None:
         try:
-            Grammars(renderer, len(tokenizer)).check(sampling.grammar)
+            Grammars(renderer, len(renderer.tokenizer)).check(sampling.grammar)
         except ValueError as error:
             raise ValueError(f"rollout.{error}") from None
     return Player(
@@ -262,7 +260,18 @@ def _player(
 def prompt_length(texts: Texts, env: EnvConfig) -> Callable[[Task], int]:
     """Counts a task's prompt tokens, the environment's tools included."""
     tools = build_env_factory(env)().tools
+    check_answers(texts, env)
     return lambda task: len(texts.renderer.prompt(task, tools))
+
+
+def check_answers(texts: Texts, env: EnvConfig) -> None:
+    """See that the chat template shows what the run's tools answer; an environment of a user's own may answer in any way.
+
+    Raises:
+        ValueError: it leaves that out.
+    """
+    if env.name == "tools":
+        texts.renderer.check_answers([tool["function"]["name"] for tool in build_env_factory(env)().tools])
 
 
 def evaluation_tasks(config: RunConfig, texts: Texts) -> dict[str, list[Task]]:
@@ -297,7 +306,7 @@ def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
     if chosen.reward is not None:
         scoring = _scoring(chosen.reward, parts.folder, parts.rewards, parts.scorer_of)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
-    return _player(config, rollout, env, scoring, parts.engine, parts.player.renderer.tokenizer)
+    return _player(config, rollout, env, scoring, parts.engine, parts.player.renderer)
 
 
 def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Headline, ...]) -> Observer:
@@ -352,13 +361,18 @@ def has_reference_path(config: BaseRunConfig) -> bool:
     return isinstance(config, RunConfig) and config.reference is not None and config.reference.path is not None
 
 
-def export_model(backend: TorchBackend, config: ModelConfig, source: Path, target: Path, lead: Lead = ALONE) -> None:
-    """Write the policy in Hugging Face format, with the tokenizer of the model that it came from.
+def export_model(
+    backend: TorchBackend, config: ModelConfig, source: Path, target: Path, lead: Lead = ALONE, template: str | None = None
+) -> None:
+    """Write the policy in Hugging Face format, with the tokenizer of the model that it came from, and the chat template that it was trained
+    with.
 
     Raises:
         ValueError: if what was written does not read back as what was trained.
     """
     tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
+    if template is not None:
+        tokenizer.chat_template = template
     tokenizer.save_pretrained(target)
     led = lead.led("policy", backend)
     if backend.adapter is not None:

@@ -21,6 +21,7 @@ from whet.build import (
     build_parts,
     build_run_state,
     build_service,
+    check_answers,
     evaluation_tasks,
     export_model,
     incidents_of,
@@ -54,6 +55,7 @@ from whet.rollout.scheduler import Wanted
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
+from whet.supervised_settings import chat_of
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.alarm import RankHung, Situation
@@ -173,7 +175,7 @@ def finish(
     config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path, lead: Lead = ALONE
 ) -> None:
     """Export the model of a run that has come to its end."""
-    export_model(backend, config.model, source, run_dir / "model", lead)
+    export_model(backend, config.model, source, run_dir / "model", lead, chat_of(config).template_text)
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
 
 
@@ -297,6 +299,7 @@ def warn_all(display: Display, notes: Sequence[str]) -> None:
 def training_source(config: RunConfig, texts: Texts) -> Source:
     """The training prompts."""
     if config.data.source is not None:
+        check_answers(texts, config.env)
         return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
     return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
 

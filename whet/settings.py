@@ -14,6 +14,7 @@ from whet.algo import AlgorithmConfig
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread
+from whet.data.chat_config import ChatConfig
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
@@ -32,7 +33,7 @@ from whet.train.torch_native.backend import TrainConfig
 from whet.transport.settings import SyncConfig
 
 
-class DataConfig(RowConfig):
+class DataConfig(RowConfig, ChatConfig):
     """Where prompts come from. See also `[data]` of evaluation sets."""
 
     train: str | list[str] | None = None
@@ -191,7 +192,7 @@ class RunConfig(BaseRunConfig):
 def training_rows(config: RunConfig) -> SourceConfig:
     """The training prompts' files, columns and order."""
     assert config.data.train is not None, "the run has a source of its own"
-    options = config.data.model_dump(exclude={"train", "source", "source_options", "source_timeout_s"})
+    options = config.data.model_dump(exclude={"train", "source", "source_options", "source_timeout_s", *ChatConfig.model_fields})
     return SourceConfig(path=config.data.train, seed=config.seed, **options)
 
 

@@ -17,14 +17,14 @@ from whet.core.weights import REDUCERS
 from whet.data.hub import resolve_model_path
 from whet.data.preference import PreferenceSource, preference_source
 from whet.data.supervised import supervised_source
-from whet.data.template import Renderer, load_tokenizer
+from whet.data.template import Renderer, load_renderer
 from whet.loop import Evaluated
 from whet.model.decoder import DecoderModel
 from whet.observe import Headline, Metrics, merge_metrics
 from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised
-from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, held_out_rows
+from whet.supervised_settings import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, chat_of, held_out_rows
 from whet.train.alarm import Situation
 from whet.train.lead import ALONE, Lead, begin
 
@@ -63,6 +63,8 @@ class Program:
     held_out: PreferenceSource | None = None
     renderer: Renderer | None = None
     """Whose padding the model is to know, where transformers reads scores."""
+    num_spelled: int = 0
+    """Special tokens that the data's texts spell, and that are text."""
 
 
 def sft(config: SupervisedRunConfig, command: str = "whet sft", lead: Lead = ALONE, notes: Sequence[str] = ()) -> Path:
@@ -87,7 +89,8 @@ def sft(config: SupervisedRunConfig, command: str = "whet sft", lead: Lead = ALO
             batch = batch_of(source.next(config.samples_per_step))
             return batch.with_(weights=reducer(batch))
 
-        program = Program("sft", SFT_HEADLINES, num_steps, source, take, {"conversations": str(len(source))})
+        facts = {"conversations": str(len(source)), **spelled_facts(renderer)}
+        program = Program("sft", SFT_HEADLINES, num_steps, source, take, facts, num_spelled=renderer.num_spelled)
         run_program(config, opened, folder, program, lead, notes)
     return opened.folder / "model"
 
@@ -121,7 +124,14 @@ def on_pairs(config: PairRunConfig, renderer: Renderer, command: str, headlines:
     def take() -> TrainBatch:
         return pair_batch(source.next(config.pairs_per_step))
 
-    return Program(command, headlines, num_steps, source, take, pair_facts(source, held), held)
+    facts = {**pair_facts(source, held), **spelled_facts(renderer)}
+    return Program(command, headlines, num_steps, source, take, facts, held, num_spelled=renderer.num_spelled)
+
+
+def spelled_facts(renderer: Renderer) -> dict[str, str]:
+    """Special tokens that the data spell, where there are any."""
+    num = renderer.num_spelled
+    return {"special tokens": f"{num} spelled in the data's texts stay text (data.special_tokens_in_text)"} if num else {}
 
 
 def note_padding(model: DecoderModel, renderer: Renderer) -> None:
@@ -135,7 +145,7 @@ def note_padding(model: DecoderModel, renderer: Renderer) -> None:
 def model_and_renderer(config: BaseRunConfig) -> tuple[Path, Renderer]:
     """The model's folder, and its tokenizer with its chat template."""
     folder = resolve_model_path(config.model.path)
-    return folder, Renderer(load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code))
+    return folder, load_renderer(folder, chat_of(config), trust_remote_code=config.model.trust_remote_code)
 
 
 def pair_sources(config: PairRunConfig, renderer: Renderer) -> tuple[PreferenceSource, PreferenceSource | None]:
@@ -181,7 +191,9 @@ def run_program(
         others: dict[str, Stateful] = {"evaluated": evaluated}
         state = build_run_state(config, opened, learner.policy, observer, program.source, others, learner, lead)
         measured = held_out(config, program.held_out, learner.measure)
-        run = SupervisedRun(program.num_steps, program.take, learner, measured, evaluated, state, observer, opened.stop)
+        run = SupervisedRun(
+            program.num_steps, program.take, learner, measured, evaluated, state, observer, opened.stop, program.num_spelled
+        )
         lead.describe(lambda: Situation(observer.phases.present))
         facts = {"model": str(folder), **program.facts, "device": str(backend.model.device)}
         observer.display.start(f"whet {program.command}: {opened.folder}", program.num_steps, facts)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
+from whet.data.special import SPELLED_METRIC
 from whet.loop import Evaluated, Observer
-from whet.observe import Metrics, flatten, merge_metrics
+from whet.observe import Metrics, Total, flatten, merge_metrics
 from whet.stop import Stop
 from whet.train.batching import due
 from whet.train.supervised import SupervisedLearner
@@ -42,6 +43,8 @@ class SupervisedRun:
     checkpoint: RunState
     observer: Observer
     stop: Stop
+    num_spelled: int = 0
+    """Special tokens that the data's texts spell, and that are text."""
 
 
 def train_supervised(run: SupervisedRun) -> dict[str, float]:
@@ -62,7 +65,8 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         run.observer.phases.add_tokens("update", update.num_tokens)
         progress.optimizer_step += 1
         progress.rollout_id += 1
-        values = log(run, progress.optimizer_step, update.metrics)
+        spelled: Metrics = {SPELLED_METRIC: Total(run.num_spelled)} if run.num_spelled else {}
+        values = log(run, progress.optimizer_step, {**update.metrics, **spelled})
         save_if_due(run, progress, values)
         run.stop.check()
     return run.evaluated.values

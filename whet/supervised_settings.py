@@ -12,6 +12,7 @@ from whet.algo.reward_model import RewardModelConfig
 from whet.cluster.config import ENGINE_KEYS
 from whet.config import Config, refuse_unread
 from whet.core.weights import ReducerName
+from whet.data.chat_config import ChatConfig
 from whet.data.preference import PreferenceConfig
 from whet.data.supervised import SupervisedConfig
 from whet.settings import BaseRunConfig, DataConfig, RunConfig
@@ -101,6 +102,12 @@ def refuse_settings(config: BaseRunConfig) -> None:
     hook = config.observe.on_rollout
     if hook is not None:
         raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")
+
+
+def chat_of(config: BaseRunConfig) -> ChatConfig:
+    """How a run's messages are rendered."""
+    assert isinstance(config, RunConfig | SupervisedRunConfig | PairRunConfig), "every kind of run has data"
+    return config.data
 
 
 def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:

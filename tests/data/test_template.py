@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from chat_templates import KINDS, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from tokenizers import AddedToken
 
+from whet.data.chat_config import ChatConfig
 from whet.data.parsers import parse_none
-from whet.data.template import MARK, Renderer, load_tokenizer
+from whet.data.template import MARK, Renderer, load_renderer, load_tokenizer
 from whet.types import Message, Task, ToolCall
 
 WHOLE = ["chatml", "llama3", "deepseek", "llama2", "chatml_base"]
@@ -308,3 +311,150 @@ def test_a_folder_without_a_language_model_is_left_to_loading_it(tmp_path):
     tokenizer_of("chatml").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     assert load_tokenizer(tmp_path).eos_token == "<|im_end|>"
+
+
+def gemma():
+    """As Gemma 4's template: tools' answers are written behind calls alone, and calls end with a token of their own."""
+    return """\
+{%- for m in messages %}{% if m.role == 'assistant' %}\
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>model
+{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}\
+</tool_call>{% endfor %}{% if m.tool_calls %}{% for t in messages[loop.index0 + 1:] if t.role == 'tool' %}\
+<|eot_id|>{{ t.name }}:{{ t.content }}{% endfor %}{% if loop.last %}<|eot_id|>{% endif %}{% else %}<|im_end|>
+{% endif %}{% elif m.role != 'tool' %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}\
+{%- if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>model
+{% endif %}"""
+
+
+def other(template, *added):
+    tokenizer = deepcopy(tokenizer_of("chatml"))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(added)})
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+def test_answers_that_a_template_writes_behind_calls_alone_are_written_there():
+    renderer = other(gemma(), "<|eot_id|>")
+    assert [renderer.decode([t]) for t in renderer.stop_token_ids] == ["<|im_end|>", "<|eot_id|>"]
+    eot = renderer.stop_token_ids[1]
+    answers = [Message("tool", "42", name="add", tool_call_id="c"), Message("tool", "43", name="sub", tool_call_id="d")]
+    said = (*renderer.encode("<tool_call>add{}</tool_call>"), eot)
+    assert renderer.decode(renderer.reply(answers, said)) == "add:42<|eot_id|>sub:43"
+    assert renderer.decode(renderer.reply(answers, said[:-1])) == "<|eot_id|>add:42<|eot_id|>sub:43"
+    assert (
+        renderer.decode(renderer.reply([Message("user", "u")], renderer.stop_token_ids[:1]))
+        == "\n<|im_start|>user\nu<|im_end|>\n<|im_start|>model\n"
+    )
+    call = Message("assistant", "", (ToolCall("add", {"a": 1}, "c"),))
+    tokens, mask = renderer.supervised([Message("user", "u"), call, answers[0], Message("assistant", "so")])
+    trained = renderer.decode([t for t, m in zip(tokens, mask, strict=True) if m])
+    assert trained == '<tool_call>add{"a": 1}</tool_call><|eot_id|>so<|im_end|>'
+
+
+def test_what_a_template_leaves_out_is_refused():
+    written = "{% for m in messages if m.role in ROLES %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    written += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    renderer = other(written.replace("ROLES", "['user', 'assistant']"))
+    words = "leaves out the words of message {} \\({}\\)"
+    with pytest.raises(ValueError, match=words.format(2, "tool")):
+        renderer.reply([Message("tool", "42")], renderer.stop_token_ids)
+    with pytest.raises(ValueError, match=words.format(2, "tool")):
+        renderer.check_answers(["add"])
+    with pytest.raises(ValueError, match=words.format(0, "system")):
+        renderer.prompt(Task("t", (Message("system", "s"), Message("user", "u"))))
+    called = (Message("user", "u"), Message("assistant", "a", (ToolCall("f", {"x": 1}),)), Message("user", "v"))
+    with pytest.raises(ValueError, match=r"leaves out call 0 of message 1 \(assistant\).*data\.template"):
+        renderer.prompt(Task("t", called))
+    with pytest.raises(ValueError, match=r"leaves out call 0 of message 1"):
+        renderer.supervised(called[:2])
+    assert renderer.prompt(Task("t", (Message("user", "u"),)))
+
+
+ONE_CALL = "{{ m.tool_calls[0].function if m.tool_calls else m.content }}"
+NO_CALL = "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [ONE_CALL, NO_CALL])
+def test_a_second_call_and_words_beside_a_call_are_not_left_out_in_silence(template):
+    head = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role != 'assistant' %}{{ m.content }}{% else %}"
+    tail = "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    renderer = other(head + template + tail)
+    calls = (ToolCall("f", {"x": 1}), ToolCall("g", {"x": 2}))
+    with pytest.raises(ValueError, match=r"leaves out call .* of message 1 \(assistant\)"):
+        renderer.supervised([Message("user", "u"), Message("assistant", "", calls)])
+    with pytest.raises(ValueError, match=r"leaves out .*the words of message 1 \(assistant\)"):
+        renderer.supervised([Message("user", "u"), Message("assistant", "so", calls[:1])])
+
+
+def test_a_template_that_wants_arguments_as_text_gets_them():
+    write = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}"
+    head = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + write + "<|im_end|>\n{% endfor %}"
+    renderer = other(head + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    tokens, _ = renderer.supervised([Message("user", "u"), Message("assistant", "so ", (ToolCall("f", {"x": "é"}),))])
+    assert renderer.decode(tokens).endswith('so f{"x": "é"}<|im_end|>')
+
+
+def glm():
+    """As GLM-4.5's template: nothing closes a turn."""
+    return """\
+{%- for m in messages %}{% if m.role == 'tool' %}<|observation|>
+{% else %}<|{{ m.role }}|>
+{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}\
+{%- if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+
+
+def test_what_begins_the_next_turn_ends_one_that_nothing_closes():
+    renderer = other(glm(), "<|user|>", "<|observation|>", "<|assistant|>")
+    assert [renderer.decode([t]) for t in renderer.stop_token_ids] == ["<|user|>", "<|observation|>", "<|im_end|>"]
+    user, observation, eos = renderer.stop_token_ids
+    assert renderer.decode(renderer.reply([Message("user", "v")], (user,))) == "\nv<|assistant|>\n"
+    assert renderer.decode(renderer.reply([Message("tool", "v")], (observation,))) == "\nv<|assistant|>\n"
+    assert renderer.decode(renderer.reply([Message("tool", "v")], (eos,))) == "<|observation|>\nv<|assistant|>\n"
+    call = Message("assistant", "", (ToolCall("f", {}),))
+    tokens, mask = renderer.supervised([Message("user", "u"), call, Message("tool", "t"), Message("assistant", "so")])
+    trained = renderer.decode([t for t, m in zip(tokens, mask, strict=True) if m])
+    assert trained == '<tool_call>{"name": "f", "arguments": {}}</tool_call><|observation|>so<|user|>'
+    assert renderer.parse((*renderer.encode("so"), user)).message.content == "so"
+
+
+def test_a_model_s_own_generation_settings_end_turns_too(tmp_path):
+    tokenizer_of("chatml").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0, 65]}')
+    renderer = load_renderer(tmp_path, ChatConfig())
+    assert renderer.stop_token_ids == (2, 0)  # 65 is a letter
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(ValueError, match=r"generation_config\.json cannot be read"):
+        load_renderer(tmp_path, ChatConfig())
+
+
+def test_a_template_of_one_s_own_and_its_variables(tmp_path):
+    tokenizer_of("chatml").save_pretrained(tmp_path)
+    own = "{{ greeting }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    (tmp_path / "own.jinja").write_text(own)
+    for template in (own, str(tmp_path / "own.jinja")):
+        renderer = load_renderer(tmp_path, ChatConfig(template=template, template_kwargs={"greeting": "hi"}))
+        assert renderer.decode(renderer.prompt(Task("t", (Message("user", "u"),)))) == "hi<|im_start|>u<|im_end|>"
+    with pytest.raises(ValueError, match=r"chat template nowhere\.jinja cannot be read"):
+        load_renderer(tmp_path, ChatConfig(template="nowhere.jinja"))
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_text_is_tokenised_as_the_model_will_meet_it(kind, family):
+    """Turn by turn, a conversation has the ids of its whole text: no space is put before a turn."""
+    tokenizer = tokenizer_like(kind, family)
+    renderer = Renderer(tokenizer)
+    messages = [
+        Message(role, text)
+        for role, text in zip(("user", "assistant") * 2, ("hello there", "the answer", "how many", "world"), strict=True)
+    ]
+    tokens, mask = renderer.supervised(messages)
+    whole = tokenizer.apply_chat_template([m.to_dict() for m in messages], tokenize=False).rstrip()
+    assert list(tokens) == tokenizer.encode(whole, add_special_tokens=False)
+    # A rollout that samples the same meets the same.
+    said = [[t for t, m in run] for trained, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1]) if trained]
+    chain = [*renderer.prompt(Task("t", (messages[0],))), *said[0]]
+    assert [*chain, *renderer.reply([messages[2]], said[0]), *said[1]] == list(tokens)

@@ -120,7 +120,8 @@ def test_padding_beyond_the_model_is_told_and_fails_where_a_prompt_has_it(here):
     findings, _ = look("model", "tokenizer")
     assert of(findings, "tokenizer", "warn") == [f"{size + 1} tokens, but the model knows {size}: a text with one of the others cannot run"]
     (here / "train.jsonl").write_text('{"prompt": "say <padding>", "label": "1"}\n')
-    findings, _ = look("model", "tokenizer", "environment", "data")
+    assert not of(look("model", "tokenizer", "environment", "data")[0], "data", "FAIL")  # it is text
+    findings, _ = look("model", "tokenizer", "environment", "data", overrides=["data.special_tokens_in_text=true"])
     assert f"token ids up to {size}, but the model knows 0 to {size - 1}" in of(findings, "data", "FAIL")[0]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from whet.data.template import Renderer, Tools
+from whet.data.chat_template import Tools
+from whet.data.template import Renderer
 from whet.types import Message
 
 MaskName = Literal["delta", "qwen", "qwen3", "qwen3_5", "distill_qwen"]
@@ -98,8 +99,7 @@ def whole_text(renderer: Renderer, messages: Sequence[Message], tools: Tools, tr
         cursor += text[cursor : cursor + 1] == "\n"
         if trains[i]:
             spans.append((start + len(_THINK) if text.startswith(_THINK, start) else start, cursor))
-    encoded = renderer.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    tokens, places = encoded["input_ids"], encoded["offset_mapping"]
+    tokens, places = renderer.rendered_with_places(text)
     mask = [any(start < to and frm < end for start, end in spans) for frm, to in places]
     return tuple(tokens), tuple(mask)
 
@@ -108,8 +108,8 @@ def last_answer(renderer: Renderer, messages: Sequence[Message], tools: Tools, t
     """The first message with the generation prompt, then the last message's text, without what lies between (slime's `distill_qwen`)."""
     if messages[-1].role != "assistant":
         raise ValueError(f"mask = distill_qwen trains the last message, which is of the role {messages[-1].role!r}; end on an assistant's")
-    prompt = renderer.encode(renderer.render(messages[:1], tools, generate=True))
-    said = renderer.encode(messages[-1].content)
+    prompt = renderer.rendered(renderer.render(messages[:1], tools, generate=True))
+    said = renderer.plain(messages[-1].content, prompt, inner=True)
     return (*prompt, *said), (False,) * len(prompt) + (trains[-1],) * len(said)
 
 
@@ -127,7 +127,7 @@ def frame_lengths(renderer: Renderer) -> tuple[int, int]:
     first, second = found
     after = len(whole) - len(words) - second
     system_length = first - ((second - first) - after - len(words))
-    header_length = len(renderer.encode(renderer.render([_PROBE, _PROBE], (), generate=True))) - len(whole)
+    header_length = len(renderer.rendered(renderer.render([_PROBE, _PROBE], (), generate=True))) - len(whole)
     return system_length, header_length
 
 
@@ -140,7 +140,7 @@ _WAYS: dict[str, Callable[[Renderer, Sequence[Message], Tools, Sequence[bool]], 
 
 
 def _ids(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
-    return renderer.encode(renderer.render(messages, tools, generate=False))
+    return renderer.rendered(renderer.render(messages, tools, generate=False))
 
 
 def _append(tokens: list[int], mask: list[bool], said: list[int], header_length: int, trains: bool) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from whet.config import Config
+from whet.data.chat_config import ChatConfig
 from whet.data.cursor import Cursor
 from whet.data.files import Row, describe_value
 from whet.data.masks import MaskName
@@ -41,7 +42,7 @@ class PairColumns(Config):
     """Drop the pairs with a longer conversation (they are counted)."""
 
 
-class PreferenceConfig(PairColumns):
+class PreferenceConfig(PairColumns, ChatConfig):
     """Data files of preference pairs, and their order."""
 
     path: str | list[str] = Field(min_length=1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.data.chat_config import ChatConfig
 from whet.data.cursor import Cursor
 from whet.data.files import Row, describe_value
 from whet.data.masks import MaskName, mask_conversation
@@ -20,7 +20,7 @@ from whet.data.template import Renderer
 from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
 
 
-class SupervisedConfig(Config):
+class SupervisedConfig(ChatConfig):
     """Data files of conversations to learn from, and their order."""
 
     path: str | list[str] = Field(min_length=1)

@@ -8,70 +8,46 @@ never gets to: history stays as it was sampled.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from whet.data.chat_config import ChatConfig
+from whet.data.chat_template import ChatTemplate, Tools
+from whet.data.encoder import Encoder
 from whet.data.parsers import Parsed, Parser, parse_hermes
-from whet.model.causal import read_config
+from whet.data.special import SpecialText
+from whet.data.tokenizer import load_tokenizer, turn_ends
+from whet.data.turns import MARK, Dicts, after_call, after_reply, calling, find_ends, turn_tokens
 from whet.types import JSON, Message, Task
 
-MARK = "\u2063whet\u2063"
-"""Stands for an assistant's text while a delta is cut out; invisible separators keep it from occurring in real text."""
-
-Tools = Sequence[Mapping[str, JSON]]
+__all__ = ["MARK", "Renderer", "load_renderer", "load_tokenizer"]
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder.
+def load_renderer(folder: Path, chat: ChatConfig, parser: Parser = parse_hermes, *, trust_remote_code: bool = False) -> Renderer:
+    """The renderer of a model folder.
 
-    Raises:
-        ValueError: if there is none, or it cannot be read, or it has tokens that the folder's model does not have.
-    """
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise ValueError(f"model.path: {folder} has no tokenizer.json or tokenizer_config.json; copy the model's own there")
-    vocab_size = _vocab_size(folder, trust_remote_code)
-    try:
-        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers raise bare Exceptions, too
-        what = f"{type(error).__name__}: {error}; copy the model's own tokenizer files there"
-        raise ValueError(f"model.path: the tokenizer of {folder} cannot be loaded: {what}") from error
-    tokenizer = cast(PreTrainedTokenizerFast, loaded)
-    if vocab_size is not None:
-        check_vocabulary(tokenizer, vocab_size, folder)
-    return tokenizer
-
-
-def _vocab_size(folder: Path, trust_remote_code: bool) -> int | None:
-    """Of the model in the folder; None where there is no language model, which loading it will say."""
-    if not (folder / "config.json").is_file():
-        return None
-    text = read_config(folder, trust_remote_code=trust_remote_code).get_text_config()
-    return text.vocab_size if hasattr(text, "vocab_size") else None
-
-
-def check_vocabulary(tokenizer: PreTrainedTokenizerFast, vocab_size: int, folder: Path) -> None:
-    """See that the model has every token that text can become. It may have more: many models' sizes are rounded up.
-
-    Padding and the placeholders of images and sounds may lie beyond: no text of whet's becomes one.
+    Args:
+        folder: of a model.
+        chat: how messages are rendered.
+        parser: how the model writes tool calls.
+        trust_remote_code: whether code that comes with the tokenizer may run.
 
     Raises:
-        ValueError: naming tokens that the model does not have.
+        ValueError: there is no tokenizer, or it or the template cannot be read.
     """
-    written = ("bos_token", "eos_token", "unk_token")
-    unused = {str(text) for name, text in tokenizer.special_tokens_map.items() if name not in written}
-    beyond = {text: i for text, i in tokenizer.get_vocab().items() if i >= vocab_size and text not in unused}
-    if beyond:
-        some = ", ".join(f"{text!r} ({i})" for text, i in sorted(beyond.items(), key=lambda item: item[1])[:3])
-        raise ValueError(
-            f"model.path: the tokenizer of {folder} has {len(beyond)} tokens that its model does not have, among them {some}: "
-            f"the model's vocab_size is {vocab_size}, so its ids end at {vocab_size - 1}. Copy the model's own tokenizer files "
-            "there, or, where tokens were added on purpose, resize the model's embeddings to them"
-        )
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    return Renderer(
+        tokenizer,
+        parser,
+        chat.template_kwargs,
+        template=chat.template_text,
+        special_tokens_in_text=chat.special_tokens_in_text,
+        ends=turn_ends(folder),
+    )
 
 
 class Renderer:
@@ -81,6 +57,9 @@ class Renderer:
         tokenizer: a transformers tokenizer.
         parser: how the model writes tool calls.
         template_options: extra variables for the chat template, such as `enable_thinking`.
+        template: a chat template's text in place of the tokenizer's own.
+        special_tokens_in_text: have special tokens that a text of others spells become such; else they stay text.
+        ends: ids that end a turn besides those that the tokenizer and the template know, as the model's own settings say.
 
     Raises:
         ValueError: the tokenizer has no eos_token.
@@ -91,42 +70,84 @@ class Renderer:
         tokenizer: PreTrainedTokenizerFast,
         parser: Parser = parse_hermes,
         template_options: Mapping[str, JSON] | None = None,
+        *,
+        template: str | None = None,
+        special_tokens_in_text: bool = False,
+        ends: Sequence[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self._parser = parser
-        self._options = dict(template_options or {})
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no eos_token; set it in tokenizer_config.json to what ends a turn")
-        self._encode = lru_cache(maxsize=4096)(self._encode_text)
-        self.stop_token_ids = self._find_stop_tokens(cast(int, tokenizer.eos_token_id))
-        """What ends a turn: the token with which the template closes one, then the tokenizer's eos_token (often the
-        same)."""
+        self._encoder = Encoder(tokenizer)
+        self._template = ChatTemplate(tokenizer, template, template_options or {})
+        self._ends = find_ends(self._template, self._encoder)
+        turns = turn_tokens(self._template, self._encoder, self._ends)
+        self._special = None if special_tokens_in_text else SpecialText(self._encoder, self._template.source, turns)
+        written = [cast(int, tokenizer.convert_tokens_to_ids(text)) for text in self._ends.texts]
+        known = [token for token in ends if token in self._encoder.added]
+        self.stop_token_ids = tuple(dict.fromkeys((*written, cast(int, tokenizer.eos_token_id), *known)))
+        """What ends a turn: the token with which the template closes one (or opens the next, where nothing closes it), then the tokenizer's
+        eos_token (often the same), then those of the model's own settings. A base model's eos_token is often not what its chat template
+        closes a turn with; both end one."""
+
+    def with_parser(self, parser: Parser) -> Renderer:
+        """The same, for a model that writes tool calls in another way."""
+        other = copy.copy(self)
+        other._parser = parser
+        return other
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages can be rendered at all."""
+        return bool(self._template.source)
+
+    @property
+    def num_spelled(self) -> int:
+        """Special tokens that texts of others spelled so far, and that stayed text."""
+        return 0 if self._special is None else self._special.num_spelled
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of text, without anything added (no BOS either: write it into the text where the model
-        wants one)."""
-        return self._encode(text)
+        wants one). It is taken as it stands: what spells a special token becomes one, so text of others is for `plain`."""
+        return self._encoder.encode(text)
+
+    def plain(self, text: str, after: Sequence[int] = (), *, inner: bool = False) -> tuple[int, ...]:
+        """The ids of a text of others, in which a special token that is spelled stays text.
+
+        Args:
+            after: the tokens that come before it.
+            inner: what an assistant says, in which markup within a turn stays what it is.
+        """
+        marked = text if self._special is None else self._special.text(text, inner=inner)
+        return self._encoder.encode(marked, after[-1] if after else None)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast(str, text)
+        return self._encoder.decode(tokens)
 
     def prompt(self, task: Task, tools: Tools = ()) -> tuple[int, ...]:
         """The ids of a task's first prompt, up to where the model begins.
 
         Args:
-            task: a prompt of text is taken as it stands; messages go through the template.
+            task: a prompt of text is taken as it stands, the tokenizer's bos_token at its beginning included; messages go through the
+                template.
             tools: the environment's; a tool that the task brings along under the same name is left out.
 
         Raises:
-            ValueError: there is no chat template, or it cannot render these messages.
+            ValueError: there is no chat template, or it cannot render these messages, or leaves something of them out.
         """
         if isinstance(task.prompt, str):
-            return self.encode(task.prompt)
+            begin = str(self.tokenizer.bos_token or "")
+            if not begin or not task.prompt.startswith(begin):
+                return self.plain(task.prompt)
+            tokens = self.encode(begin)
+            return (*tokens, *self.plain(task.prompt.removeprefix(begin), tokens))
         names = [tool["function"]["name"] for tool in tools]
         further = [tool for tool in task.tools if tool["function"]["name"] not in names]
-        return self.encode(self.render(task.prompt, (*tools, *further), generate=True))
+        text = self.render(task.prompt, (*tools, *further), generate=True)
+        self._template.refuse_left_out(task.prompt, (*tools, *further))
+        return self._encoder.encode(text)
 
     def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
         """The ids between a sampled turn and the next one: what closes the turn, the messages, and the next turn's
@@ -137,14 +158,9 @@ class Renderer:
             last: the sampled turn; what of its closing it already holds is not added again.
 
         Raises:
-            ValueError: the chat template cannot render these messages after an assistant's turn.
+            ValueError: the chat template cannot render these messages after an assistant's turn, or leaves something of them out.
         """
-        tail = self._tail(messages, generate=True)
-        if last and last[-1] in self.stop_token_ids:
-            before, held, after = tail.partition(self.decode(last[-1:]))
-            if held and not before.strip():  # some templates put a space between a text and its end
-                tail = after
-        return self.encode(tail)
+        return self._answer(messages, self._marked(messages), last)
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """A sampled turn as a message; the stop token at its end is no part of the text."""
@@ -163,83 +179,101 @@ class Renderer:
 
         Raises:
             ValueError: no message comes before the first of an assistant, or there is none of an assistant, or the
-                template renders an assistant's message otherwise than by continuing its own generation prompt.
+                template renders an assistant's message otherwise than by continuing its own generation prompt, or leaves
+                something out.
         """
         places = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if not places or places[0] == 0:
             what = "starts with an assistant's message" if places else "has no assistant's message to learn from"
             roles = [message.role for message in messages]
             raise ValueError(f"the conversation {what}, so there is no reply to a prompt in it; its roles are {roles}")
-        tokens = list(self.encode(self.render(messages[: places[0]], tools, generate=True)))
+        marked, schemas = self._marked(messages), self._marked_tools(tools)
+        tokens = list(self._encoder.encode(self._template(marked[: places[0]], schemas, True)))
         mask = [False] * len(tokens)
         for i, following in zip(places, [*places[1:], None], strict=True):
-            said = self._said(messages[: i + 1], tools)
+            said = self._said(marked[: i + 1], schemas, tokens[-1])
             tokens.extend(said)
             mask.extend([i >= first_trained and i not in silent] * len(said))
             if following is not None:
-                context = self.reply(messages[i + 1 : following], said)
+                context = self._answer(messages[i + 1 : following], marked[i + 1 : following], said)
                 tokens.extend(context)
                 mask.extend([False] * len(context))
+        self._template.refuse_left_out(messages[: places[-1] + 1], tools)
         return tuple(tokens), tuple(mask)
 
-    def _said(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
-        """What a model would have sampled to say the last message, its stop token included."""
-        before = self.render(messages[:-1], tools, generate=True)
-        after = self.render(messages, tools, generate=False)
-        if not after.startswith(before):
-            same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-            raise ValueError(
-                f"the chat template does not render message {len(messages) - 1} (assistant) after its own generation "
-                f"prompt: it writes {after[same : same + 40]!r} where the prompt has {before[same : same + 40]!r}; "
-                "a template option such as enable_thinking may settle it"
-            )
-        stop = self.stop_token_ids[0]
-        said = after[len(before) :]
-        text, closed, _ = said.rpartition(self.decode([stop]))
-        if not closed:  # the template ends a turn with plain text; a model ends it with a token all the same
-            text = said.removesuffix(self._tail((), generate=False))
-        return (*self.encode(text), stop)
-
-    def _tail(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """What the template writes after an assistant's text when these messages follow."""
-        text = self.render((Message("user", "u"), Message("assistant", MARK), *messages), (), generate=generate)
-        _, found, tail = text.partition(MARK)
-        if not found:
-            raise ValueError("the chat template leaves an assistant's text out, so it cannot be used turn by turn")
-        return tail
-
-    def _find_stop_tokens(self, eos: int) -> tuple[int, ...]:
-        """A base model's eos_token is often not the token that its chat template closes a turn with; both end one."""
-        if not self.tokenizer.chat_template:
-            return (eos,)
-        try:
-            closing = self.encode(self._tail((), generate=False).lstrip())[:1]
-        except ValueError:  # it wants more than a question and an answer; `prompt` and `reply` will say what
-            return (eos,)
-        added = [token for token in closing if token in self.tokenizer.added_tokens_decoder]
-        return tuple(dict.fromkeys((*added, eos)))
-
     def render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        """The template's text for messages, with the opening of an assistant's turn if `generate`.
+        """The template's text for messages, with the opening of an assistant's turn if `generate`. Special tokens that the messages spell
+        are marked (`whet.data.encoder`): give it to `rendered`.
 
         Raises:
             ValueError: there is no chat template, or it cannot render these messages.
         """
-        if not self.tokenizer.chat_template:
-            raise ValueError(
-                "the tokenizer has no chat template, so it cannot render messages: put the model's chat_template.jinja "
-                "into its folder, or set data.chat=false for prompts that are plain text"
-            )
-        options: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
-        try:
-            dicts = [message.to_dict() for message in messages]
-            text = self.tokenizer.apply_chat_template(
-                dicts, tokenize=False, add_generation_prompt=generate, **options, **self._options
-            )
-        except (ValueError, TypeError, TemplateError) as error:
-            roles = [m.role for m in messages]
-            raise ValueError(f"the tokenizer's chat template cannot render the roles {roles}: {error}") from error
-        return cast(str, text)
+        return self._template(self._marked(messages), self._marked_tools(tools), generate)
 
-    def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+    def rendered(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that `render` gave."""
+        return self._encoder.encode(text)
+
+    def rendered_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text that `render` gave, and from where to where in it each lies."""
+        return self._encoder.encode_with_places(text)
+
+    def check_answers(self, names: Sequence[str]) -> None:
+        """See that the template shows the answers of tools with these names.
+
+        Raises:
+            ValueError: it has no place for them.
+        """
+        for name in names:
+            self.reply([Message("tool", "an answer", name=name, tool_call_id="call_0")], ())
+
+    def _answer(self, messages: Sequence[Message], marked: Dicts, last: Sequence[int]) -> tuple[int, ...]:
+        tail = self._tail(messages, marked)
+        if last and last[-1] in self.stop_token_ids:
+            before, held, after = tail.partition(self.decode(last[-1:]))
+            if held and not before.strip():  # some templates put a space between a text and its end
+                tail = after
+        return self._encoder.encode(tail, last[-1] if last else None)
+
+    def _tail(self, messages: Sequence[Message], marked: Dicts) -> str:
+        """What the template writes between an assistant's turn and its next one, where these messages stand there; some write a tool's
+        answer only behind a call."""
+        asked = Message("user", "u")
+        try:
+            tail = after_reply(self._template, marked, generate=True)
+            self._template.refuse_left_out((asked, Message("assistant", "a"), *messages), (), first=2)
+        except ValueError:
+            if all(message.role != "tool" for message in messages):
+                raise
+            tail = after_call(self._template, self._encoder, marked, self._ends)
+            self._template.refuse_left_out((asked, calling(marked), *messages), (), first=2)
+        return tail
+
+    def _said(self, marked: Dicts, tools: Dicts, before_it: int) -> tuple[int, ...]:
+        """What a model would have sampled to say the last message after the token `before_it`, its stop token included."""
+        before = self._template(marked[:-1], tools, True)
+        after = self._template(marked, tools, False)
+        if not after.startswith(before):
+            same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+            raise ValueError(
+                f"the chat template does not render message {len(marked) - 1} (assistant) after its own generation "
+                f"prompt: it writes {after[same : same + 40]!r} where the prompt has {before[same : same + 40]!r}; a variable of the "
+                "template (data.template_kwargs), such as enable_thinking, may settle it"
+            )
+        said, calls = after[len(before) :], "tool_calls" in marked[-1]
+        for stop in self._ends.of(calls=calls):
+            text, closed, _ = said.rpartition(stop)
+            if closed:
+                return (*self._encoder.encode(text, before_it), cast(int, self.tokenizer.convert_tokens_to_ids(stop)))
+        # The template ends a turn with plain text, or with nothing; a model ends it with a token all the same.
+        if not self._ends.texts:
+            said = said.removesuffix(after_reply(self._template, (), generate=False))
+        stop = next(iter(self._ends.of(calls=calls)), None)
+        ends = self.stop_token_ids[0] if stop is None else cast(int, self.tokenizer.convert_tokens_to_ids(stop))
+        return (*self._encoder.encode(said, before_it), ends)
+
+    def _marked(self, messages: Sequence[Message]) -> list[dict[str, JSON]]:
+        return [message.to_dict() if self._special is None else self._special.message(message) for message in messages]
+
+    def _marked_tools(self, tools: Tools) -> list[dict[str, JSON]]:
+        return [dict(tool) if self._special is None else self._special.value(tool) for tool in tools]

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from whet.data.parsers import Parsed
+from whet.data.special import SPELLED
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Resumable, Step
@@ -184,7 +185,7 @@ class TrajectoryRun:
             raise ValueError(f"the environment changed the task's id {ids}; it must stay the same")
         self.task = started
         self.place = "renderer"
-        coming = self._pick_up() if self.turns else _Next(self.renderer.prompt(self.task, env.tools), Origin.PROMPT)
+        coming = self._pick_up() if self.turns else self._prompted(self.task, env, self.counts)
         while True:
             parsed = self._parsed() if coming is None else await self._sample(coming)
             if parsed is None:
@@ -243,13 +244,23 @@ class TrajectoryRun:
             f"{self.limits.max_tokens}; raise it, or drop such prompts with data.max_prompt_tokens"
         )
 
+    def _prompted(self, task: Task, env: Env, counts: Counter[str], *, restart: bool = False) -> _Next:
+        spelled = self.renderer.num_spelled
+        context = self.renderer.prompt(task, env.tools)
+        self._count_spelled(spelled, counts)
+        return _Next(context, Origin.PROMPT, restart)
+
+    def _count_spelled(self, before: int, counts: Counter[str]) -> None:
+        if self.renderer.num_spelled > before:
+            counts[SPELLED] += self.renderer.num_spelled - before
+
     def _after(self, step: Step, turn: Turn, env: Env) -> _Next:
         if step.history:
-            rewritten = replace(self.task, prompt=step.history)
-            return _Next(self.renderer.prompt(rewritten, env.tools), Origin.PROMPT, restart=True)
-        if step.text:
-            return _Next(self.renderer.encode(step.text), Origin.ENVIRONMENT)
-        return _Next(self.renderer.reply(step.messages, turn.tokens), Origin.ENVIRONMENT)
+            return self._prompted(replace(self.task, prompt=step.history), env, self.answered, restart=True)
+        spelled = self.renderer.num_spelled
+        context = self.renderer.plain(step.text, turn.tokens) if step.text else self.renderer.reply(step.messages, turn.tokens)
+        self._count_spelled(spelled, self.answered)
+        return _Next(context, Origin.ENVIRONMENT)
 
     async def _sample(self, coming: _Next) -> Parsed | None:
         """One model call. What it sampled is kept as a turn whatever happens to it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from whet.build_engine import copy_devices
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser, parse_hermes
-from whet.data.template import Renderer, load_tokenizer
+from whet.data.template import Renderer, load_renderer
+from whet.data.tokenizer import turn_ends
 from whet.model.causal import CausalModel, pick_device
 from whet.model.contents import Contents
 from whet.model.headers import weight_files
@@ -24,7 +24,7 @@ from whet.preflight.memory import trained_weights
 from whet.preflight.scene import Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.settings import RunConfig
-from whet.supervised_settings import RewardModelRunConfig
+from whet.supervised_settings import RewardModelRunConfig, chat_of
 
 SHOWN = 3
 """Names that a line lists of many."""
@@ -105,12 +105,12 @@ def check_tokenizer(scene: Scene) -> Iterator[Note]:
     """The tokenizer, its special tokens and its chat template."""
     config = scene.config
     folder = need(scene.folder, "the model's folder")
-    tokenizer = load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
     parser, added = parse_hermes, ()
     if isinstance(config, RunConfig):
         name, added = config.env.parser, config.rollout.stop_token_ids
         parser = run_user_code(f"parser {name!r}", lambda: build_parser(name), IMPORT_DEADLINE_S)
-    renderer = scene.renderer = Renderer(tokenizer, parser)
+    renderer = scene.renderer = load_renderer(folder, chat_of(config), parser, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = renderer.tokenizer
     yield from _sizes(len(tokenizer), scene.vocab_size)
     stops = tuple(dict.fromkeys((*renderer.stop_token_ids, *added)))
     if strange := [token for token in stops if not 0 <= token < (scene.vocab_size or len(tokenizer))]:
@@ -121,9 +121,9 @@ def check_tokenizer(scene: Scene) -> Iterator[Note]:
         f"eos {_named(renderer, eos)}, pad {_named(renderer, pad) if pad is not None else 'none'}; "
         f"a turn ends at {', '.join(_named(renderer, token) for token in known)}"
     )
-    yield from _generation_config(folder, renderer, eos)
-    if tokenizer.chat_template:
-        yield ok("it has a chat template")
+    yield from _own_ends(turn_ends(folder), renderer, stops)
+    if renderer.has_template:
+        yield ok("it has a chat template" if chat_of(config).template is None else "it has a chat template, data.template")
     elif isinstance(config, RunConfig) and not config.data.chat:
         yield ok("it has no chat template, and data.chat is false: prompts are plain text")
     else:
@@ -144,21 +144,13 @@ def _named(renderer: Renderer, token: object) -> str:
     return f"{renderer.decode([token])!r} ({token})"
 
 
-def _generation_config(folder: Path, renderer: Renderer, eos: object) -> Iterator[Note]:
-    """What the model's own generation settings end a turn with."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
+def _own_ends(ends: Sequence[int], renderer: Renderer, stops: Sequence[int]) -> Iterator[Note]:
+    """Whether the model's own generation settings end a turn where the tokenizer does."""
+    eos = renderer.tokenizer.eos_token_id
+    if not ends or eos in ends:
         return
-    try:
-        found = json.loads(path.read_text()).get("eos_token_id")
-    except (ValueError, AttributeError) as error:
-        yield fail(f"{path} cannot be read: {error}")
-        return
-    theirs = [found] if isinstance(found, int) else list(found or [])
-    if not theirs or eos in theirs:
-        return
-    names = ", ".join(_named(renderer, token) if token < len(renderer.tokenizer) else str(token) for token in theirs)
-    yield warn(
-        f"{path.name} ends at {names}, the tokenizer at {_named(renderer, eos)}: if the model ends its turns with the former, set "
-        f"rollout.stop_token_ids={theirs}"
-    )
+    names = ", ".join(_named(renderer, token) if token < len(renderer.tokenizer) else str(token) for token in ends)
+    ignored = [token for token in ends if token not in stops]
+    then = f"{ignored} are no added tokens; if the model ends its turns with them, set rollout.stop_token_ids={ignored}"
+    then = then if ignored else "either ends a turn"
+    yield warn(f"generation_config.json ends at {names}, the tokenizer at {_named(renderer, eos)}: {then}")

@@ -125,7 +125,8 @@ class ModelReward:
             )
         task, said = trajectory.task, turns[0].message
         if isinstance(task.prompt, str):
-            tokens = (*self._renderer.encode(task.prompt), *self._renderer.encode(said.content), self._renderer.stop_token_ids[0])
+            prompt = self._renderer.prompt(task)
+            tokens = (*prompt, *self._renderer.plain(said.content, prompt, inner=True), self._renderer.stop_token_ids[0])
         else:
             messages = task.prompt or (Message("user", ""),)
             tokens, _ = self._renderer.supervised((*messages, said), task.tools, first_trained=len(messages))

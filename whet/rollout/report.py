@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from whet.config import Hook
+from whet.data.special import SPELLED, SPELLED_METRIC
 from whet.observe import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
 from whet.types import Failure, Group, Outcome, Trajectory
@@ -67,6 +68,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         if outcome in outcomes or outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
             out[f"outcome/{outcome.value}"] = Mean(outcomes[outcome], num)
     out["outcome/failed"] = Mean(sum(not t.outcome.valid for t in trajectories), num)
+    if spelled := sum(trajectory.counts.get(SPELLED, 0) for trajectory in trajectories):
+        out[SPELLED_METRIC] = Total(spelled)
     out.update(_tool_metrics(trajectories))
     out.update(_baseline_metrics(groups))
     return out

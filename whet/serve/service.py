@@ -9,8 +9,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from whet.data.chat_template import Tools
 from whet.data.parsers import Parser
-from whet.data.template import Renderer, Tools
+from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.serve.calls import Calls
 from whet.serve.control import Control, LoadWeights

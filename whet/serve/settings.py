@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from whet.config import Config
+from whet.data.chat_config import ChatConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.model.causal import ModelConfig
@@ -43,7 +42,7 @@ class ServedEngine(Config):
         return self
 
 
-class ServeConfig(Config):
+class ServeConfig(ChatConfig):
     """A server (`whet serve`). Its keys come from the environment: WHET_API_KEY, and WHET_ADMIN_KEY for weights and control."""
 
     model: ModelConfig
@@ -58,8 +57,6 @@ class ServeConfig(Config):
     """What the weights that it starts with are called in answers."""
     parser: str = "hermes"
     """How the model writes tool calls: hermes (as Qwen and Hermes models do), none, or an import reference to a function."""
-    template_options: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template, such as enable_thinking."""
     stream_interval: int = Field(default=1, ge=1)
     """Tokens between two events of a stream."""
     threads: int | None = Field(default=None, gt=0)

@@ -1,0 +1,127 @@
+"""A chat template: messages to the text that a model reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from whet.data.encoder import mend
+from whet.data.turns import Dicts, left_out
+from whet.types import JSON, Message
+
+Tools = Sequence[Mapping[str, JSON]]
+MAX_FORMS = 4096
+"""Forms of conversations whose rendering is remembered."""
+
+
+class ChatTemplate:
+    """Fills in the chat template of a tokenizer, or another one.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        text: a template in place of the tokenizer's own.
+        options: variables of the template, such as `enable_thinking`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, text: str | None, options: Mapping[str, JSON]) -> None:
+        self._tokenizer, self._own, self._options = tokenizer, text, dict(options)
+        self._text = tokenizer.chat_template if text is None else text
+        self._text_arguments = False
+        """Whether the last calls were taken with their arguments as text alone."""
+        self._forms: dict[object, str] = {}
+        """By the form of a conversation, what the template leaves out."""
+
+    @property
+    def source(self) -> str:
+        """The template's text, of several templates all of it; empty: there is none."""
+        if not self._text:
+            return ""
+        return self._text if isinstance(self._text, str) else json.dumps(self._text, ensure_ascii=False)
+
+    def __call__(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
+        """Fill in the template.
+
+        Args:
+            messages: as OpenAI has them, the arguments of calls as objects; where the template does not take these, it gets their text.
+            tools: OpenAI schemas.
+            generate: with the opening of an assistant's turn.
+
+        Raises:
+            ValueError: there is no chat template, or it cannot render these messages.
+        """
+        if not self._text:
+            raise ValueError(
+                "the tokenizer has no chat template, so it cannot render messages: put the model's chat_template.jinja "
+                "into its folder, or set data.chat=false for prompts that are plain text"
+            )
+        fault: Exception | None = None
+        calls = any("tool_calls" in message for message in messages)
+        for as_text in (self._text_arguments, not self._text_arguments) if calls else (False,):
+            try:
+                text = self._filled(_with_text_arguments(messages) if as_text else messages, tools, generate)
+            except (ValueError, TypeError, TemplateError) as error:
+                fault = fault or error
+            else:
+                self._text_arguments = as_text if calls else self._text_arguments
+                return text
+        roles = [message["role"] for message in messages]
+        raise ValueError(f"the tokenizer's chat template cannot render the roles {roles}: {fault}") from fault
+
+    def _filled(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
+        options: dict[str, Any] = {"tools": tools} if tools else {}
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=self._own,
+            tokenize=False,
+            add_generation_prompt=generate,
+            **options,
+            **self._options,
+        )
+        return mend(cast(str, text), [messages, tools])
+
+    def refuse_left_out(self, messages: Sequence[Message], tools: Tools, *, first: int = 0) -> None:
+        """See that the template writes everything of messages of this form, from the message `first` on; each form is looked at once.
+
+        Raises:
+            ValueError: saying what is missing.
+        """
+        ids: dict[str | None, tuple[int, int]] = {
+            call.id: (i, k) for i, message in enumerate(messages) for k, call in enumerate(message.tool_calls)
+        }
+        form = (
+            tuple((m.role, bool(m.content), tuple(bool(c.arguments) for c in m.tool_calls), ids.get(m.tool_call_id)) for m in messages),
+            bool(tools),
+            first,
+        )
+        if len(self._forms) > MAX_FORMS:
+            self._forms.clear()
+        if form not in self._forms:
+            try:
+                self._forms[form] = left_out(self, messages, [dict(tool) for tool in tools], first)
+            except ValueError:  # it takes these messages, but not such with numbers in them
+                text = self([message.to_dict() for message in messages], [dict(tool) for tool in tools], False)
+                missing = next((i for i, message in enumerate(messages) if i >= first and message.content.strip() not in text), None)
+                self._forms[form] = "" if missing is None else f"the words of message {missing} ({messages[missing].role})"
+        if self._forms[form]:
+            raise ValueError(
+                f"the chat template leaves out {self._forms[form]} of a conversation of {[m.role for m in messages]}; write what is "
+                "missing into the words of another message, or give a template that has a place for it (data.template)"
+            )
+
+
+def _with_text_arguments(messages: Dicts) -> Dicts:
+    """Messages with the arguments of calls as the JSON text that OpenAI has them in."""
+    out: list[Mapping[str, JSON]] = []
+    for message in messages:
+        if "tool_calls" in message:
+            calls = [
+                {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                for call in message["tool_calls"]
+            ]
+            message = {**message, "tool_calls": calls}
+        out.append(message)
+    return out
