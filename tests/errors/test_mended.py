@@ -110,7 +110,7 @@ def test_after_an_update_too(broken, more, shared, tmp_path):
 def test_a_label_that_cannot_be_read_is_told_before_anything_is_sampled_and_its_correction_is_taken(shared, tmp_path):
     """Of training and of an evaluation set, by `whet train`, `whet evaluate`, `whet generate` and `whet check`; after an update, too."""
     with Bench.open(shared, tmp_path / "home", fresh=True) as bench:
-        rows(bench, "my.jsonl", "label", "1", "2", "3", r"\overline{AB}", "()")
+        rows(bench, "my.jsonl", "label", "1", "2", "3", r"\sum_{i=1}^n i", "()")
         rows(bench, "test.jsonl", "label", "1", None)
         good = ("reward.name=math", "data.train=my.jsonl", "stop_after_constant_rewards=none")
         for command in ("train", "generate", "check"):
