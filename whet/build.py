@@ -30,7 +30,7 @@ from whet.engine.pool.pool import to_errors
 from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
-from whet.model.causal import CausalModel, ModelConfig, load_causal
+from whet.model.causal import CausalModel, ModelConfig, load_causal, pick_device, torch_thread
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
@@ -134,7 +134,8 @@ def build_parts(
     own = trainable and (sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
-    with ThreadPoolExecutor(1, "torch") as thread, ThreadPoolExecutor(1, "engine") as beside, ExitStack() as ends:
+    device, engine_device = pick_device(config.model.device), pick_device(held_as.device)
+    with torch_thread("torch", device) as thread, torch_thread("engine", engine_device) as beside, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
         scoring = _scoring(config.reward, folder, rewards, scorer_of)  # before the weights, which take long
@@ -187,7 +188,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
     grammars = Grammars(renderer, model.vocab_size)
     beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
     with (
-        ThreadPoolExecutor(1, "torch") as thread,
+        torch_thread("torch", model.device) as thread,
         ThreadPoolExecutor(1, "texts") as texts,
         engine_of(
             model,

@@ -24,7 +24,7 @@ from whet.checkpoint.random_state import RANDOM, RandomStates
 from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
-from whet.model.causal import load_causal
+from whet.model.causal import load_causal, pick_device
 from whet.observe import build_display
 from whet.preflight.auto import Chosen, auto_degrees, with_degrees
 from whet.process import prepare_process
@@ -189,13 +189,15 @@ def check_count(wanted: int, count: int, command: str) -> None:
 def joined(config: BaseRunConfig) -> Iterator[Job]:
     """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
     backend = "gloo"
-    if torch.cuda.is_available():
+    if pick_device(config.model.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = os.environ.get(MEETING)
     init_method = "env://" if meeting is None else f"file://{meeting}"
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=START_TIMEOUT)
+    # NCCL ends a process whose exchange takes longer: the alarm comes first, and says which process did not come.
+    longest = max(START_TIMEOUT, timedelta(seconds=2 * config.train.exchange_timeout_s))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=longest)
     alarm = Alarm(Path(config.run_dir), config.train.exchange_timeout_s)
     try:
         yield Job(alarm)

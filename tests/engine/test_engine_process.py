@@ -11,8 +11,9 @@ import torch
 from whet.engine.base import Capabilities, EngineLost
 from whet.engine.embedded.launch import Ended, Link
 from whet.engine.embedded.processes import CopyProcess
-from whet.engine.embedded.worker import Setup, use
+from whet.engine.embedded.worker import Setup
 from whet.engine.pool.keeper import in_time
+from whet.model.causal import use_device
 from whet.types import Request, SamplingParams
 
 
@@ -73,5 +74,5 @@ def test_a_worker_on_a_gpu_has_it_as_its_own(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     for name in ("cpu", "cuda:1", "cuda"):
-        use(torch.device(name))
+        use_device(torch.device(name))
     assert chosen == [torch.device("cuda:1")]

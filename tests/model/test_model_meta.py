@@ -11,6 +11,7 @@ from whet.model.causal import ModelConfig, load_causal, random_causal
 from whet.model.contents import Contents
 from whet.model.headers import read_header, weight_files, weight_headers
 from whet.model.meta import meta_causal, read_meta
+from whet.model.recompute import recomputes
 
 SIZES = {
     "vocab_size": 61,
@@ -184,5 +185,5 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 
 def test_recomputed_layers_are_recomputed_without_contents_too():
     plain, again = (meta_causal(SHAPES["tied"](), settings(gradient_checkpointing=on)) for on in (False, True))
-    assert not plain.hf.is_activation_checkpointing and again.hf.is_activation_checkpointing
+    assert not recomputes(plain.hf) and recomputes(again.hf)
     assert not plain.hf.training and not again.hf.training

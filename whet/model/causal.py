@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -66,6 +67,19 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"{key} is {name!r}, but torch has no Metal device here; use auto or cpu")
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Make a device the present one of this thread: streams, graphs and what is told of memory are of that."""
+    if device.type == "cuda" and device.index is not None:  # else there is one to be seen, which it is already
+        torch.cuda.set_device(device)
+
+
+def torch_thread(name: str, device: torch.device) -> ThreadPoolExecutor:
+    """One thread for torch's work on a device. CUDA's present device is each thread's own, and the first one when a thread starts."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return ThreadPoolExecutor(1, name, initializer=use_device, initargs=(device,))
 
 
 def release_unused() -> None:

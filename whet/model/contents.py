@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -214,7 +215,9 @@ def _in_place_of(old: Tensor, local: Tensor) -> Tensor:
     """A parameter, or a buffer, like another one but with contents."""
     found = local
     if isinstance(old, DTensor):
-        found = DTensor.from_local(local, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=tuple(old.stride()))
+        # `from_local` would move a part that is kept on the CPU to the mesh's devices.
+        meta = TensorMeta(old.shape, tuple(old.stride()), local.dtype)
+        found = DTensor(local, DTensorSpec(old.device_mesh, old.placements, tensor_meta=meta), requires_grad=False)
     return nn.Parameter(found, old.requires_grad) if isinstance(old, nn.Parameter) else found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from whet.model.attention import similar
 from whet.model.joined_attention import Cross, Own, Parts, joined_attention
@@ -104,12 +104,7 @@ class FlexForestRow:
         padded = -(-len(self.positions) // FLEX_BLOCK) * FLEX_BLOCK
         self._padding = padded - len(self.positions)
         stops = torch.cat([torch.full((s.end - s.start,), s.stop) for s in spans] + [torch.arange(padded - self._padding, padded) + 1])
-        stops = stops.to(device)
-
-        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & (query < stops[key])
-
-        self._mask = create_block_mask(sees, None, None, padded, padded, device=str(device), BLOCK_SIZE=FLEX_BLOCK)
+        self._mask = block_mask(stops, device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         padded = (F.pad(x, (0, 0, 0, 0, 0, self._padding)).transpose(0, 1)[None] for x in (q, k, v))
@@ -117,10 +112,37 @@ class FlexForestRow:
         return out[0].transpose(0, 1)[: len(q)]
 
 
+def block_mask(stops: Tensor, device: torch.device) -> BlockMask:
+    """Which blocks of keys each block of queries sees, whole or in part: found block by block, never for each pair of tokens.
+
+    Args:
+        stops: for each token of a row, the first behind it that does not see it; a multiple of `FLEX_BLOCK` of them, on the CPU. [T]
+        device: where the row is.
+    """
+    blocks = stops.view(-1, FLEX_BLOCK)
+    begins = torch.arange(len(blocks))[:, None] * FLEX_BLOCK
+    earlier, same = begins > begins.T, begins == begins.T
+    some = earlier & (blocks.amax(1)[None] > begins) | same
+    whole = earlier & (blocks.amin(1)[None] >= begins + FLEX_BLOCK)
+    on_device = stops.to(device)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < on_device[key])
+
+    counts = [_block_list(which, device) for which in (some & ~whole, whole)]
+    return BlockMask.from_kv_blocks(*counts[0], *counts[1], BLOCK_SIZE=FLEX_BLOCK, mask_mod=sees)
+
+
+def _block_list(which: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many key blocks each query block has, and their numbers first. [1, 1, N] int32, [1, 1, N, N] int32"""
+    order = which.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    return which.sum(1, dtype=torch.int32)[None, None].to(device), order.to(torch.int32)[None, None].to(device)
+
+
 @cache
 def compiled_flex() -> Any:
-    """flex_attention as one kernel; uncompiled it holds every score."""
-    return torch.compile(flex_attention, dynamic=True)
+    """flex_attention as one kernel. Uncompiled it holds every score: what cannot be compiled is an error, never run so."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def forest_row(segments: Sequence[Segment], device: torch.device, dtype: torch.dtype) -> ForestRow | FlexForestRow:

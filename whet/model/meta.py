@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from whet.model.causal import CausalModel, ModelConfig, read_config, unloadable
@@ -66,8 +67,18 @@ def _without_contents(auto: Any, hf_config: PreTrainedConfig, config: ModelConfi
 
 def without_contents(model: Decoder) -> Decoder:
     """The same model without contents; what is tied stays so."""
+    return _with_tensors(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def copied_to(model: Decoder, device: torch.device) -> Decoder:
+    """The same model on a device, tensor by tensor: memory elsewhere holds no second copy of it. What is tied stays so."""
+    return _with_tensors(model, lambda tensor: tensor.detach().to(device, copy=True))
+
+
+def _with_tensors(model: Decoder, made: Callable[[Tensor], Tensor]) -> Decoder:
+    """A copy of a model with other tensors in the places of its own."""
     known: dict[int, Any] = {}
     for tensor in (*model.hf.parameters(), *model.hf.buffers()):
-        bare = torch.empty_like(tensor, device="meta")
-        known[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+        new = made(tensor)
+        known[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
     return copy.deepcopy(model, known)

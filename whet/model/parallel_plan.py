@@ -89,7 +89,10 @@ def _plans(
         from transformers.distributed.configuration_utils import DistributedConfig
     except ImportError as error:
         raise _too_old(key) from error
-    chosen = DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=max(expert // tensor, 1))
+    try:
+        chosen = DistributedConfig(tp_size=tensor, ep_size=expert, fsdp_size=max(expert // tensor, 1))
+    except TypeError as error:  # a version that has no size for experts
+        raise _too_old(key) from error
     chosen.fsdp_size = 1  # how parameters are sharded is not its business: that rule would ask the model for a plan
     if split_head and tensor > 1:
         chosen.tp_plan = {"lm_head": "colwise"}

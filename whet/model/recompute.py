@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -24,15 +25,36 @@ def recompute_layers(hf: PreTrainedModel, what: Recompute, every: int = 1) -> No
         hf: the model; changed in place.
         what: True: only a layer's inputs are kept; selective: the results of its matrix products and attention, too (arXiv 2205.05198).
         every: of so many layers, the first one's.
+
+    Raises:
+        ValueError: if the model has no such layers.
     """
-    kwargs: dict[str, Any] = {"use_reentrant": False}
+    layers = _layers(hf)
+    if not layers:
+        raise ValueError(f"model.gradient_checkpointing is set, but {type(hf).__name__} has no layers that can be recomputed")
+    kwargs: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing in a layer is random
     if what == "selective":
         kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    hf.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-    layers = [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
+    function = partial(_checkpointed, kwargs)
+    # By transformers' attributes: the methods that set them have other names in other versions.
     for i, layer in enumerate(layers):
+        layer._gradient_checkpointing_func = function  # pyright: ignore[reportArgumentType]
         layer.gradient_checkpointing = i % every == 0
         layer.training = True  # of the layer alone, which asks for it; what is inside stays without dropout
+
+
+def recomputes(hf: PreTrainedModel) -> bool:
+    """Whether some layer's activations are computed again in the backward pass."""
+    return any(layer.gradient_checkpointing for layer in _layers(hf))
+
+
+def _layers(hf: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    return [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _checkpointed(kwargs: Mapping[str, Any], layer: Callable[..., Any], *args: Any) -> Any:
+    """A layer's pass; one without gradients, such as an engine's over the same layers, is a plain one."""
+    return checkpoint(layer, *args, **kwargs) if torch.is_grad_enabled() else layer(*args)
 
 
 def _policy(_: Any, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:

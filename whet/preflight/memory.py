@@ -20,6 +20,7 @@ from whet.engine.embedded.rows import Shelf, capacity_for
 from whet.engine.embedded.sampler import sample
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
+from whet.model.recompute import recomputes
 from whet.preflight.activations import META, activation_bytes, drop_gradient, trained_weights
 from whet.preflight.live import LiveBytes
 from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
@@ -280,7 +281,7 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
 def update_parts(model: DecoderModel, work: Workload) -> list[Part]:
     """What the passes over the largest row hold."""
     kept, peak = activation_bytes(model, work.lengths)
-    again = "" if model.hf.is_activation_checkpointing else ", or set model.gradient_checkpointing=true"
+    again = "" if recomputes(model.hf) else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"
     language = _language_parts(model, work) if isinstance(model, CausalModel) else []
     return [

@@ -130,7 +130,7 @@ def _tensor(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Ite
     again = num if passes.recompute else 0  # the sum that a layer ends with is not needed again
     if model.adapter is not None:
         again *= 2  # it is: the adapter's product comes after it
-        back -= 0 if passes.recompute else 3  # nothing before the first layer's queries, keys and values trains
+        back -= 3  # nothing before the first layer's queries, keys and values trains
     states = passes.tokens * text.hidden_size * model.dtype.itemsize
     sent = 2 * share(degrees.tensor) * (forward + again + 1 + back) * states
     if model.adapter is not None:

@@ -284,8 +284,14 @@ def exchanges() -> dict[str, int]:
     for group in list(_world.pg_map):
         ranks = dist.get_process_group_ranks(group)
         if len(ranks) > 1:
-            out[f"{group.group_name} of {ranks}"] = group._get_sequence_number_for_group()  # pyright: ignore
+            out[f"{group.group_name} of {ranks}"] = _num_begun(group)
     return out
+
+
+def _num_begun(group: dist.ProcessGroup) -> int:
+    """Exchanges that were begun in a group, of the CPU's memory and of a device's: each has a backend that counts its own."""
+    backends = {id(backend): backend for backend in (group._get_backend(kind) for kind in group._device_types)}
+    return sum(backend._get_sequence_number_for_group() for backend in backends.values())  # pyright: ignore
 
 
 def _named(ranks: list[int]) -> str:

@@ -80,10 +80,33 @@ def _prefill(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) 
     num, width = rows.queries.shape
     heads = q.shape[1]
     padded = q.index_select(0, rows.queries.flatten()).view(num, width, *q.shape[1:]).transpose(1, 2)
-    out = F.scaled_dot_product_attention(
-        padded, keys, values, attn_mask=rows.visible, scale=scale, enable_gqa=heads != keys.shape[1]
-    )
+    if q.is_cuda:  # its kernels that take a mask take no groups of heads; the one that takes both holds every score
+        out = grouped_attention(padded, keys, values, rows.visible, scale)
+    else:
+        out = F.scaled_dot_product_attention(
+            padded, keys, values, attn_mask=rows.visible, scale=scale, enable_gqa=heads != keys.shape[1]
+        )
     return out.transpose(1, 2).reshape(num * width, heads, out.shape[-1]).index_select(0, rows.place)
+
+
+def grouped_attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Masked attention in which the query heads that share a kv head go in as that head's queries.
+
+    Args:
+        q: [B, heads, Q, D]
+        keys: [B, kv_heads, K, D]; values: [B, kv_heads, K, Dv].
+        visible: [B, 1, Q, K] bool
+        scale: what the scores are multiplied by.
+
+    Returns:
+        [B, heads, Q, Dv].
+    """
+    num, heads, width, _ = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    mask = visible.repeat(1, 1, group, 1)
+    out = F.scaled_dot_product_attention(q.reshape(num, kv_heads, group * width, -1), keys, values, attn_mask=mask, scale=scale)
+    return out.reshape(num, heads, width, -1)
 
 
 @dataclass(frozen=True, slots=True)

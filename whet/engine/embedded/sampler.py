@@ -17,6 +17,8 @@ from whet.engine.embedded.compiled import Draw, library
 from whet.types import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite: its weights are broken or training has diverged"
+ONE = 2**52
+"""A probability of 1 in fixed point. Running sums of fractions depend on the device's order, and CUDA has none that is deterministic."""
 CANDIDATES = 1024
 """Most likely tokens that are looked at first where some are left out; 8 times as many, and so on, where those do not settle it."""
 
@@ -61,6 +63,11 @@ def nucleus(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return torch.log_softmax(kept, dim=-1)
 
 
+def _fixed(chances: Tensor) -> Tensor:
+    """Probabilities in units of 2^-52: their sums are exact, the same in any order and on any device. int64"""
+    return (chances * ONE).round().to(torch.int64)
+
+
 def _leave(logprobs: Tensor, params: Sequence[SamplingParams], width: int) -> tuple[Tensor, Tensor, list[bool]]:
     """The `width` most likely tokens of each row, -inf where one is left out; their ids; and for which rows no other token matters."""
     device, vocab = logprobs.device, logprobs.shape[-1]
@@ -72,12 +79,13 @@ def _leave(logprobs: Tensor, params: Sequence[SamplingParams], width: int) -> tu
         ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     limit = torch.tensor([p.top_k or vocab for p in params], device=device)[:, None]
     chances = ordered.double().exp().masked_fill(torch.arange(width, device=device)[None] >= limit, 0)
-    whole = torch.where(limit < vocab, chances.cumsum(-1)[:, -1:], 1.0)
+    whole = torch.where(limit < vocab, _fixed(chances).sum(-1, keepdim=True) / ONE, 1.0)
     mass = chances / whole
-    before = mass.cumsum(-1) - mass
-    ceiling = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
+    share = _fixed(mass)
+    before = share.cumsum(-1) - share
+    top_p = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
     floor = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)[:, None] * mass[:, :1]
-    out = (mass == 0) | (before >= ceiling) & (ceiling < 1) | (mass < floor)
+    out = (mass == 0) | (before >= _fixed(top_p)) & (top_p < 1) | (mass < floor)
     # Of tokens as likely as the last of these there may be more: which of them come first is not known here.
     sure = ((limit <= width) | (limit == vocab))[:, 0] & (out | (ordered > ordered[:, -1:])).all(-1)
     return ordered.masked_fill(out, -torch.inf), order, [True] * len(params) if width == vocab else sure.tolist()
@@ -149,11 +157,10 @@ def _filter(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _draw(logprobs: Tensor, noise: NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = _fixed(logprobs.double().exp()).cumsum(-1)
     total = cumulative[:, -1:].contiguous()
-    points = torch.from_numpy(noise).to(logprobs.device)[:, None] * total
-    # The first token whose cumulative sum exceeds the point has probability; where rounding leaves none, the last that has any.
-    tokens = torch.minimum(torch.searchsorted(cumulative, points, right=True), torch.searchsorted(cumulative, total))
+    points = (torch.from_numpy(noise).to(logprobs.device)[:, None] * total).to(torch.int64).clamp(max=total - 1)
+    tokens = torch.searchsorted(cumulative, points, right=True)  # the first whose cumulative sum exceeds the point: it has probability
     return tokens.squeeze(-1).tolist(), logprobs.gather(-1, tokens).squeeze(-1).tolist()
 
 

@@ -8,6 +8,7 @@ On a CPU the same steps are computed without capture; capture itself has never b
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -19,6 +20,9 @@ from whet.engine.embedded.paged import Rows, decode_attention
 from whet.engine.embedded.rows import block_tables
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel
+
+CAPTURING = threading.Lock()
+"""Held while a graph is captured: one at a time in a process, whatever engines it has."""
 
 
 class StaticDecode:
@@ -93,22 +97,25 @@ class _Step:
         """Compute it. [B, H]"""
         if self._inputs.device.type != "cuda":
             return self._compute()
-        if self._graph is None:
-            self._capture()
-        assert self._graph is not None and self._out is not None
-        self._graph.replay()
+        with torch.cuda.device(self._inputs.device):  # streams and graphs are of the present one, which is each thread's own
+            if self._graph is None:
+                self._capture()
+            assert self._graph is not None and self._out is not None
+            self._graph.replay()
         return self._out
 
     def _capture(self) -> None:
         """Compute once, so that whatever is made on the first call is there, then record. What both write is what the replay writes."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            self._compute()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._out = self._compute()
+        with CAPTURING:
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                self._compute()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: a trainer's thread may wait for its own work meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._out = self._compute()
         self._graph = graph
 
     def _compute(self) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import faulthandler
 import os
 import signal
@@ -12,7 +11,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
@@ -31,8 +29,8 @@ from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.first_weights import fetch
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.ranks import LOST, Follower, Links, keep_part
-from whet.model.causal import CausalModel
-from whet.model.meta import without_contents
+from whet.model.causal import CausalModel, torch_thread, use_device
+from whet.model.meta import copied_to, without_contents
 from whet.model.naming import Naming
 from whet.model.shared import SharedModel, attach
 from whet.runfolder.stacks import say_on_signal
@@ -91,7 +89,7 @@ class Copy:
         self._engine = EmbeddedEngine(
             model,
             setup.config,
-            ThreadPoolExecutor(1, "engine"),
+            torch_thread("engine", torch.device(setup.device)),
             shares_weights=shared,
             deterministic=setup.deterministic,
             keeps_weights=setup.keeps_weights,
@@ -182,9 +180,10 @@ def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
         model = attach(setup.model)
         keep_part(model, setup.device)
         return model
-    model = weights if setup.elsewhere else copy.deepcopy(weights)
-    nn.Module.to(model.hf, torch.device(setup.device))
-    return model
+    if setup.elsewhere:
+        nn.Module.to(weights.hf, torch.device(setup.device))
+        return weights
+    return copied_to(weights, torch.device(setup.device))
 
 
 def follow(connection: Connection, setup: Setup, links: Links) -> None:
@@ -225,12 +224,6 @@ def _portable(error: Exception) -> Exception:
     return EngineFailed(f"{type(error).__name__}: {error}{cause}")
 
 
-def use(device: torch.device) -> None:
-    """Make it this process's own: streams, graphs and what is told of memory are of the present one."""
-    if device.type == "cuda" and device.index is not None:  # else there is one to be seen, which it is already
-        torch.cuda.set_device(device)
-
-
 def work(connection: Connection) -> None:
     """The process: set up, serve, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
@@ -238,7 +231,7 @@ def work(connection: Connection) -> None:
     say_on_signal()
     setup: Setup = connection.recv()
     torch.set_num_threads(setup.threads)
-    use(torch.device(setup.device))
+    use_device(torch.device(setup.device))
     if setup.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(setup.deterministic)
