@@ -31,7 +31,7 @@ LAYERS = [
     {"commands", "supervised", "replay"},
     {"job"},
     {"quickstart"},
-    {"cli"},
+    {"cli", "typed"},
     {"__main__", "rank"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

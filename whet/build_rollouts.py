@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from whet.config import Hook, code_digests
 from whet.config.dump import plain
+from whet.data.rows import missing_label
 from whet.data.source import Source
 from whet.env.build import ENVS
 from whet.reward import LabelError
@@ -20,7 +21,7 @@ from whet.rollout.own import OwnRollouts
 from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe
 from whet.rollout.scheduler import Rollouts, Wanted
-from whet.settings import RunConfig, evaluation_env
+from whet.settings import RunConfig, evaluation_env, evaluation_rows, training_rows
 from whet.types import Task
 
 TRAINING = ""
@@ -109,7 +110,9 @@ def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None
             reward = config.reward if chosen is None or chosen.reward is None else chosen.reward
             faults = asyncio.run(unusable_rows(reward, rows))
             if faults:
-                raise LabelError(told_rows("of training" if chosen is None else f"of the evaluation set {name}", faults, len(rows)))
+                source = training_rows(config) if chosen is None else evaluation_rows(config, chosen)
+                where = "of training" if chosen is None else f"of the evaluation set {name}"
+                raise LabelError(told_rows(where, faults, len(rows)) + missing_label(source.path, source.label_key))
 
 
 def played_by(config: RunConfig) -> str:

@@ -21,9 +21,28 @@ app = typer.Typer(
     name="whet",
     help="Reinforcement learning for language models, from a laptop to a cluster, with every token accounted for.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+SETTINGS = {"ignore_unknown_options": True}
+"""Of the commands that take settings: what looks like an option is told with how a setting is written."""
+
+
+HAVE_KEYS = ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve")
+
+
+def _versions(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def whet(
+    versions: Annotated[bool, typer.Option("--version", help="Print the versions, and exit.", callback=_versions, is_eager=True)] = False,
+) -> None:
+    """Reinforcement learning for language models, from a laptop to a cluster, with every token accounted for."""
+
 
 ConfigFile = Annotated[Path, typer.Argument(help="TOML file with the run's settings.", metavar="CONFIG.toml")]
 Overrides = Annotated[
@@ -57,7 +76,7 @@ def quickstart(
     guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, _command_line()))
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Train with reinforcement learning.
 
@@ -69,25 +88,25 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
     _train("train", config, overrides)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
     _train("sft", config, overrides)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Learn from preference pairs without a reward model (DPO, IPO). `whet dpo --keys` lists all settings."""
     _train("dpo", config, overrides)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
     """Train a reward model on preference pairs. `whet rm --keys` lists all settings."""
     _train("rm", config, overrides)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def evaluate(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -101,10 +120,10 @@ def evaluate(
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, overrides or []), _command_line(), base=base))
+    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, _typed(config, overrides)), _command_line(), base=base))
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def generate(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -116,10 +135,10 @@ def generate(
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    guarded(lambda: _commands().generate(load_config(RunConfig, config, overrides or []), output, prompts))
+    guarded(lambda: _commands().generate(load_config(RunConfig, config, _typed(config, overrides)), output, prompts))
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def serve(
     model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a hub name.", metavar="MODEL")],
     overrides: Overrides = None,
@@ -133,7 +152,7 @@ def serve(
     from whet.config import load_config
     from whet.serve.settings import ServeConfig
 
-    guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*(overrides or []), f"model.path={json.dumps(model)}"])))
+    guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])))
 
 
 @app.command()
@@ -145,17 +164,17 @@ def replay_batch(
 
     found = guarded(lambda: replay(folder))
     batch = found.kept.batch
-    typer.echo(f"a batch of {batch.num_samples} samples, {batch.num_tokens} tokens, {int(batch.loss_mask.sum())} of them trained")
-    typer.echo(f"then: {found.kept.message}")
-    typer.echo(f"now:  {found.message or f'nothing is wrong, the loss is {found.loss}'}")
+    _echo(f"a batch of {batch.num_samples} samples, {batch.num_tokens} tokens, {int(batch.loss_mask.sum())} of them trained")
+    _echo(f"then: {found.kept.message}")
+    _echo(f"now:  {found.message or f'nothing is wrong, the loss is {found.loss}'}")
     for line in found.odd_columns:
-        typer.echo(f"not finite in the batch itself: {line}")
+        _echo(f"not finite in the batch itself: {line}")
     if found.first_forward is not None:
-        typer.echo(f"first module whose output is not finite though its inputs are: {found.first_forward}")
+        _echo(f"first module whose output is not finite though its inputs are: {found.first_forward}")
     elif found.message is not None:
-        typer.echo("every output of the model is finite: it is the loss that makes something that is not")
+        _echo("every output of the model is finite: it is the loss that makes something that is not")
     if found.first_backward is not None:
-        typer.echo(f"module nearest to the loss whose output has a gradient that is not finite: {found.first_backward}")
+        _echo(f"module nearest to the loss whose output has a gradient that is not finite: {found.first_backward}")
     if not found.reproduced:
         raise typer.Exit(1)
 
@@ -169,10 +188,10 @@ def report(
     from whet.runfolder.report import write_report
 
     target = guarded(lambda: write_report(run, output))
-    typer.echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
+    _echo(f"{target}: look through it before you give it away; its README.txt says what is in it")
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def score(
     file: Annotated[str, typer.Argument(help="Rows with response, label, metadata; or a run's rollouts/*.parquet.", metavar="FILE")],
     overrides: Annotated[list[str], typer.Argument(help="reward=NAME reward.options.x=1 reward.timeout_s=5", metavar="KEY=VALUE...")],
@@ -183,7 +202,7 @@ def score(
     from whet.evaluate.score import ScoreConfig, score_file, short_overrides
     from whet.observe import build_display
 
-    summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(overrides)), output))
+    summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(_typed(None, overrides))), output))
     display = build_display("plain", ())
     display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
     if summary.first_failure:
@@ -209,9 +228,9 @@ def convert(
     if to not in get_args(To):
         raise typer.BadParameter(f"{to!r} is neither hf nor dcp", param_hint="--to")
     found = guarded(lambda: convert(source, target, "hf" if to == "hf" else "dcp", dtype=dtype, shard_bytes=shard_size * 2**20))
-    typer.echo(f"{target}: {found.num_tensors} tensors, {found.size_bytes / 1e6:.1f} MB, read back as they were written")
+    _echo(f"{target}: {found.num_tensors} tensors, {found.size_bytes / 1e6:.1f} MB, read back as they were written")
     if found.left_out:
-        typer.echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
+        _echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
 
 
 @app.command()
@@ -247,7 +266,7 @@ def plan(
         )
         found = planned(options)
         for line in found.lines():
-            typer.echo(line)
+            _echo(line)
         if report is not None:
             write_summary(report, found.to_dict())
         return found.best is not None
@@ -256,7 +275,7 @@ def plan(
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(context_settings=SETTINGS)
 def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None) -> None:
     """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
 
@@ -273,7 +292,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
     display = build_display("plain", ())
 
     def work() -> int:
-        found = check(config, overrides or [], lambda finding: display.note(line(finding, AREAS)), command)
+        found = check(config, _typed(config, overrides), lambda finding: display.note(line(finding, AREAS)), command)
         if report is not None:
             write_summary(report, found.to_dict())
         display.note(summary(found.findings))
@@ -292,7 +311,7 @@ def doctor(report: Report = None) -> None:
     from whet.preflight.doctor import CHECKS, doctor
     from whet.preflight.findings import line
 
-    found = doctor(lambda finding: typer.echo(line(finding, CHECKS)))
+    found = doctor(lambda finding: _echo(line(finding, CHECKS)))
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(found, indent=1) + "\n")
@@ -304,8 +323,8 @@ def doctor(report: Report = None) -> None:
 def version() -> None:
     """Print whet's version and those of what it stands on."""
     for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):
-        typer.echo(f"{name} {package_version(name)}")
-    typer.echo(f"python {sys.version.split()[0]}")
+        _echo(f"{name} {package_version(name)}")
+    _echo(f"python {sys.version.split()[0]}")
 
 
 def _commands() -> ModuleType:
@@ -320,7 +339,22 @@ def _train(command: str, config: Path, overrides: list[str] | None) -> None:
     from whet.job import train
     from whet.supervised_settings import RUN_CONFIGS
 
-    guarded(lambda: train(load_config(RUN_CONFIGS[command], config, overrides or []), _command_line()))
+    guarded(lambda: train(load_config(RUN_CONFIGS[command], config, _typed(config, overrides)), _command_line()))
+
+
+def _typed(config: Path | None, overrides: list[str] | None) -> list[str]:
+    """The settings that were typed, once they are of the right form."""
+    from whet.typed import check_typed
+
+    check_typed(config, overrides or [])
+    return overrides or []
+
+
+def _echo(text: str) -> None:
+    """Print a line, also where nobody reads on (`| head`)."""
+    from whet.observe.display import say
+
+    say(text, sys.stdout)
 
 
 def _command_line() -> str:
@@ -373,17 +407,21 @@ def show_keys(command: str) -> None:
 
     for key in describe(ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)):
         default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
-        typer.echo(f"{key.path}  ({key.type}, {default})")
-        typer.echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
+        _echo(f"{key.path}  ({key.type}, {default})")
+        _echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
 
 
 def main() -> None:
     """Entry point of the `whet` command."""
     arguments = sys.argv[1:]
-    if len(arguments) >= 2 and "--keys" in arguments[1:] and arguments[0] in ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve"):
-        show_keys(arguments[0])
-        return
-    app()
+    try:
+        if "--keys" in arguments[1:] and arguments[0] in HAVE_KEYS:
+            show_keys(arguments[0])
+        else:
+            app()
+    except BrokenPipeError:  # of the help, whose reader went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
 
 
 if __name__ == "__main__":

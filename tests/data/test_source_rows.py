@@ -34,7 +34,7 @@ def test_a_row_of_gsm8k():
     config = {"prompt_key": "question", "label_key": "answer", "label_pattern": "#### (.+)"}
     made = task({"question": QUESTION, "answer": ANSWER}, system_prompt="Be brief.", **config)
     assert made.prompt == (Message("system", "Be brief."), Message("user", QUESTION))
-    assert (made.label, made.metadata, made.tools) == ("72", {}, ())
+    assert (made.label, made.metadata, made.tools) == ("72", {"answer": ANSWER}, ()), "the label is a part of its column"
     assert (made.id, made.origin) == ("t/2#0", "rows.jsonl:3")
 
 
@@ -194,3 +194,14 @@ def test_a_source_is_configured_like_everything_else():
 def test_a_label_that_is_no_number_is_refused(value):
     with pytest.raises(ValueError, match=rf"column 'label' holds {value}, expected text or a finite number; write null"):
         task_from(Row({"prompt": "a", "label": value}, "rows.parquet:1"), RowConfig(), "t")
+
+
+def test_all_columns_reach_rewards_as_metadata():
+    """Under their own names, below what the metadata column says; what JSON does not have is left out."""
+    row = {"prompt": "x", "label": "1", "tools": None, "level": 3, "day": datetime.date(2024, 1, 2), "tags": ["a"], "raw": b"x"}
+    row["nan"] = float("nan")
+    made = task({**row, "metadata": {"level": 5}})
+    assert made.metadata == {"level": 5, "day": "2024-01-02", "tags": ["a"], "nan": None}
+    assert task({"q": "x", "level": 3}, prompt_template="{q}?").metadata == {"q": "x", "level": 3}
+    assert task(row, metadata_key=None).metadata == {}
+    json.dumps(made.metadata, allow_nan=False)

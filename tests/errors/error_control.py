@@ -74,7 +74,7 @@ def nothing_kept(bench: Bench) -> Told:
 
 def too_many_errors(bench: Bench) -> Told:
     bench.file("mine.py", MINE)
-    return bench.refused("reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "num_rollouts=2")
+    return bench.refused("reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "control.error_window=8", "num_rollouts=2")
 
 
 def mended_filter(bench: Bench) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def mended_never(bench: Bench) -> tuple[str, ...]:
 
 def mended_half(bench: Bench) -> tuple[str, ...]:
     bench.rewrite("mine.py", '{"0": 0.0, "1": 1.0}[trajectory.id[-1]]', "int(trajectory.id[-1]) % 2")
-    return "reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "num_rollouts=2"
+    return "reward.name=mine.py:half_a_reward", "control.max_error_rate=0.4", "control.error_window=8", "num_rollouts=2"
 
 
 CONTROL = (
@@ -157,8 +157,9 @@ CONTROL = (
     Case(
         id="control-error-rate",
         title="More failures than are allowed",
-        cause="A greater share of the trajectories failed than `control.max_error_rate`. What failed, and where, is counted below.",
-        remedy="Mend what failed, or raise the rate. The same command goes on from what was saved.",
+        cause="Of the last `control.error_window` trajectories (64; a rollout's worth at least) a greater share failed than `control.max_error_rate` "
+        "(0.3). What failed, and where, is counted below, with the first traceback.",
+        remedy="Mend what failed, or raise the rate (1: never stop for it). The same command goes on from what was saved.",
         words=("4 of 8 trajectories failed, which is more than control.max_error_rate = 0.4 of them", "4 in reward: RewardError", "KeyError"),
         provoke=too_many_errors,
         seen_by_check=False,  # only on some rows, and check tries the first

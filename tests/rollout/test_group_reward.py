@@ -233,7 +233,8 @@ def test_filters_see_what_siblings_scored_together():
 
 def test_its_failures_count_as_failures_of_trajectories():
     with pytest.raises(RolloutFailed, match="2 of 2 trajectories failed") as fault:
-        run(rollouts(player(Together(a=RewardError("no judge"))), ListSource(tasks("a")), max_error_rate=0.5).take(Progress()))
+        who = player(Together(a=RewardError("no judge")))
+        run(rollouts(who, ListSource(tasks("a")), max_error_rate=0.5, error_window=1).take(Progress()))
     assert "2 in reward.group: RewardError: no judge" in str(fault.value)
 
 

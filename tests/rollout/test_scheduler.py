@@ -88,7 +88,7 @@ def test_too_many_errors_stop_the_run_and_say_what_failed():
         return Rewards(1.0)
 
     def rate(most):
-        world = World(ControlConfig(max_error_rate=most), groups=3, reward=some)
+        world = World(ControlConfig(max_error_rate=most, error_window=1), groups=3, reward=some)
 
         async def main():
             try:
@@ -105,6 +105,40 @@ def test_too_many_errors_stop_the_run_and_say_what_failed():
     text = str(stopped.value)
     assert text.startswith("3 of 6 trajectories failed, which is more than control.max_error_rate = 0.49 of them\n")
     assert "3 in reward: RewardError: the judge is out" in text
+
+
+def test_a_reward_that_fails_half_of_the_time_stops_the_run_by_default_and_a_few_failures_do_not():
+    """Over many rollouts of a few trajectories: the share is that of the last 64 of them, and the first traceback is told."""
+
+    def rollouts_until_it_stops(fails):
+        played = 0
+
+        async def some(trajectory):
+            nonlocal played
+            played += 1
+            if fails(played):
+                raise RewardError("the judge is out")
+            return Rewards(played % 2)
+
+        world = World(ControlConfig(), groups=3, num_rollouts=40, reward=some)
+
+        async def main():
+            for i in range(40):
+                try:
+                    await world.roll()
+                except RolloutFailed as stopped:
+                    return i, str(stopped)
+            return 40, ""
+
+        return run(main())
+
+    told, text = rollouts_until_it_stops(lambda n: n % 2 == 0)
+    assert told == 64 // 6, "as soon as there are so many"
+    assert text.startswith("32 of 64 trajectories failed, which is more than control.max_error_rate = 0.3 of them\n")
+    assert "start the same command again" in text and "Traceback (most recent call last)" in text
+    assert rollouts_until_it_stops(lambda n: n % 4 == 0)[0] == 40
+    assert rollouts_until_it_stops(lambda n: n <= 12)[0] == 40, "two whole rollouts that fail at once are few"
+    assert 12 < rollouts_until_it_stops(lambda n: n > 100 and n % 2 == 0)[0] < 40, "what went well before is forgotten"
 
 
 def tries_of(control, outcomes, groups=1, samples=1):

@@ -250,9 +250,9 @@ def check_trajectories(world, taken, chaos):
 
 
 MODES = {
-    "sync": ControlConfig(retries=1, retry_budget=20, over_sample=1.5),
-    "partial": ControlConfig(retries=1, max_staleness=1, overlap=False, partial=True, over_sample=1.5, max_partial_age=1),
-    "overlap": ControlConfig(retries=2, max_staleness=2, max_groups=15),
+    "sync": ControlConfig(retries=1, retry_budget=20, over_sample=1.5, max_error_rate=1),
+    "partial": ControlConfig(retries=1, max_staleness=1, overlap=False, partial=True, over_sample=1.5, max_partial_age=1, max_error_rate=1),
+    "overlap": ControlConfig(retries=2, max_staleness=2, max_groups=15, max_error_rate=1),
 }
 
 

@@ -145,7 +145,16 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config]) -> list[
     if not mergeable:
         return [_line(item, model) for item in items]
     expected = " or ".join(dict.fromkeys(_expected(item.details) for item in items))
-    return [f"{path_text(items[0].path) or 'the configuration'} = {show(items[0].value)}: expected {expected}"]
+    key = path_text(items[0].path)
+    return [f"{key or 'the configuration'} = {show(items[0].value)}: expected {expected}{_how_to_turn_on(items[0], key, model)}"]
+
+
+def _how_to_turn_on(item: _Located, key: str, model: type[Config]) -> str:
+    """How a table is written where somebody set it to true."""
+    tables = [option for option in options_at(model, item.path) if is_config(option)]
+    if item.value is not True or len(tables) != 1:
+        return ""
+    return f": write {key}={{}} for what it is by default, or set its keys ({', '.join(tables[0].model_fields)})"
 
 
 def _expected(details: ErrorDetails) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from whet.config.base import Config
-from whet.config.dump import UNSET_WORDS, plain
+from whet.config.dump import UNSET_WORDS, dump_toml, plain
 from whet.config.errors import ConfigError, failed_keys, problems_of, show
 from whet.config.schema import Options, admits_word, child_options, default_of, is_config, path_text
 
@@ -84,6 +84,8 @@ def _layered(path: Path | None, overrides: Sequence[_Override], base: Mapping[st
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise ConfigError([f"whet reads TOML, not YAML; {_in_toml(path)}"], str(path))
     try:
         return tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -98,6 +100,30 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError([f"not valid TOML: {what} (column {column})"], f"{path}:{line}") from None
     except OSError as error:
         raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from None
+
+
+def _in_toml(path: Path) -> str:
+    """How a YAML file is written in TOML; a general example where nobody here can read it."""
+    example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
+    try:
+        import yaml  # not one of whet's own needs, but most often there
+
+        found = yaml.safe_load(path.read_text())
+    except Exception:  # whatever it is, YAML is not what whet reads
+        return example
+    if not isinstance(found, dict):
+        return example
+    try:
+        return f"the same as {path.with_suffix('.toml')}:\n\n{dump_toml(_without_null(found))}"
+    except ValueError:
+        return example
+
+
+def _without_null(value: Any) -> Any:
+    """A tree without keys that are null: in TOML they are left out."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_null(item) for key, item in cast(Mapping[Any, Any], value).items() if item is not None}
+    return [_without_null(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, cast
 
 from whet.data.files import describe_value
 from whet.data.strict_json import parse_json
@@ -60,6 +64,29 @@ def metadata_from(value: JSON, where: str) -> Mapping[str, JSON]:
     except TypeError as error:
         raise ValueError(f"{where} holds a value that JSON does not have: {error}") from None
     return value
+
+
+NO_JSON = object()
+"""Stands for a value that JSON does not have."""
+
+
+def as_json(value: Any) -> JSON:
+    """A value of a data file as JSON has it: dates as ISO text, numbers without measure as null; `NO_JSON` if it holds something else."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return as_json(float(value))
+    if isinstance(value, Mapping):
+        mapping = {str(key): as_json(item) for key, item in cast(Mapping[Any, Any], value).items()}
+        return NO_JSON if any(item is NO_JSON for item in mapping.values()) else mapping
+    if isinstance(value, list | tuple):
+        items = [as_json(item) for item in cast(list[Any], value)]
+        return NO_JSON if any(item is NO_JSON for item in items) else items
+    return NO_JSON
 
 
 def _from_json_text(value: JSON, where: str) -> JSON:

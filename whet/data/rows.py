@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 
 from whet.config import Config
 from whet.data.files import Row, describe_value, paths_text, read_rows
-from whet.data.messages import messages_from, metadata_from, tools_from
+from whet.data.messages import NO_JSON, as_json, messages_from, metadata_from, tools_from
 from whet.types import JSON, Message, Task
 
 T = TypeVar("T")
@@ -35,7 +35,8 @@ class RowConfig(Config):
     label_pattern: str | None = None
     """Regular expression with one group: the part of the label that counts, for example "#### (.+)"."""
     metadata_key: str | None = "metadata"
-    """Column of anything a reward or an environment wants to know: an object or a JSON string of one."""
+    """Column of anything a reward or an environment wants to know: an object or a JSON string of one. The other columns that nothing above
+    names are part of the metadata, too, under their own names. none: rows bring no metadata."""
     tools_key: str | None = "tools"
     """Column of the tools the row brings along: a list of OpenAI schemas or a JSON string of one."""
 
@@ -102,10 +103,32 @@ def task_from(row: Row, config: RowConfig, id: str) -> Task:
         id=id,
         prompt=_prompt(row, config),
         label=_label(row, config),
-        metadata=metadata_from(_optional(row, config.metadata_key), _column(row, config.metadata_key)),
+        metadata={} if config.metadata_key is None else {**_other_columns(row, config), **_metadata(row, config.metadata_key)},
         tools=tools_from(_optional(row, config.tools_key), _column(row, config.tools_key)),
         origin=row.origin,
     )
+
+
+def _metadata(row: Row, name: str) -> Mapping[str, JSON]:
+    return metadata_from(row.values.get(name), _column(row, name))
+
+
+def _other_columns(row: Row, config: RowConfig) -> dict[str, JSON]:
+    """What a row has beside the task: every column that is not the prompt, the label, the tools or the metadata as a whole. What JSON does
+    not have (bytes) is left out, and a date is text."""
+    whole = {config.metadata_key, config.tools_key}
+    whole |= {config.prompt_key} if config.prompt_template is None else set[str]()
+    whole |= {config.label_key} if config.label_pattern is None else set[str | None]()
+    found = {name: as_json(value) for name, value in row.values.items() if name not in whole}
+    return {name: value for name, value in found.items() if value is not NO_JSON}
+
+
+def missing_label(path: str | Sequence[str], label_key: str | None) -> str:
+    """What to tell beside rows without labels, where the column of labels is not there: the columns that are. Else nothing."""
+    columns = next(read_rows(path)).values
+    if label_key is None or label_key in columns:
+        return ""
+    return f"\nthere is no column {label_key!r} (data.label_key) in {paths_text(path)}; the columns are {', '.join(columns)}"
 
 
 def fail_missing(where: str, key: str, name: str, columns: Iterable[str]) -> NoReturn:

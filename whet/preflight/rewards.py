@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from whet.data.rows import missing_label
 from whet.env.build import ENVS, EnvConfig
 from whet.preflight.boundary import run_user_code, run_user_coroutine
 from whet.preflight.faults import SHOWN_FAULTS
@@ -16,7 +17,7 @@ from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, b
 from whet.reward.base import read_score
 from whet.reward.labels import readers_of, unusable_rows
 from whet.reward.pool import START_TIMEOUT_S
-from whet.settings import evaluation_env
+from whet.settings import evaluation_env, evaluation_rows, training_rows
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
@@ -46,7 +47,7 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
             if each is not None:
                 yield run_user_coroutine(what, lambda: _compare(scene, each, task), deadline_s)
                 if env.name in ENVS and readers_of(config):  # others may change tasks
-                    yield run_user_coroutine(what, lambda: _labels(config, rows), IMPORT_DEADLINE_S)
+                    yield run_user_coroutine(what, lambda: _labels(scene, name, config, rows), IMPORT_DEADLINE_S)
             if together is not None:
                 yield run_user_coroutine("reward.group", lambda: _siblings(scene, each, together, task), deadline_s)
         except ValueError as error:
@@ -92,12 +93,20 @@ def _numbers(rewards: Rewards) -> str:
     return f"{rewards.total:g}" + (f" ({parts})" if len(rewards.components) > 1 else "")
 
 
-async def _labels(config: RewardConfig, rows: Sequence[Task]) -> Note:
+async def _labels(scene: Scene, name: str, config: RewardConfig, rows: Sequence[Task]) -> Note:
     """Whether the reward can score every row, as a run sees to it before it begins."""
     faults = await unusable_rows(config, rows)
     if not faults:
         return ok(f"the labels of {len(rows)} rows can be used")
-    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used", faults[:SHOWN_FAULTS])
+    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used{_missing(scene, name)}", faults[:SHOWN_FAULTS])
+
+
+def _missing(scene: Scene, name: str) -> str:
+    """That there is no column of labels, if there is none."""
+    if scene.rl.data.source is not None and name == TRAINING:
+        return ""
+    source = training_rows(scene.rl) if name == TRAINING else evaluation_rows(scene.rl, scene.rl.evaluate.sets[name])
+    return missing_label(source.path, source.label_key).replace("\n", ": ")
 
 
 def fabricated(scene: Scene, task: Task, reply: str, k: int = 0) -> Trajectory:

@@ -58,9 +58,11 @@ class ControlConfig(Config):
     rollout: Reference | None = None
     """Import reference to an async function `(ask) -> groups`, or to a class of such, that plays whole rollouts in place of whet's
     scheduler (docs/extending.md). Of this table max_staleness, overlap and too_old count beside it."""
-    max_error_rate: float = Field(default=1.0, gt=0, le=1)
-    """Stop when a greater share of the trajectories failed, counted over a rollout's worth of them at least. Whatever it is, a rollout of
-    failures alone stops the run."""
+    max_error_rate: float = Field(default=0.3, gt=0, le=1)
+    """Stop when a greater share of the last trajectories failed; 1: never. Whatever it is, a rollout of failures alone stops the run."""
+    error_window: int = Field(default=64, ge=1)
+    """Over so many trajectories max_error_rate is counted, and over a rollout's worth at least: a few failures of a small rollout stop
+    nothing."""
 
     @property
     def overlaps(self) -> bool:

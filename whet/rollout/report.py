@@ -42,8 +42,13 @@ def _require(trajectories: Sequence[Trajectory], what: str, who: str) -> None:
 
 def failures_text(trajectories: Sequence[Trajectory]) -> str:
     """How many failed of each kind and place, and what the first of them said; a line for each."""
+    return told_failures([t.error for t in trajectories if t.error is not None])
+
+
+def told_failures(failures: Sequence[Failure]) -> str:
+    """How many there are of each kind and place, and what the first of them said; a line for each."""
     kinds: dict[tuple[str, str], list[Failure]] = {}
-    for error in (t.error for t in trajectories if t.error is not None):
+    for error in failures:
         kinds.setdefault((error.kind, error.where), []).append(error)
     return "\n".join(f"{len(errors)} in {where}: {kind}: {errors[0].message}" for (kind, where), errors in kinds.items())
 

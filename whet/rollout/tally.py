@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.play import Play, group_restored, group_state
-from whet.rollout.report import RolloutFailed, failures_text
-from whet.types import JSON, Group, Task, Trajectory
+from whet.rollout.report import RolloutFailed, failures_text, told_failures
+from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
 @dataclass(slots=True)
@@ -18,7 +18,8 @@ class Tally:
     """What was played since the last rollout was taken."""
 
     failed: list[Trajectory] = field(default_factory=list[Trajectory])
-    num_ended: int = 0
+    recent: deque[tuple[str, Failure | None]] = field(default_factory=deque[tuple[str, "Failure | None"]])
+    """The last trajectories that ended, of earlier rollouts too, by id, each with why it failed; not those of an earlier start."""
     num_kept: int = 0
     num_retries: int = 0
     num_called_in: int = 0
@@ -34,14 +35,16 @@ class Tally:
     """Those that were dropped."""
 
     def ended(self, trajectory: Trajectory) -> None:
-        self.num_ended += 1
+        self.recent.append((trajectory.id, trajectory.error))
         if not trajectory.outcome.valid:
             self.failed.append(trajectory)
 
     def spoilt(self, before: Group, after: Group) -> None:
         """A reward of siblings together failed: so did those that had ended well."""
         pairs = zip(before.trajectories, after.trajectories, strict=True)
-        self.failed += [late for early, late in pairs if early.outcome.valid and not late.outcome.valid]
+        spoilt = {late.id: late for early, late in pairs if early.outcome.valid and not late.outcome.valid}
+        self.failed += spoilt.values()
+        self.recent = deque((id, spoilt[id].error if id in spoilt else error) for id, error in self.recent)
 
     def judged(self, group: Group, reason: str | None, num_wanted: int, control: ControlConfig) -> None:
         """A group was kept, or dropped for a reason.
@@ -55,7 +58,7 @@ class Tally:
         else:
             self.in_a_row[reason] += 1
             self.dropped(group, reason)
-        self._check_errors(num_wanted * len(group.trajectories), control.max_error_rate)
+        self._check_errors(max(num_wanted * len(group.trajectories), control.error_window), control.max_error_rate)
         if self.in_a_row.total() >= control.give_up_after * num_wanted:
             told = ", ".join(f"{count} for {reason}" for reason, count in self.in_a_row.most_common())
             failures = "\n" + failures_text(self.failed) if self.failed else ""
@@ -65,11 +68,16 @@ class Tally:
                 + failures
             )
 
-    def _check_errors(self, at_least: int, max_error_rate: float) -> None:
-        if self.num_ended >= at_least and len(self.failed) > max_error_rate * self.num_ended:
+    def _check_errors(self, window: int, max_error_rate: float) -> None:
+        """See to the share of failures among the last `window` trajectories, once there are so many."""
+        while len(self.recent) > window:
+            self.recent.popleft()
+        failures = [failure for _, failure in self.recent if failure is not None]
+        if len(self.recent) == window and len(failures) > max_error_rate * window:
             raise RolloutFailed(
-                f"{len(self.failed)} of {self.num_ended} trajectories failed, which is more than "
-                f"control.max_error_rate = {max_error_rate:g} of them\n{failures_text(self.failed)}"
+                f"{len(failures)} of {window} trajectories failed, which is more than control.max_error_rate = {max_error_rate:g} of them\n"
+                "mend what failed and start the same command again: it goes on; or raise control.max_error_rate to train on the rest\n"
+                f"{told_failures(failures)}\n{failures[0].traceback}".rstrip()
             )
 
     def busy(self, total_s: float) -> None:
@@ -124,6 +132,6 @@ class Tally:
             **({"groups/called_in": Total(self.num_called_in)} if self.num_called_in else {}),
             **{f"groups/dropped/{reason}": Total(count) for reason, count in sorted(self.reasons.items())},
         }
-        self.failed, self.num_ended, self.num_kept, self.num_retries, self.reasons = [], 0, 0, 0, Counter()
+        self.failed, self.num_kept, self.num_retries, self.reasons = [], 0, 0, Counter()
         self.num_called_in = 0
         return told, metrics

@@ -1,0 +1,120 @@
+"""The command line as a person meets it: what is typed in the wrong form, secrets, readers that go away, versions and help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whet.cli import main
+from whet.config import Config, ConfigError, load_config
+from whet.typed import check_typed
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["reward.name", "math"], "write reward.name=math"),
+        (["--reward.name=math"], "without dashes, as key=value: reward.name=math"),
+        (["--reward.name", "math"], "without dashes, as key=value: reward.name=math"),
+        (["--num_rollouts", "5"], "num_rollouts=5"),
+        (["lonely"], "write lonely=VALUE"),
+        (["WANDB_API_KEY=abc"], "WANDB_API_KEY is an environment variable"),
+        (["HF_TOKEN=hf_abcdefghijABCDEFGHIJ"], "HF_TOKEN is an environment variable"),
+        (["CUDA_VISIBLE_DEVICES=0"], "is an environment variable"),
+        (["engine.api_key=abc123"], "a secret does not belong on the command line"),
+        (["reward.options.api_key=abc123"], "a secret does not belong on the command line"),
+        (["--engine.api_key", "abc123"], "engine.api_key=VALUE"),
+        (["engine.api_key", "abc123"], "engine.api_key=VALUE"),
+        (["reward.options.judge=sk-abcdefghijklmnop"], "a secret does not belong on the command line"),
+        (["reward.options.url=https://me:pass123@host/v1"], "a secret does not belong on the command line"),
+    ],
+)
+def test_what_is_typed_in_the_wrong_form_is_told_and_no_secret_is_repeated(typed, words):
+    with pytest.raises(ConfigError) as told:
+        check_typed(None, typed)
+    assert words in str(told.value)
+    assert not any(secret in str(told.value) for secret in ("abc", "abcdefghij", "pass123"))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["reward.name=math", "reward.options.api_key_env=OPENAI_API_KEY", "data.label_key=answer", "rollout.max_tokens=9", "a.b={c=1}"],
+)
+def test_settings_are_let_through(typed):
+    check_typed(None, [typed])
+
+
+def test_the_file_comes_first():
+    with pytest.raises(ConfigError, match=r"the TOML file comes first.*reward\.name=math"):
+        check_typed(Path("reward.name=math"), ["run.toml"])
+
+
+class Table(Config):
+    project: str = "whet"
+
+
+class Settings(Config):
+    name: str = "x"
+    table: Table | None = None
+
+
+def test_yaml_is_told_in_toml(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("name: y\nseed: null\ntable:\n  project: mine\n")
+    with pytest.raises(ConfigError) as told:
+        load_config(Settings, path)
+    text = str(told.value).split("run.toml:\n\n")[1]
+    (tmp_path / "run.toml").write_text(text)
+    assert load_config(Settings, tmp_path / "run.toml") == Settings(name="y", table=Table(project="mine"))
+    for content in ("- 1\n- 2\n", "a: [", "x: !!python/object:os.system {}"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"reads TOML, not YAML; write tables in brackets"):
+            load_config(Settings, path)
+
+
+def test_a_table_that_is_set_to_true_is_told_how_to_write():
+    with pytest.raises(ConfigError, match=r"table = true: expected a table: write table=\{\} for .* or set its keys \(project\)"):
+        load_config(Settings, None, ["table=true"])
+    assert load_config(Settings, None, ["table={}"]).table == Table()
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["whet", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("-h",), ("train", "-h"), ("version",)])
+def test_versions_and_help(monkeypatch, capsys, arguments):
+    assert run(monkeypatch, *arguments) == 0
+    assert "whet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "evaluate", "check", "generate"])
+def test_every_command_that_takes_settings_looks_at_what_is_typed(monkeypatch, capsys, tmp_path, command):
+    (tmp_path / "run.toml").write_text("")
+    for typed in ("--reward.name=math", "engine.api_key=abc123"):
+        assert run(monkeypatch, command, str(tmp_path / "run.toml"), typed) == 2
+        told = capsys.readouterr().err
+        assert ("without dashes" in told or "secret" in told) and "abc123" not in told
+
+
+@pytest.mark.parametrize("arguments", [("train", "--keys"), ("--help",), ("version",), ("doctor",), ("train", "--help"), ("--version",)])
+def test_a_reader_that_goes_away_is_no_error(arguments):
+    """Its end of the pipe is closed before the first line."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "whet", *arguments]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120, check=False)
+    finally:
+        os.close(writing)
+    assert done.stderr == "", done.stderr
+    assert done.returncode in (0, 1, 141)
