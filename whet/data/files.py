@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from whet.data.arrow import row_cleaner
 from whet.data.hub import DATA_SUFFIXES, HUB_NAME, dataset_files
 from whet.data.strict_json import parse_json
 from whet.types import JSON
@@ -133,10 +134,11 @@ def _read_parquet(file: Path) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(file) as reader:
+            clean = row_cleaner(reader.schema_arrow)
             for group in range(reader.num_row_groups):
                 for values in reader.read_row_group(group).to_pylist():
                     number += 1
-                    yield Row(values, f"{file}:{number}")
+                    yield Row(clean(values), f"{file}:{number}")
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # it cannot even be opened
             raise
