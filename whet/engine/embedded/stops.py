@@ -10,8 +10,11 @@ from whet.types import Finish
 
 Decode = Callable[[Seq[int]], str]
 """Token ids to text, special tokens included."""
-SLACK = 4
-"""Characters decoded before those that can hold a stop text: a slice of tokens may begin with parts of a character, or lose a space."""
+HALF = "\ufffd"
+"""What bytes that are no whole character decode to."""
+SLACK = 8
+"""Characters that are decoded before those that can hold a stop text: a slice of tokens may lose a space, and begin and end with parts of a
+character, of which each byte may look like one."""
 
 
 def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
@@ -22,19 +25,30 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
             return Finish.STOP
         if sampling.stop:
             assert decode is not None, "a request with stop texts was let in without a detokeniser"
-            if any(_completes(sequence, text, decode) for text in sampling.stop):
+            if _completes(sequence.tokens[-sequence.num_replied :], sampling.stop, decode):
                 return Finish.STOP
     if sequence.matching is not None and sequence.matching.over:
         return Finish.STOP
     return Finish.LENGTH if sequence.num_sampled >= sampling.max_tokens else None
 
 
-def _completes(sequence: Sequence, text: str, decode: Decode) -> bool:
-    """Whether the last sampled token ends an occurrence of `text`: the end of the reply is decoded, as far as one can reach back."""
-    wanted = reach = len(text) + SLACK
-    num = sequence.num_replied
-    window = sequence.tokens[-min(reach, num) :]
-    while len(window) < num and len(decode(window)) < wanted:
+def _completes(tokens: Seq[int], texts: Seq[str], decode: Decode) -> bool:
+    """Whether the last token of a reply ends an occurrence of one of the texts: the reply's end is decoded, as far back as a text that goes
+    on in the last token can begin. How much that token says does not count: it may go on behind the text's end."""
+    wanted = reach = max(map(len, texts)) + SLACK
+    while reach < len(tokens) and len(decode(tokens[-reach:-1])) < wanted:
         reach *= 2
-        window = sequence.tokens[-min(reach, num) :]
-    return decode(window).count(text) > decode(window[:-1]).count(text)
+    for shift in range(4):  # some decoders make nothing of a run of bytes that begins within a character
+        window = tokens[-min(reach + shift, len(tokens)) :]
+        now, before = decode(window), decode(window[:-1])
+        settled = len(before) if now.startswith(before) else _num_alike(now, before)
+        if any((at := now.rfind(text)) >= 0 and at + len(text) > settled for text in texts):
+            return True
+        if HALF not in now or len(window) == len(tokens):
+            return False
+    return False
+
+
+def _num_alike(first: str, second: str) -> int:
+    """How many characters both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
