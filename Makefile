@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-all lint docs bench clean
+.PHONY: setup quickstart test test-all lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -52,6 +52,15 @@ bench: setup
 	$(BIN)/python benchmarks/parallel_bytes.py
 	$(BIN)/python benchmarks/weight_sync.py
 	if $(BIN)/python -c "import trl" 2>/dev/null; then $(BIN)/python benchmarks/grpo_step.py 3M; fi
+
+# Checks one GPU in at most nine minutes, with PYTHON as it is (benchmarks/README.md). WHEELS: a folder of wheels for what PYTHON lacks.
+OUT ?= benchmarks/results/gpu
+gpu:
+	$(PYTHON) benchmarks/check_gpu.py --out $(OUT) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY))
+
+# Wheels for a GPU machine without a network.
+gpu-wheels: setup
+	$(BIN)/python benchmarks/gpu/gather.py wheels
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

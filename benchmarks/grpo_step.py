@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -41,27 +42,39 @@ TRL_BATCH = {"3M": (64, 1), "38M": (16, 4)}
 """Samples per backward pass, and passes per step: what fits in memory."""
 
 
-def score(trajectory: Any) -> float:
-    """A reward that varies whatever the model writes."""
-    return len(trajectory.response) % 7 / 7
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where steps are taken, and how large they are."""
+
+    folder: Path = FOLDER
+    """It has the prompts, `train.jsonl`."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    steps: int = STEPS
+    new_tokens: int = 256
+    prompts: int = 8
+    """Of a step, with 8 samples each."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """To whet's settings."""
 
 
-def whet_steps(model: Path) -> list[dict[str, float]]:
+def whet_steps(model: Path, place: Place = Place()) -> list[dict[str, float]]:
     """Seconds of each step, as the run logs them."""
-    run = FOLDER / "whet"
+    run = place.folder / "whet"
     shutil.rmtree(run, ignore_errors=True)
     config = RunConfig.model_validate(
         {
             "run_dir": str(run),
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"train": str(FOLDER / "train.jsonl")},
-            "num_rollouts": STEPS,
-            "batch": {"prompts_per_rollout": 8, "samples_per_prompt": 8},
-            "rollout": {"max_turn_tokens": 256, "max_tokens": 400},
-            "reward": {"name": f"{__file__}:score"},
+            "model": {"path": str(model), "device": place.device, "dtype": place.dtype},
+            "data": {"train": str(place.folder / "train.jsonl")},
+            "num_rollouts": place.steps,
+            "batch": {"prompts_per_rollout": place.prompts, "samples_per_prompt": 8},
+            "rollout": {"max_turn_tokens": place.new_tokens, "max_tokens": place.new_tokens + 144},
+            "reward": {"name": f"{Path(__file__).with_name('reply_length.py')}:score"},
             "train": {"optim": {"lr": 1e-6}},
             "checkpoint": {"interval": None},
             "observe": {"display": "none"},
+            **place.changes,
         }
     )
     train(config)
@@ -69,7 +82,7 @@ def whet_steps(model: Path) -> list[dict[str, float]]:
     return [{"seconds": line["time/step_s"], "rollout": line["time/rollout_s"], "update": line["time/update_s"]} for line in lines]
 
 
-def trl_steps(model: Path, size: str) -> list[dict[str, float]]:
+def trl_steps(model: Path, batch: tuple[int, int], place: Place = Place()) -> list[dict[str, float]]:
     """The same by TRL's trainer: a step begins with its sampling."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -87,17 +100,17 @@ def trl_steps(model: Path, size: str) -> list[dict[str, float]]:
     def reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
         return [len(reply[0]["content"]) % 7 / 7 for reply in completions]
 
-    samples, passes = TRL_BATCH[size]
+    samples, passes = batch
     config = GRPOConfig(
-        output_dir=str(FOLDER / "trl"),
-        use_cpu=True,
-        bf16=False,
+        output_dir=str(place.folder / "trl"),
+        use_cpu=place.device == "cpu",
+        bf16=place.dtype == "bfloat16",
         gradient_checkpointing=False,
         per_device_train_batch_size=samples,
         gradient_accumulation_steps=passes,
         num_generations=8,
-        max_completion_length=256,
-        max_steps=STEPS,
+        max_completion_length=place.new_tokens,
+        max_steps=place.steps,
         learning_rate=1e-6,
         save_strategy="no",
         report_to="none",
@@ -119,7 +132,7 @@ def measure(size: str, rounds: list[dict[str, Any]], count: int) -> None:
         if started - began + last > LIMIT_S:
             return
         load = round(os.getloadavg()[0], 1)
-        rounds.append({"load_average": load, "whet": whet_steps(model)[1:], "trl": trl_steps(model, size)[1:]})
+        rounds.append({"load_average": load, "whet": whet_steps(model)[1:], "trl": trl_steps(model, TRL_BATCH[size])[1:]})
         print(size, rounds[-1], flush=True)
         last = time.monotonic() - started
 

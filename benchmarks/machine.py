@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,7 +21,6 @@ def machine() -> dict[str, object]:
     if info.exists():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=RESULTS.parent)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": model,
@@ -29,5 +29,13 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """Empty where there is no git, or no repository."""
+    if shutil.which("git") is None:
+        return ""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=RESULTS.parent)
+    return commit.stdout.strip()

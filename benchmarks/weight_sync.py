@@ -41,31 +41,35 @@ from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig
 
 ROUNDS = 5
-SHAPES = {"38M": (12, 512), "110M": (16, 768)}
+TIMEOUT_S = 60
+"""Seconds that a version may take."""
+SHAPES = {"2M": (4, 128), "38M": (12, 512), "110M": (16, 768)}
 """Layers and width, by millions of parameters or so."""
 TRANSPORTS = ("shared", "ipc", "broadcast", "disk", "delta")
 RATES = (1e-6, 1e-4)
 STEPS = 3
 
 
-def model(size: str) -> CausalModel:
+def model(size: str, device: str = "cpu") -> CausalModel:
     layers, width = SHAPES[size]
     config = Qwen3Config(
         num_hidden_layers=layers, hidden_size=width, intermediate_size=3 * width, vocab_size=8192, num_attention_heads=width // 64,
         num_key_value_heads=width // 128, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
-    return random_causal(config, ModelConfig(path=size, device="cpu", dtype="bfloat16"), seed=0)
+    return random_causal(config, ModelConfig(path=size, device=device, dtype="bfloat16"), seed=0)
 
 
-def receive(connection: Connection, size: str) -> None:
+def receive(connection: Connection, size: str, device: str = "cpu") -> None:
     """The other process: opens tickets, and says when it has the weights."""
     torch.set_num_threads(1)
-    own = model(size)
+    own = model(size, device)
     receiver = Receiver("engine", own, lambda: dict(own.named_weights()), lambda: Naming(without_contents(own)))
     connection.send("ready")
     while (ticket := connection.recv()) is not None:
         if type(ticket).__name__ != "SharedTicket":
             copy_weights(dict(own.named_weights()), Stream(receiver.open(ticket)), digest=False)
+        if device != "cpu":
+            torch.cuda.synchronize()
         connection.send("done")
 
 
@@ -79,21 +83,7 @@ def carried(size: str) -> list[dict[str, object]]:
     child.start()
     assert mine.recv() == "ready"
     for transport in TRANSPORTS:
-        with tempfile.TemporaryDirectory() as folder:
-            sender = sender_of(SyncConfig(transport=transport), model(size), Path(folder), "127.0.0.1")
-            seconds, sent = [], 0
-            for version in range(ROUNDS + 1):
-                nudge(trained)
-                began = time.perf_counter()
-                ticket = sender.begin(version, ["engine"])
-                if sender.simultaneous:
-                    mine.send(ticket)
-                sent = sender.send(ticket, Stream(trained.named_weights())).size_bytes
-                if not sender.simultaneous:
-                    mine.send(ticket)
-                assert mine.recv() == "done"
-                seconds.append(time.perf_counter() - began)
-            sender.close()
+        seconds, sent = versions_by(transport, trained, model(size), mine)
         took = median(seconds[1:])
         speed = {"seconds": round(took, 4), "gb_per_s": round(num_bytes / took / 1e9, 2)}
         rows.append({"what": transport, **speed, "mb_sent": round(sent / 1e6, 2)})
@@ -101,6 +91,37 @@ def carried(size: str) -> list[dict[str, object]]:
     mine.send(None)
     child.join()
     return [{"size": size, "mb": round(num_bytes / 1e6, 1), **row} for row in rows]
+
+
+def versions_by(transport: str, trained: CausalModel, engines: CausalModel, mine: Connection) -> tuple[list[float], int]:
+    """Seconds of each version, the first of which warms up, and bytes that were sent of the last.
+
+    Args:
+        transport: as in `[sync]`.
+        trained: whose weights are sent; they change before each version.
+        engines: a model of the same shape, whose tensors are those that are shared where the transport is.
+        mine: the connection to the process that runs `receive`.
+    """
+    seconds, sent = list[float](), 0
+    with tempfile.TemporaryDirectory() as folder:
+        sender = sender_of(SyncConfig(transport=transport, timeout_s=TIMEOUT_S), engines, Path(folder), "127.0.0.1")
+        for version in range(ROUNDS + 1):
+            nudge(trained)
+            if trained.device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            ticket = sender.begin(version, ["engine"])
+            if sender.simultaneous:
+                mine.send(ticket)
+            sent = sender.send(ticket, Stream(trained.named_weights())).size_bytes
+            if not sender.simultaneous:
+                mine.send(ticket)
+            if not mine.poll(TIMEOUT_S):
+                raise TimeoutError(f"the other process does not have version {version} after {TIMEOUT_S} s")
+            assert mine.recv() == "done"
+            seconds.append(time.perf_counter() - began)
+        sender.close()
+    return seconds, sent
 
 
 def limits(trained: CausalModel, num_bytes: int) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from whet.types import Chunk, Finish, Request
 
 VOCAB = 97
 DEADLINE_S = 60
+DEVICE = os.environ.get("WHET_TEST_DEVICE", "cpu")
+"""Where the models of `tiny` lie; those of `plain` are on the CPU."""
 
 SHAPE = {
     "vocab_size": VOCAB,
@@ -52,7 +55,7 @@ CONFIGS = {
 @cache
 def tiny(kind: str = "qwen3", dtype: str = "float64", seed: int = 0) -> CausalModel:
     """A random model; shared by tests, so never write to its weights."""
-    return random_causal(CONFIGS[kind](), ModelConfig(path="", dtype=dtype, device="cpu"), seed=seed)
+    return random_causal(CONFIGS[kind](), ModelConfig(path="", dtype=dtype, device=DEVICE), seed=seed)
 
 
 @cache

@@ -34,7 +34,7 @@ def check_rows(engine: EngineCore) -> int:
             if sequence.cached != length:
                 continue  # it went back to the queue in this step
             count += 1
-            blocks = torch.tensor([sequence.blocks])
+            blocks = torch.tensor([sequence.blocks], device=engine.model.device)
             for layer, pair in shelf.layers.items():
                 for kept, held in zip(pair, engine.store.read(layer, blocks), strict=True):
                     assert torch.equal(kept[row, :, :length], held[0, :, :length]), (shelf.capacity, row, layer)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from engine_setup import SHAPE, engine_of, reply_to, tiny
+from engine_setup import DEVICE, SHAPE, engine_of, reply_to, tiny
 from transformers import Qwen3Config
 
 from whet.engine.base import EngineFailed
@@ -17,7 +17,7 @@ from whet.types import Request, SamplingParams
 def fresh(seed: int = 0, dtype: str = "float32", *, tied: bool = False) -> CausalModel:
     """A model of the test's own: its weights are written to."""
     shape = Qwen3Config(head_dim=16, tie_word_embeddings=tied, **SHAPE)
-    return random_causal(shape, ModelConfig(path="", dtype=dtype, device="cpu"), seed=seed)
+    return random_causal(shape, ModelConfig(path="", dtype=dtype, device=DEVICE), seed=seed)
 
 
 def held(model: CausalModel) -> int:

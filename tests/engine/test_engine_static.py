@@ -2,7 +2,7 @@
 
 
 import pytest
-from engine_setup import engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
+from engine_setup import DEVICE, engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
@@ -74,8 +74,8 @@ def test_scores_go_through_it_too():
 def test_steps_are_made_anew_where_the_cache_or_the_weights_lie_elsewhere():
     from whet.model.causal import ModelConfig, random_causal
 
-    held = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device="cpu"), seed=0)
-    other = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device="cpu"), seed=1)
+    held = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device=DEVICE), seed=0)
+    other = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device=DEVICE), seed=1)
     engine = engine_of(held, shares=False, static_decode=True, **SIZES)
     request = requests()[4]
 

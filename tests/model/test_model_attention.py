@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from whet.model.attention import PackedRow, whet_attention, whet_mask
 from whet.model.causal import ModelConfig, random_causal
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("WHET_TEST_DEVICE", "cpu"))
 
 
 def alone(q, k, v, scale):
@@ -20,7 +21,7 @@ def alone(q, k, v, scale):
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    future = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
+    future = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), v)
 
 
@@ -30,10 +31,10 @@ def test_a_packed_row_is_each_segment_alone_in_outputs_and_gradients(lengths, he
     generator = torch.Generator().manual_seed(sum(lengths))
 
     def random(num_heads):
-        return torch.randn(sum(lengths), num_heads, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        return torch.randn(sum(lengths), num_heads, 4, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_()
 
     q, k, v, pull = random(heads[0]), random(heads[1]), random(heads[1]), random(heads[0]).detach()
-    found = PackedRow(lengths, CPU)(0, q, k, v, 0.7)
+    found = PackedRow(lengths, DEVICE)(0, q, k, v, 0.7)
     expected = torch.cat(
         [alone(*piece, 0.7) for piece in zip(*(x.split(lengths) for x in (q, k, v)), strict=True) if len(piece[0])]
     )
@@ -45,7 +46,7 @@ def test_a_packed_row_is_each_segment_alone_in_outputs_and_gradients(lengths, he
 @pytest.mark.parametrize("max_waste", [1.0, 1.3, 100.0])
 def test_padding_stays_within_its_bound(max_waste):
     lengths = [1, 2, 100, 90, 40, 64, 63, 0, 7, 100]
-    row = PackedRow(lengths, CPU, max_waste)
+    row = PackedRow(lengths, DEVICE, max_waste)
     assert sum(bucket.num for bucket in row.buckets) == 9
     assert row.positions.tolist() == [i for n in lengths for i in range(n)]
     for bucket in row.buckets:
@@ -61,12 +62,12 @@ def test_a_packed_model_is_the_plain_model_on_each_sequence(lengths):
         vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
         intermediate_size=24, max_position_embeddings=64, initializer_range=0.2,
     )  # fmt: skip
-    model = random_causal(config, ModelConfig(path="tiny", device="cpu"), seed=0)
+    model = random_causal(config, ModelConfig(path="tiny", device=str(DEVICE)), seed=0)
     twin = Qwen3ForCausalLM._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     twin.load_state_dict(model.hf.state_dict())
     tokens = torch.randint(31, (sum(lengths),), generator=torch.Generator().manual_seed(len(lengths)))
-    row = PackedRow(lengths, CPU)
-    found = model.logits(model.hidden(tokens, row.positions, row))
+    row = PackedRow(lengths, DEVICE)
+    found = model.logits(model.hidden(tokens.to(DEVICE), row.positions, row)).cpu()
     expected = torch.cat([twin(input_ids=piece[None]).logits[0] for piece in tokens.split(lengths)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     pull = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
@@ -74,7 +75,7 @@ def test_a_packed_model_is_the_plain_model_on_each_sequence(lengths):
     (pull * expected).sum().backward()
     theirs = dict(twin.named_parameters())
     for name, p in model.hf.named_parameters():
-        distance, norm = float((p.grad - theirs[name].grad).norm()), float(theirs[name].grad.norm())
+        distance, norm = float((p.grad.cpu() - theirs[name].grad).norm()), float(theirs[name].grad.norm())
         assert distance <= 1e-5 * norm + 1e-6, name  # a token alone has queries without a gradient
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ SIZES = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
+DEVICE = os.environ.get("WHET_TEST_DEVICE", "cpu")
 TOKENS = torch.tensor([5, 4, 60, 0, 17, 9])
 GPT2 = GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=4, n_positions=64, eos_token_id=0, bos_token_id=None)
 
@@ -33,12 +35,12 @@ def qwen3(**changes):
 
 
 def config(**changes):
-    return ModelConfig(**{"path": "tiny", "device": "cpu", **changes})
+    return ModelConfig(**{"path": "tiny", "device": DEVICE, **changes})
 
 
 def scores(model, tokens=TOKENS):
     row = PackedRow([len(tokens)], model.device)
-    return model.scores(model.hidden(tokens, row.positions, row))
+    return model.scores(model.hidden(tokens.to(model.device), row.positions, row)).cpu()
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_a_normal_heads_standard_deviation_is_one_over_the_root_of_its_inputs_an
 def test_a_head_that_is_there_is_kept_whatever_a_new_one_would_be(tmp_path):
     folder, hf = classifier(tmp_path)
     for new_head in ("zeros", "normal", None):
-        assert torch.equal(load_scalar(folder, config(), trainable=True, new_head=new_head).head.weight, hf.score.weight)
+        assert torch.equal(load_scalar(folder, config(), trainable=True, new_head=new_head).head.weight.cpu(), hf.score.weight)
 
 
 @pytest.mark.parametrize("family", [LlamaConfig(**SIZES), GPT2], ids=["llama", "gpt2"])

@@ -1,6 +1,7 @@
 """A version counts only when the engine proves that it holds the trainer's weights."""
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,8 +34,11 @@ SHAPE = Qwen3Config(
 )
 
 
+DEVICE = os.environ.get("WHET_TEST_DEVICE", "cpu")
+
+
 def model(seed: int = 0):
-    return random_causal(SHAPE, ModelConfig(path="", device="cpu"), seed=seed)
+    return random_causal(SHAPE, ModelConfig(path="", device=DEVICE), seed=seed)
 
 
 def publish(trainer, engine_model, *, shares: bool, sabotage=None, version: int = 1):
@@ -92,7 +96,7 @@ def test_what_the_outputs_depend_on_besides_parameters_is_proven_too():
 
 def test_a_tied_head_that_is_no_longer_tied_is_named():
     tied = Qwen3Config(**{**SHAPE.to_dict(), "tie_word_embeddings": True})
-    mine, theirs = (random_causal(tied, ModelConfig(path="", device="cpu"), seed=seed) for seed in (0, 1))
+    mine, theirs = (random_causal(tied, ModelConfig(path="", device=DEVICE), seed=seed) for seed in (0, 1))
 
     async def untie(engine, update, weights, version):
         head = engine.core.model.hf.lm_head

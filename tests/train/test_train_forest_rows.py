@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_policy import VOCAB, gradients, plain, policy, qwen3, relative, rollout
+from tiny_policy import DEVICE, VOCAB, gradients, plain, policy, qwen3, relative, rollout
 from transformers import LlamaConfig
 
 from whet.algo import GRPOConfig, Need, StepPlan
@@ -27,7 +27,8 @@ from whet.types import Origin, Sample
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 BF16_TOLERANCE = 0.05
 LLAMA = LlamaConfig(
-    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, intermediate_size=48,
+    vocab_size=VOCAB, hidden_size=32 if DEVICE == "cpu" else 64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+    intermediate_size=48,
     max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.15, bos_token_id=None, eos_token_id=0, pad_token_id=None,
 )  # fmt: skip
 SHAPES = {
@@ -38,7 +39,7 @@ SHAPES = {
 
 
 def model_of(shape, dtype, *, recompute=False):
-    config = ModelConfig(path="tiny", dtype=dtype, device="cpu", gradient_checkpointing=recompute)
+    config = ModelConfig(path="tiny", dtype=dtype, device=DEVICE, gradient_checkpointing=recompute)
     model = random_causal(SHAPES[shape], config, seed=3)
     if dtype == "float64":
         for module in model.hf.modules():

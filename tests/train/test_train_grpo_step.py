@@ -161,7 +161,7 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
     moved = 0.0
     start = dict(policy(dtype).named_weights())
     for name, weight in twin.named_parameters():
-        found = dict(trained.named_weights())[name]
+        found = dict(trained.named_weights())[name].cpu()
         torch.testing.assert_close(found, weight, rtol=0, atol=recipe["lr"] * in_learning_rates)
-        moved = max(moved, float((weight - start[name]).detach().abs().max()))
+        moved = max(moved, float((weight - start[name].cpu()).detach().abs().max()))
     assert moved > recipe["lr"] / 2

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from tiny_policy import plain, policy, qwen3, rollout
+from tiny_policy import DEVICE, plain, policy, qwen3, rollout
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3ForCausalLM, Qwen3ForSequenceClassification, Qwen3MoeConfig
 
 from whet.algo.base import Need
@@ -38,7 +38,7 @@ def trained(model, steps=3, **lora):
 
 def logits(hf):
     with torch.no_grad():
-        return hf(input_ids=TOKENS, use_cache=False).logits
+        return hf(input_ids=TOKENS.to(hf.device), use_cache=False).logits.cpu()
 
 
 def own(model):
@@ -82,7 +82,7 @@ def test_training_changes_the_adapter_alone_and_off_it_is_the_base_again(dtype):
 def test_merged_weights_in_a_plain_model_give_the_adapted_models_logits(tied, rslora):
     torch.manual_seed(0)
     hf = Qwen3ForCausalLM._from_config(qwen3(tied=tied), attn_implementation=ATTENTION)
-    model = prepare(hf, ModelConfig(path="x", device="cpu"), trainable=True)
+    model = prepare(hf, ModelConfig(path="x", device=DEVICE), trainable=True)
     backend = trained(model, rslora=rslora)
     twin = Qwen3ForCausalLM._from_config(qwen3(tied=tied), attn_implementation="eager").eval()
     assert {name for name, _ in backend.named_weights()} == {name for name, _ in twin.named_parameters()}
@@ -120,7 +120,7 @@ def test_an_adapter_of_a_mixture_is_of_what_peft_can_load_again(mixture, tmp_pat
     sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"}
     config = mixture(**{key: getattr(qwen3(), key) for key in sizes}, moe_intermediate_size=16, num_experts_per_tok=2, **experts)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    model = random_causal(config, ModelConfig(path="x", device="cpu"), seed=0)
+    model = random_causal(config, ModelConfig(path="x", device=DEVICE), seed=0)
     model.hf.save_pretrained(tmp_path / "base")
     backend = trained(model)
     owners = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in backend.adapter.tensors()}
@@ -130,14 +130,15 @@ def test_an_adapter_of_a_mixture_is_of_what_peft_can_load_again(mixture, tmp_pat
     theirs = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     assert float((logits(theirs) - own(model)).abs().max()) < 1e-5
     with pytest.raises(ValueError, match=r"train\.lora\.target_modules"):
-        add_adapter(random_causal(config, ModelConfig(path="x", device="cpu"), seed=0), LoraConfig(target_modules=["gate_proj", "up_proj"]))
+        other = random_causal(config, ModelConfig(path="x", device=DEVICE), seed=0)
+        add_adapter(other, LoraConfig(target_modules=["gate_proj", "up_proj"]))
 
 
 def test_a_score_head_trains_and_is_exported_with_the_adapter(tmp_path):
     config = qwen3()
     config.num_labels = 1
     hf = Qwen3ForSequenceClassification._from_config(config, attn_implementation=ATTENTION)
-    model = settle(ScalarModel(hf), ModelConfig(path="x", device="cpu"), trainable=True)
+    model = settle(ScalarModel(hf), ModelConfig(path="x", device=DEVICE), trainable=True)
     hf.save_pretrained(tmp_path / "base")
     backend = backend_of(model)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_policy import gradients, qwen3, relative, rollout
+from tiny_policy import DEVICE, gradients, qwen3, relative, rollout
 from transformers import AutoModelForSequenceClassification, Qwen3ForSequenceClassification
 
 from whet.algo.base import LossTerms, Need
@@ -31,7 +31,7 @@ def critic(dtype="float32", seed=0):
         torch.manual_seed(seed)
         hf = Qwen3ForSequenceClassification._from_config(config, attn_implementation="whet", dtype=torch.float32)
         torch.nn.init.normal_(hf.score.weight, std=0.3)
-    model = ScalarModel(hf.to(getattr(torch, dtype)).eval())
+    model = ScalarModel(hf.to(DEVICE, getattr(torch, dtype)).eval())
     model.check()
     return model
 
@@ -161,7 +161,7 @@ def test_what_a_critic_exports_loads_as_a_reward_model(tmp_path):
     trained.forward_backward(step_batch(), value_loss)
     trained.optim_step()
     trained.export(tmp_path)
-    again = dict(load_scalar(tmp_path, ModelConfig(path="x", device="cpu"), trainable=False).named_weights())
+    again = dict(load_scalar(tmp_path, ModelConfig(path="x", device=DEVICE), trainable=False).named_weights())
     assert all(torch.equal(again[name], weight) for name, weight in trained.named_weights())
     assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is Qwen3ForSequenceClassification
 

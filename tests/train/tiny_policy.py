@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import torch
@@ -12,6 +13,8 @@ from whet.model.causal import CausalModel, ModelConfig, random_causal
 from whet.types import Origin, Sample
 
 VOCAB = 61
+DEVICE = os.environ.get("WHET_TEST_DEVICE", "cpu")
+"""Where the policy lies; plain models are on the CPU."""
 
 
 def qwen3(*, tied: bool = True) -> Qwen3Config:
@@ -22,7 +25,7 @@ def qwen3(*, tied: bool = True) -> Qwen3Config:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=8 if DEVICE == "cpu" else 16,  # flex_attention's kernel for CUDA has no smaller heads
         intermediate_size=48,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
@@ -34,7 +37,7 @@ def qwen3(*, tied: bool = True) -> Qwen3Config:
 
 
 def policy(dtype: str = "float32", *, seed: int = 0, gradient_checkpointing: bool = False) -> CausalModel:
-    config = ModelConfig(path="tiny", dtype=dtype, device="cpu", gradient_checkpointing=gradient_checkpointing)
+    config = ModelConfig(path="tiny", dtype=dtype, device=DEVICE, gradient_checkpointing=gradient_checkpointing)
     return random_causal(qwen3(), config, seed=seed)
 
 
@@ -85,9 +88,11 @@ def rollout() -> TrainBatch:
 
 
 def gradients(model: CausalModel) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in model.hf.named_parameters() if p.grad is not None}
+    """Copies, on the CPU."""
+    return {name: p.grad.to("cpu", copy=True) for name, p in model.hf.named_parameters() if p.grad is not None}
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Distance by the expected one's norm."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    found, expected = found.cpu().double(), expected.cpu().double()
+    return float((found - expected).norm() / expected.norm())
