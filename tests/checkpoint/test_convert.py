@@ -181,6 +181,34 @@ def test_what_does_not_read_back_is_not_kept(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "notes.txt", "config.json"])
+def test_nothing_outside_a_models_folder_is_copied(name, tmp_path):
+    source, secret = folder_of("llama", tmp_path / "hf"), tmp_path / "secret"
+    if (source / name).exists():
+        (source / name).rename(secret)
+    else:
+        secret.write_text("a key")
+    (source / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name} leads out of the folder, and no such link is followed"):
+        convert(source, tmp_path / "out", "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "secret"]
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(tmp_path):
+    model = tmp_path / "models--a--b"
+    source = folder_of("llama", model / "snapshots/0123")
+    (model / "blobs").mkdir()
+    for path in list(source.iterdir()):
+        path.rename(model / "blobs" / path.name)
+        path.symlink_to(Path("../../blobs") / path.name)
+    convert(source, tmp_path / "out", "hf")
+    assert digests_of(read_weights(tmp_path / "out")) == digests_of(read_weights(source))
+    (source / "more.txt").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("a key")
+    with pytest.raises(ValueError, match=r"more\.txt leads out of the folder"):
+        convert(source, tmp_path / "out2", "hf")
+
+
 PEAK = """
 import sys
 from pathlib import Path

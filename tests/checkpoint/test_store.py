@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.checkpoint.config import CheckpointConfig, RestoreConfig
-from whet.checkpoint.store import FORMAT, MANIFEST, CheckpointStore, find_checkpoint
+from whet.checkpoint.store import FORMAT, MANIFEST, CheckpointStore, _digest_of, find_checkpoint
 from whet.types import Progress
 
 
@@ -258,3 +258,50 @@ def test_settings_that_contradict_each_other_are_refused():
         RestoreConfig(path="x", parts=["optimizer"])
     with pytest.raises(ValueError, match="set best, too"):
         CheckpointConfig(best_mode="min")
+
+
+@pytest.mark.parametrize("what", ["weights.bin", "deeper", "more.txt", "deeper/more.bin", MANIFEST])
+@pytest.mark.parametrize("how", ["outside", "inside", "pipe"])
+def test_a_checkpoint_with_a_link_or_a_pipe_is_refused(tmp_path, what, how):
+    """Also where it is no part that the manifest names."""
+    folder = save(store(tmp_path), 3)
+    other = tmp_path / "other" if how == "outside" else folder / "moved"
+    if what != "more.txt":
+        os.rename(folder / what, other)
+    else:
+        other.write_text("secret")
+    if how == "pipe" and what not in ("deeper", MANIFEST):
+        os.mkfifo(folder / what)
+    else:
+        (folder / what).symlink_to(other)
+    with pytest.raises(ValueError, match=r"(is a link, or lies behind one, and no link in a folder is followed|is no ordinary file)"):
+        find_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../else.bin", "/else.bin", "deeper/../../else.bin", "deeper", ""])
+def test_a_manifest_names_no_file_outside(tmp_path, name):
+    folder = save(store(tmp_path), 3)
+    (folder.parent / "else.bin").write_bytes(b"12345")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest.pop("digest")
+    manifest["parts"][name] = manifest["parts"]["weights.bin"]
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "digest": _digest_of(manifest)}))
+    with pytest.raises(ValueError, match=r"which does not lie in it|is no ordinary file"):
+        find_checkpoint(folder)
+
+
+def test_linked_folders_of_another_run_are_not_followed(tmp_path):
+    folder = save(store(tmp_path), 3)
+    other = tmp_path / "others"
+    (other / "checkpoints").mkdir(parents=True)
+    (other / "checkpoints/rollout_000009").symlink_to(folder)
+    with pytest.raises(ValueError, match="rollout_000009 is a link, and no link in a run's folder is followed"):
+        find_checkpoint(other)
+    shutil.rmtree(other)
+    other.mkdir()
+    (other / "checkpoints").symlink_to(folder.parent)
+    with pytest.raises(ValueError, match="checkpoints is a link, and no link in a run's folder is followed"):
+        find_checkpoint(other)
+    other.joinpath("checkpoints").unlink()
+    (tmp_path / "name").symlink_to(folder)
+    assert find_checkpoint(tmp_path / "name").progress.rollout_id == 3, "what the user names may be a link"

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from whet.data import files
 from whet.data.files import read_rows
 
 
@@ -169,3 +170,46 @@ def test_paths_that_hold_nothing(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             read(tmp_path / path)
+
+
+def test_a_row_group_is_not_read_whole(tmp_path):
+    """One group of 60,000 rows: 70 MB of text as it is decoded."""
+    file = tmp_path / "a.parquet"
+    texts = pa.array([f"{i % 7} " * 600 for i in range(60_000)])
+    parquet.write_table(pa.table({"prompt": texts.dictionary_encode().cast(pa.string())}), file, row_group_size=10**9)
+    del texts
+    pa.default_memory_pool().release_unused()
+    before, rows, most = pa.total_allocated_bytes(), read_rows(f"{file}@[:5000]"), 0
+    for _ in rows:
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 40 << 20, most >> 20
+
+
+CUTS = ["[-3:]", "[:-3]", "[-5:-2]", "[2:-2]", "[-4:8]", "[-100:3]", "[-2:3]", "[8:-9]", "[:-100]", "[-5:5]", "[-3:-5]"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_slices_from_the_end_are_pythons_and_hold_no_more_than_they_count(cut, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"n": {i}}}\n' for i in range(10)))
+    expected = eval(f"list(range(10)){cut}")
+    assert [row.values["n"] for row in read_rows(f"{file}@{cut}")] == expected
+
+
+def test_a_line_without_an_end_is_an_error_and_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_LIST_BYTES", 1000)
+    file = tmp_path / "a.jsonl"
+    with open(file, "wb") as opened:
+        opened.write(b'{"a": 1}\n')
+        opened.truncate(1 << 40)
+    rows = read_rows(str(file))
+    assert next(rows).values == {"a": 1}
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: the line has over 0 MiB, too much for a row"):
+        next(rows)
+    listed = tmp_path / "a.json"
+    with open(listed, "wb") as opened:
+        opened.write(b'[{"a": 1},')
+        opened.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"a JSON list is read whole, and this one has over 0 MiB; write it as \.jsonl"):
+        next(read_rows(str(listed)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -56,3 +57,27 @@ def test_json_inside_a_column_is_read_the_same_way():
         metadata_from('{"a": 1, "a": 2}', "rows.jsonl:3: column 'metadata'")
     with pytest.raises(ValueError, match=r"column 'tools' holds text .*: its lists and objects are nested too deeply"):
         tools_from("[" * 100_000, "rows.jsonl:3: column 'tools'")
+
+
+def test_a_key_that_is_there_twice_among_many_is_found_in_no_time():
+    keys = ", ".join(f'"k{i}": 0' for i in range(300_000))
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="the key 'k299999' occurs 2 times"):
+        parse_json(f'{{{keys}, "k299999": 1}}')
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("one", ["[", '{"a":', '[{"a":'])
+@pytest.mark.parametrize("levels", [150, 400, 900, 100_000])
+def test_levels_are_bounded_on_every_python(one, levels):
+    text = one * levels + "1" + "".join({"[": "]", "{": "}"}[char] for char in reversed(one * levels) if char in "[{")
+    if levels * sum(char in "[{" for char in one) <= 200:
+        assert parse_json(text)
+    else:
+        with pytest.raises(ValueError, match="nested too deeply to be read"):
+            parse_json(text)
+
+
+def test_brackets_in_texts_are_no_levels():
+    assert parse_json('{"a": "' + "[{" * 5000 + '"}') == {"a": "[{" * 5000}
+    assert len(parse_json("[" + "[],{}," * 5000 + "1]")) == 10001

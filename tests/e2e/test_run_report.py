@@ -15,21 +15,15 @@ from whet.quickstart.model import SmallModelConfig, make_model
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["A robe takes two bolts of blue fiber. How many bolts are that?", "James runs three sprints. How many sprints does he run?"]
 REWARD = """
-import os
+from pathlib import Path
 
 def score(trajectory):
     question = trajectory.task.prompt[0].content
-    if os.environ["JUDGE_MODE"] == "broken" or question.startswith("James"):
-        raise ValueError(f"cannot read {question} with " + os.environ["JUDGE_PASSWORD"])
+    mode, password = Path(__file__).with_name("judge.txt").read_text().split()
+    if mode == "broken" or question.startswith("James"):
+        raise ValueError(f"cannot read {question} with {password}")
     return 0.5
 """
-
-FRAME = [
-    '  File "~/my_judge.py", line 7, in score',
-    '    raise ValueError(f"cannot read {question} with " + os.environ["JUDGE_PASSWORD"])',
-    "ValueError",
-]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -48,7 +42,8 @@ def folder(tmp_path_factory):
 
 
 def whet(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "JUDGE_MODE": mode, "JUDGE_PASSWORD": "open-sesame-5", "HOME": str(folder)}
+    (folder / "judge.txt").write_text(f"{mode} open-sesame-5")
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "HOME": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", "whet", *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=240, check=False
     )
@@ -57,10 +52,6 @@ def whet(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProces
 def members(path: Path) -> dict[str, str]:
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
-
-
-def holds(lines: list[str], part: list[str]) -> bool:
-    return any(lines[i : i + len(part)] == part for i in range(len(lines)))
 
 
 def test_every_file_of_a_run_is_on_the_page_and_its_report_has_no_data(folder):
@@ -78,7 +69,7 @@ def test_every_file_of_a_run_is_on_the_page_and_its_report_has_no_data(folder):
     assert "checkpoints/rollout_000001/manifest.json" in found and "step 1/1" in found["log.txt"]
     [failure] = [json.loads(line) for line in found["failures.jsonl"].splitlines()]
     assert (failure["kind"], failure["where"]) == ("RewardError", "reward")
-    assert holds(failure["frames"], FRAME)
+    assert failure["frames"][:2] == ["  outside whet: 1", "ValueError"]
     assert "first RewardError in reward: see failures.jsonl" in found["log.txt"]
     for name, text in found.items():
         for word in (str(folder), "open-sesame-5", *(question[:20] for question in QUESTIONS)):
@@ -94,16 +85,11 @@ def test_a_failed_runs_report_says_where_and_not_what(folder):
     found = members(folder / "broken-report.zip")
     [failure] = [json.loads(line) for line in found["failures.jsonl"].splitlines()]
     assert (failure["kind"], failure["where"]) == ("RewardError", "reward")
-    assert holds(failure["frames"], FRAME)
+    assert failure["frames"][:2] == ["  outside whet: 1", "ValueError"]
     end = json.loads(found["end.json"])
     assert (end["status"], end["kind"], end["user_code"]) == ("failed", "RolloutFailed", False)
-    assert end["message"].startswith("rollout 0: all 4 trajectories failed <")
-    assert end["resume_command"] == "whet train run.toml run_dir=runs/broken evaluate.before_training=false"
+    assert end["message"].startswith("rollout <number>: all <number> trajectories failed\n")
+    assert end["resume_command"] == "whet train <text of 8 characters> run_dir=<text of 11 characters> evaluate.before_training=false"
     for name, text in found.items():
         for word in (str(folder), "open-sesame-5", *(question[:20] for question in QUESTIONS)):
             assert word not in text, name
-    told = whet(folder, "broken", "report", "runs/broken", "--messages", "--output", "told.zip")
-    assert told.returncode == 0, told.stderr
-    found = members(folder / "told.zip")
-    assert QUESTIONS[0][:20] in found["failures.jsonl"] and QUESTIONS[0][:20] in found["end.json"]
-    assert "open-sesame-5" not in "".join(found.values())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,8 +240,89 @@ def test_a_build_is_kept_for_later_processes(monkeypatch, tmp_path):
     assert compiled.library.__wrapped__().decode_vector_floats() in (4, 8, 16)
     (built,) = tmp_path.rglob("*.so")
     monkeypatch.setattr(compiled, "_build", None)
-    assert compiled.library.__wrapped__()._name == str(built)
+    assert compiled.library.__wrapped__().decode_vector_floats() in (4, 8, 16)
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+    assert built.parent.name == f"whet-{os.geteuid()}" and built.parent.stat().st_mode & 0o777 == 0o700
+    assert built.stem.rpartition("-")[2] == hashlib.sha256(built.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def built(monkeypatch, tmp_path):
+    """A file in the cache that was built, and whatever is loaded from now on."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        raise OSError("not loaded in a test")
+
+    monkeypatch.setattr(compiled.ctypes, "CDLL", load)
+    with pytest.raises(NotCompiled, match="not loaded in a test"):
+        compiled.library.__wrapped__()
+    loaded.clear()
+    (file,) = tmp_path.rglob("*.so")
+    return file, loaded
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["folder", "file"])
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_what_others_can_have_written_is_not_loaded(what, how, built, monkeypatch):
+    file, loaded = built
+    path = file.parent if what == "folder" else file
+    words = "belongs to user"
+    if how == "owner" and os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    elif how == "owner":
+        monkeypatch.setattr(compiled.os, "geteuid", lambda: 12345)
+        os.rename(file.parent, file.parent.with_name("whet-12345"))
+    else:
+        path.chmod(0o722)
+        words = "others may write into"
+    with pytest.raises(NotCompiled, match=words):
+        compiled.library.__wrapped__()
+    assert not loaded
+
+
+@needs_compiler
+def test_a_file_of_other_contents_than_its_name_says_is_built_anew(built, monkeypatch):
+    file, loaded = built
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"\0")
+    with pytest.raises(NotCompiled, match="not loaded in a test"):
+        compiled.library.__wrapped__()
+    assert len(loaded) == 1 and file.read_bytes() == whole, "the same was built, under the same name"
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_no_link_in_the_cache_is_followed(what, built, tmp_path):
+    file, loaded = built
+    path = file.parent if what == "folder" else file
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotCompiled, match="is not loaded"):
+        compiled.library.__wrapped__()
+    assert not loaded
+
+
+@needs_compiler
+def test_a_file_that_is_swapped_after_it_was_looked_at_is_not_the_one_that_is_loaded(built, monkeypatch, tmp_path):
+    file, loaded = built
+    opened = compiled._open
+
+    def swapping(path):
+        found = opened(path)
+        (tmp_path / "other").write_text("made by somebody else")
+        os.replace(tmp_path / "other", path)
+        return found
+
+    whole = file.read_bytes()
+    monkeypatch.setattr(compiled, "_open", swapping)
+    monkeypatch.setattr(compiled.ctypes, "CDLL", lambda path: loaded.append(Path(path).read_bytes()) or compiled.ctypes.pythonapi)
+    with pytest.raises((NotCompiled, AttributeError)):
+        compiled.library.__wrapped__()
+    assert all(each == whole for each in loaded)
 
 
 @needs_compiler

@@ -144,7 +144,7 @@ def open_source(path: Path) -> Source:
         return _checkpoint(find_checkpoint(path).folder)
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no model folder (it has no config.json), no run's folder and no checkpoint")
-    if "quantization_config" in json.loads((path / "config.json").read_text()):
+    if "quantization_config" in json.loads(_own_file(path, "config.json").read_text()):
         raise ValueError(f"{path} holds quantized weights, which cannot be converted; use the model in bfloat16")
     places = _safetensors(path)
     return Source(path, set(places), lambda name: _read_file(places[name], name), as_in_files=True, buffers={})
@@ -172,7 +172,20 @@ def _checkpoint(folder: Path) -> Source:
 
 def _safetensors(folder: Path) -> dict[str, Path]:
     """The file of each tensor."""
-    return {name: folder / file for file, names in weight_files(folder).items() for name in (names or _names(folder / file))}
+    return {name: _own_file(folder, file) for file, names in weight_files(folder).items() for name in (names or _names(folder / file))}
+
+
+def _own_file(folder: Path, name: str) -> Path:
+    """A file of a model's folder. In the hub's cache the files of a snapshot are links to the same model's blobs.
+
+    Raises:
+        ValueError: if it lies elsewhere.
+    """
+    home = folder.resolve()
+    home = home.parents[1] if home.parent.name == "snapshots" and (home.parents[1] / "blobs").is_dir() else home
+    if not (folder / name).resolve().is_relative_to(home):
+        raise ValueError(f"{folder / name} leads out of the folder, and no such link is followed: put the file itself there")
+    return folder / name
 
 
 def _names(file: Path) -> set[str]:
@@ -201,8 +214,8 @@ def _describe(source: Path, target: Path, dtypes: set[str]) -> None:
     for path in source.iterdir():
         of_weights = path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith((".index.json", ".toml"))
         if path.is_file() and not of_weights and path.name not in (MANIFEST, STATE):
-            shutil.copy(path, target / path.name)
-    config = json.loads((source / "config.json").read_text())
+            shutil.copy(_own_file(source, path.name), target / path.name)
+    config = json.loads(_own_file(source, "config.json").read_text())
     config.pop("torch_dtype", None)
     if len(dtypes) == 1:
         config["dtype"] = next(iter(dtypes))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from whet.checkpoint.config import CheckpointConfig
 from whet.observe.files import sync_folder
+from whet.observe.inside import check_inside, open_inside
 from whet.train.batching import due
 from whet.types import JSON, Progress
 
@@ -228,6 +229,9 @@ def find_checkpoint(path: Path) -> Saved:
     """
     if (path / MANIFEST).is_file():
         return read_checkpoint(path)
+    for below in (path / "checkpoints", *(path / "checkpoints").glob("rollout_*")):
+        if below.is_symlink():
+            raise ValueError(f"{below} is a link, and no link in a run's folder is followed: name the checkpoint's own folder")
     store = CheckpointStore(path / "checkpoints", CheckpointConfig())
     saved = store.newest()
     if saved is None:
@@ -236,20 +240,23 @@ def find_checkpoint(path: Path) -> Saved:
 
 
 def read_checkpoint(folder: Path) -> Saved:
-    """A checkpoint, once every part was found to be what was written.
+    """A checkpoint, once every part was found to be what was written, and to lie in the folder itself.
 
     Raises:
-        ValueError: naming the part that is missing, of another size or damaged.
+        ValueError: naming the part that is missing, of another size or damaged, or a link.
     """
+    check_inside(folder)
     manifest = _read_manifest(folder)
     for name, part in manifest["parts"].items():
-        path = folder / name
-        if not path.is_file():
-            raise _damaged(folder, f"{name} is missing")
-        if path.stat().st_size != part["size_bytes"]:
-            raise _damaged(folder, f"{name} has {path.stat().st_size} bytes, not {part['size_bytes']}")
-        if _file_digest(path) != part["digest"]:
-            raise _damaged(folder, f"{name} has other contents than were written")
+        try:
+            with open_inside(folder, name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != part["size_bytes"]:
+                    raise _damaged(folder, f"{name} has {size} bytes, not {part['size_bytes']}")
+                if hashlib.file_digest(file, "sha256").hexdigest() != part["digest"]:
+                    raise _damaged(folder, f"{name} has other contents than were written")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _damaged(folder, f"{name} is missing") from error
     return Saved(folder, Progress(**manifest["progress"]), manifest["metrics"], manifest["facts"])
 
 

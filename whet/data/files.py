@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,13 @@ from whet.types import JSON
 _SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]")
 _EXCERPT = 30
 """Characters shown on each side of a syntax error."""
+
+MAX_ROW_BYTES = 1 << 28
+"""Of a line of a jsonl file."""
+MAX_LIST_BYTES = 1 << 31
+"""Of a json file that is one list."""
+BATCH_ROWS, BUFFER_BYTES = 256, 1 << 20
+"""Rows of a parquet file that are decoded together, and how much of each column is read ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +100,27 @@ def _split_slice(entry: str) -> tuple[str, slice | None]:
 def _sliced(rows: Iterator[Row], cut: slice | None) -> Iterator[Row]:
     if cut is None:
         return rows
-    if (cut.start or 0) < 0 or (cut.stop or 0) < 0:
-        return iter(list(rows)[cut])
-    return islice(rows, cut.start, cut.stop)
+    if (cut.start or 0) >= 0 and (cut.stop is None or cut.stop >= 0):
+        return islice(rows, cut.start, cut.stop)
+    return _from_the_end(rows, cut)
+
+
+def _from_the_end(rows: Iterator[Row], cut: slice) -> Iterator[Row]:
+    """A slice with a place counted from the end. No more rows are held than are counted there."""
+    start, stop = cut.start or 0, cut.stop
+    if start >= 0:  # and stop is below 0: so many rows are never known to be in it
+        waiting = deque[Row]()
+        for row in islice(rows, start, None):
+            waiting.append(row)
+            if len(waiting) > -stop:
+                yield waiting.popleft()
+        return
+    last, count = deque[Row](maxlen=-start), 0
+    for row in rows:
+        last.append(row)
+        count += 1
+    first = max(0, count + start)
+    yield from islice(last, len(last) if stop is None else max(0, (stop if stop >= 0 else count + stop) - first))
 
 
 def _read_files(files: Sequence[Path]) -> Iterator[Row]:
@@ -109,8 +135,10 @@ def _read_files(files: Sequence[Path]) -> Iterator[Row]:
 
 def _read_lines(file: Path) -> Iterator[Row]:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_ROW_BYTES + 1), b""), start=1):
             origin = f"{file}:{number}"
+            if len(line) > MAX_ROW_BYTES:
+                raise ValueError(f"{origin}: the line has over {MAX_ROW_BYTES >> 20} MiB, too much for a row; are its line ends lost?")
             text = _decode(line, origin).rstrip("\r\n")
             if text.strip():
                 yield Row(_object(_parse(text, origin), origin), origin)
@@ -122,23 +150,29 @@ def _read_json(file: Path) -> Iterator[Row]:
     if not head.startswith("["):
         yield from _read_lines(file)
         return
-    items = _parse(_decode(file.read_bytes(), str(file)), str(file))
+    with file.open("rb") as opened:
+        data = opened.read(MAX_LIST_BYTES + 1)
+    if len(data) > MAX_LIST_BYTES:
+        size = f"over {MAX_LIST_BYTES >> 20} MiB"
+        raise ValueError(f"{file}: a JSON list is read whole, and this one has {size}; write it as .jsonl, a row in each line")
+    items = _parse(_decode(data, str(file)), str(file))
     for number, item in enumerate(items, start=1):
         yield Row(_object(item, f"{file}:{number}"), f"{file}:{number}")
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:
-    """One row group in memory at a time."""
+    """A few rows of a row group in memory at a time: one may hold the whole file."""
     from pyarrow import ArrowException, parquet
 
     number = 0
     try:
-        with parquet.ParquetFile(file) as reader:
+        with parquet.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False) as reader:
             clean = row_cleaner(reader.schema_arrow)
             for group in range(reader.num_row_groups):
-                for values in reader.read_row_group(group).to_pylist():
-                    number += 1
-                    yield Row(clean(values), f"{file}:{number}")
+                for batch in reader.iter_batches(batch_size=BATCH_ROWS, row_groups=[group]):
+                    for values in batch.to_pylist():
+                        number += 1
+                        yield Row(clean(values), f"{file}:{number}")
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # it cannot even be opened
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -12,6 +13,8 @@ from whet.types import JSON
 
 MAX_DIGITS = 4300
 """Of an integer; Python refuses to read longer ones, since that takes quadratic time."""
+MAX_LEVELS = 200
+"""Of lists and objects in each other: whatever is made of the value afterwards can go as deep without an end of Python's stack."""
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -29,7 +32,9 @@ def parse_json(text: str) -> JSON:
             text, parse_constant=_refuse, parse_float=_finite, parse_int=_integer, object_pairs_hook=_object
         )
     except RecursionError:
-        raise ValueError("its lists and objects are nested too deeply to be read") from None
+        raise _too_deep() from None
+    if text.count("[") + text.count("{") > MAX_LEVELS:
+        _check_levels(value)
     if _HALF_PAIR.search(text):
         _check_text(value)
     return value
@@ -55,10 +60,24 @@ def _integer(text: str) -> int:
 def _object(pairs: Sequence[tuple[str, JSON]]) -> dict[str, JSON]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} occurs {keys.count(twice)} times in one object; keep the one that is meant")
+        times = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in times.items() if count > 1)
+        raise ValueError(f"the key {twice[:200]!r} occurs {times[twice]} times in one object; keep the one that is meant")
     return found
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"its lists and objects are nested too deeply to be read: over {MAX_LEVELS} levels")
+
+
+def _check_levels(value: JSON) -> None:
+    """Level by level: each value is looked at once, whatever stands in what."""
+    level = [value]
+    for _ in range(MAX_LEVELS + 1):
+        level = [inner for each in level if isinstance(each, list | dict) for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise _too_deep()
 
 
 def _check_text(value: JSON) -> None:

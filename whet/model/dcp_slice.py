@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
-from io import RawIOBase
-from typing import Any, BinaryIO
+from io import BufferedReader, RawIOBase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ _HEADER_BYTES = 1 << 20
 """What describes a tensor, at most."""
 
 
-def read_slice(file: BinaryIO, offset: int, length: int, dtype: torch.dtype, sizes: Sequence[int]) -> Tensor:
+def read_slice(file: BufferedReader, offset: int, length: int, dtype: torch.dtype, sizes: Sequence[int]) -> Tensor:
     """Read a tensor.
 
     Args:
@@ -123,7 +123,7 @@ def _place(window: _Window, member: zipfile.ZipInfo) -> int:
 class _Window(RawIOBase):
     """A part of a file, in which headers are read in small pieces and data into memory that is there."""
 
-    def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
+    def __init__(self, file: BufferedReader, offset: int, length: int) -> None:
         super().__init__()
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 
@@ -163,7 +163,7 @@ class _Window(RawIOBase):
         self._file.seek(self._offset + at)
         done = 0
         while done < len(into):
-            count = self._file.readinto(into[done:])  # type: ignore[attr-defined]
+            count = self._file.readinto(into[done:])
             if not count:
                 raise ValueError("its file is cut short")
             done += count

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import BinaryIO
 
 _ONE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def open_inside(folder: Path, name: str | PurePath) -> BinaryIO:
+def open_inside(folder: Path, name: str | PurePath) -> BufferedReader:
     """Open an ordinary file that lies in a folder, or in folders below it. The folder itself may be reached through links.
 
     Each part of the name is opened in the folder that was opened before it, so that nothing can be changed between a look and the opening.
@@ -59,6 +59,19 @@ def is_file_inside(folder: Path, name: str | PurePath) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def check_inside(folder: Path) -> None:
+    """See that a folder holds ordinary files and folders alone, before its files are read by their names.
+
+    Raises:
+        ValueError: naming a link, a pipe or a device.
+    """
+    for place, folders, names in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *names)):
+            mode = path.lstat().st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                raise ValueError(_refusal(path, mode))
 
 
 def _check(at: int, part: str, path: Path, wanted: object) -> None:

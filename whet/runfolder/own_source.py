@@ -36,6 +36,7 @@ class OwnSource:
     """Values that settings may have: of a `Literal`, and names of what is built in."""
     words: set[str] = field(default_factory=set[str])
     """Whatever is a string, or a part of one between slashes and dots."""
+    classes: set[str] = field(default_factory=set[str])
     functions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """The file, relative to the package, and the name."""
     files: set[str] = field(default_factory=set[str])
@@ -57,6 +58,7 @@ def own_source() -> OwnSource:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 out.functions.add((name, node.name))
             elif isinstance(node, ast.ClassDef):
+                out.classes.add(node.name)
                 _add_keys(node, out)
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
                 out.choices.update(_strings(node.slice))

@@ -102,8 +102,10 @@ def named(table: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def kind(text: JSON) -> str:
-    """The name of an exception's type: one of Python's, or words that end as such names do."""
+    """The name of an exception's type: one of Python's or whet's, or words that end as such names do."""
     short = str(text)
+    if short in own_source().classes:
+        return short
     found = getattr(builtins, short, None)
     if isinstance(found, type) and issubclass(found, BaseException):
         return short

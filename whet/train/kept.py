@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
 from whet.model.tensor_files import write_tensors
+from whet.observe.inside import check_inside
 from whet.train.base import Backend, Learner, NonFinite
 
 REASON = "reason.json"
@@ -56,11 +57,12 @@ def read_kept(folder: Path) -> Kept:
     """What `keep_batch` wrote into a folder.
 
     Raises:
-        ValueError: if the folder holds no such thing.
+        ValueError: if the folder holds no such thing, or a link.
     """
     missing = [name for name in (REASON, BATCH, CONFIG, MODEL) if not (folder / name).exists()]
     if missing:
         raise ValueError(f"{folder} is no kept batch: {', '.join(missing)} is missing; a run names it: <run>/nonfinite/batch_<n>")
+    check_inside(folder)
     columns = load_file(folder / BATCH)
     unknown = columns.keys() - {field.name for field in fields(TrainBatch)}
     if unknown:

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -19,6 +20,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.c", "draw.c"
 HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 BUILD_LIMIT_S = 60
+ENDING = ".so"
 
 
 class NotCompiled(Exception):
@@ -62,13 +64,10 @@ def library() -> ctypes.CDLL:
     Raises:
         NotCompiled: without a compiler, or if it fails.
     """
-    path = _folder() / f"decode-{_fingerprint()}.so"
-    if not path.exists():
-        _build(path)
-    try:
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NotCompiled(f"{path} cannot be loaded ({error}); delete it, and it is built anew") from error
+    folder = _folder()
+    begin = f"decode-{_fingerprint()}-"
+    path = _kept(folder, begin) or _build(folder, begin)
+    found = _load(path)
     for name, takes in (("decode_step", Step), ("decode_logits", Logits), ("draw_tokens", Draw)):
         function = getattr(found, name)
         function.argtypes, function.restype = [ctypes.POINTER(takes)], None
@@ -90,20 +89,96 @@ def compiler() -> list[str]:
     raise NotCompiled(f"there is no C compiler ({' '.join(asked) or 'cc, gcc or clang'}); install one, or name it in CC")
 
 
-def _build(path: Path) -> None:
+def _kept(folder: Path, begin: str) -> Path | None:
+    """What was built before, if there is any: its name ends in its digest. What has another digest is built anew."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith(begin) and name.endswith(ENDING))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotCompiled(f"{folder} cannot be read: {error.strerror}") from error
+    return next((folder / name for name in names if _digest_of(folder / name) == name.removeprefix(begin).removesuffix(ENDING)), None)
+
+
+def _build(folder: Path, begin: str) -> Path:
     """Build into place, whoever else may be doing the same."""
     command = compiler()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        _check_owner(folder, os.lstat(folder))
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            made = Path(draft) / "made"
             line = [*command, *FLAGS, "-o", str(made), *map(str, SOURCES), "-lm"]
             done = subprocess.run(line, capture_output=True, text=True, timeout=BUILD_LIMIT_S, env=child_environment())
             if done.returncode:
                 raise NotCompiled(f"{' '.join(command)} cannot build {_names()}: {_first_error(done.stderr)}")
+            made.chmod(0o700)
+            path = folder / f"{begin}{hashlib.sha256(made.read_bytes()).hexdigest()}{ENDING}"
             os.replace(made, path)
+            return path
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotCompiled(f"{_names()} were not built into {path.parent}: {error}") from error
+        raise NotCompiled(f"{_names()} were not built into {folder}: {error}") from error
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """Load the very file whose owner and digest were looked at, not what has its name a moment later. It stays open for that."""
+    file = _open(path)
+    if (digest := _digest(file)) != path.name.removesuffix(ENDING).rpartition("-")[2]:
+        raise NotCompiled(f"{path} has the digest {digest}, not that of its name; delete it, and it is built anew")
+    opened = Path(f"/proc/self/fd/{file}")
+    try:
+        return ctypes.CDLL(str(opened if opened.exists() else path))
+    except OSError as error:
+        raise NotCompiled(f"{path} cannot be loaded ({error}); delete it, and it is built anew") from error
+
+
+def _digest_of(path: Path) -> str:
+    file = _open(path)
+    try:
+        return _digest(file)
+    finally:
+        os.close(file)
+
+
+def _digest(file: int) -> str:
+    with open(file, "rb", closefd=False) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _open(path: Path) -> int:
+    """Open an ordinary file of this user's own, in a folder that nobody else can write into; links are not followed.
+
+    Raises:
+        NotCompiled: if it is anything else.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _check_owner(path.parent, os.fstat(folder))
+            file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise NotCompiled(f"{path} is not loaded: {error.strerror}; delete {path.parent}, and it is built anew") from error
+    try:
+        found = os.fstat(file)
+        _check_owner(path, found)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotCompiled(f"{path} is not loaded: it is no ordinary file")
+    except NotCompiled:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    """Code is loaded from what this user alone can have written."""
+    if found.st_uid != os.geteuid():
+        whose = f"{path} belongs to user {found.st_uid}, and nothing is loaded from it"
+        raise NotCompiled(f"{whose}; delete it, or set XDG_CACHE_HOME to a folder of your own")
+    if found.st_mode & 0o022:
+        raise NotCompiled(f"others may write into {path}, and nothing is loaded from it; delete it, or take that right away (chmod go-w)")
 
 
 def _names() -> str:
@@ -116,8 +191,8 @@ def _first_error(text: str) -> str:
 
 
 def _folder() -> Path:
-    """Where what was built is kept: XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whet"
+    """Where what was built is kept: a folder of this user's own, in XDG_CACHE_HOME or ~/.cache, which others may share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"whet-{os.geteuid()}"
 
 
 def _fingerprint() -> str:
