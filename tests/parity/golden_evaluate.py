@@ -7,21 +7,45 @@ from statistics import fmean
 from tests.parity.golden_batches import by_source
 from whet.core.advantages import nothing_to_compare
 from whet.core.shaping import overlong_penalty
+from whet.data.files import split_slice
 from whet.evaluate.bootstrap import sample_statistics
 from whet.evaluate.passk import pass_at_k
+from whet.reward.base import read_score
 from whet.train.batching import due
 
 
 def pass_rate(case):
-    rewards, size = case["inputs"]["rewards"], case["params"]["group_size"]
+    rewards, size = values_of(case), case["params"]["group_size"]
     groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
     ks = [2**i for i in range(size.bit_length()) if 2**i <= size]
     return {f"pass@{k}": fmean(pass_at_k(size, sum(r == 1 for r in group), k) for group in groups) for k in ks}
 
 
+def values_of(case):
+    """The rewards of a case's samples, which may be mappings with a key that names the reward."""
+    key = case["params"].get("reward_key") or case["inputs"].get("reward_key")
+    return [read_score(reward, key).total if isinstance(reward, dict) else reward for reward in case["inputs"]["rewards"]]
+
+
 def nonzero_std(case):
-    reason = nothing_to_compare(case["inputs"]["rewards"])
+    reason = nothing_to_compare(values_of(case))
     return {"keep": reason is None, "reason": reason}
+
+
+def with_fallback(case):
+    """The same verdict; that a group is called in where too few pass is `control.refill = false` here, not the filter's to say."""
+    return {**nonzero_std(case), **({"keep_when_insufficient": True} if "keep_when_insufficient" in case["outputs"] else {})}
+
+
+def path_slice(case):
+    """A data file's path and the slice of its rows."""
+    path, rows = split_slice(next(value for value in case["inputs"].values() if isinstance(value, str)))
+    bounds = None if rows is None else [rows.start, rows.stop]
+    known = {"path": path, "real_path": path, "slice": bounds, "row_slice": bounds, "start": rows and rows.start}
+    known |= {"end": rows and rows.stop, "stop": rows and rows.stop}
+    if "num_rows" in case["inputs"]:
+        known["rows"] = list(range(case["inputs"]["num_rows"]))[rows or slice(None)]
+    return {key: known[key] for key in case["outputs"]}
 
 
 def periodic(case):
@@ -75,6 +99,8 @@ ADAPTERS = {
         {
             "compute_pass_rate": pass_rate,
             "check_reward_nonzero_std": nonzero_std,
+            "check_reward_nonzero_std_with_fallback": with_fallback,
+            "_parse_generalized_path": path_slice,
             "should_run_periodic_action": periodic,
         }
     ),

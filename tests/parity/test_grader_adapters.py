@@ -1,6 +1,7 @@
 """The adapters of the graders' cases, on cases written here by hand from the rules that the graders have."""
 
 import pytest
+from golden_evaluate import ADAPTERS as GOLDEN_MISC
 from golden_graders import ADAPTERS
 
 
@@ -64,3 +65,32 @@ def test_letters_after_a_thought_and_of_a_row(response, metadata, letter):
 
 def test_a_row_without_a_right_answer():
     ADAPTERS["slime_rm_gpqa"](case("The answer is A", None, 0.0))
+
+
+def misc(function, inputs, outputs, **params):
+    return {"name": "case", "source": f"slime@624b824a89: {function}", "inputs": inputs, "params": params, "outputs": outputs}
+
+
+FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters."
+KEYED = [{"score": 1.0, "acc": True, "pred": "42"}, {"score": -1.0, "acc": False, "pred": None}]
+PATHS = [("a.jsonl", None), ("a.jsonl@[1:3]", [1, 3]), ("a@b.parquet@[-2:]", [-2, None]), ("a.jsonl@[:]", [None, None])]
+
+
+def test_a_filter_with_fallback_and_rewards_that_are_mappings():
+    adapter = GOLDEN_MISC["slime_misc"]
+    for name, more in (("check_reward_nonzero_std", {}), ("check_reward_nonzero_std_with_fallback", {"keep_when_insufficient": True})):
+        for rewards, keep, reason in (([1, 0], True, None), ([1.0, 1.0], False, "zero_std_1.0")):
+            case = misc(FILTERS + name, {"rewards": rewards}, {"keep": keep, "reason": reason, **more})
+            assert adapter(case) == case["outputs"]
+        case = misc(FILTERS + name, {"rewards": KEYED}, {"keep": True, "reason": None, **more}, reward_key="score")
+        assert adapter(case) == case["outputs"]
+        outputs = {"keep": False, "reason": "zero_std_1.0", **more}
+        case = misc(FILTERS + name, {"rewards": [KEYED[0]] * 2}, outputs, reward_key="score")
+        assert adapter(case) == case["outputs"]
+
+
+@pytest.mark.parametrize(("path", "rows"), PATHS)
+def test_the_slice_of_a_path(path, rows):
+    outputs = {"path": path.partition("@[")[0] if rows else path, "slice": rows}
+    case = misc("slime.utils.data._parse_generalized_path", {"path": path}, outputs)
+    assert GOLDEN_MISC["slime_misc"](case) == case["outputs"]

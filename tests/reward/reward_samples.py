@@ -29,6 +29,7 @@ def echo(trajectory):
     values |= {"dict_nan": {"a": float("nan")}, "rewards_text": Rewards(total="1"), "bool": True, "int": 3}
     values |= {"parts": {"correct": 1.0, "format": 0.25}, "total": {"total": 5.0, "correct": 1.0}}
     values |= {"rewards": Rewards(2.0, {"style": 0.5}, "good"), "set": {1}}
+    values |= {"keyed": {"score": 1.0, "acc": True, "pred": "42", "total": 7.0}, "keyed_text": {"score": "1"}}
     return values[trajectory.task.label]
 
 

@@ -290,3 +290,13 @@ def test_a_worker_that_cannot_start_says_why():
         asyncio.run(pool.call("math:sqrt", {}, "a call"))
     assert pool.pids == []
     pool.close()
+
+
+@pytest.mark.parametrize("name", ["echo", "echo_async"])
+def test_an_entry_of_a_mapping_may_be_the_reward(name):
+    found = run_once(name, label="keyed", score_key="score")
+    assert (found.total, found.components) == (1.0, {"score": 1.0, "acc": 1.0, "total": 7.0})
+    assert run_once(name, label="int", score_key="score").total == 3.0
+    for label, reason in (("parts", r"without 'score' \(reward.score_key\)"), ("keyed_text", "the entry 'score' is '1'")):
+        with pytest.raises(RewardError, match=reason):
+            run_once(name, label=label, score_key="score")

@@ -15,7 +15,7 @@ from whet.reward.gpqa import extract_letter
 from whet.reward.hendrycks import equivalent, last_box, respell
 from whet.reward.latex_text import plain_text
 from whet.reward.prime_math import extract_prime
-from whet.reward.prm800k import decide, split_tuple
+from whet.reward.prm800k import decide, normalise_answer, split_tuple
 from whet.reward.values import difference_is_zero
 from whet.reward.verified import extract_verified
 
@@ -222,6 +222,26 @@ def test_spellings():
     assert split_tuple("(1,000,2)") == ["1000", "2"] and split_tuple("1,2") == ["1,2"] and split_tuple("") == []
     assert last_answer_tag("<answer>a</answer><answer> b </answer><answer>c") == "b"
     assert token_f1("", "") == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "normal"),
+    [
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "[1;2]"),
+        (r"\begin{bmatrix} a & b \\ c & d \end{bmatrix}", "[ab;cd]"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "[1+2;3+4]"),  # the rule for mixed numbers comes after
+        (r"\begin{array}{cc}x&y\end{array}", "[xy]"),
+        ("[1, 2]", "[1,2]"),
+        (r"\left(1, 2\right)", "(1,2)"),
+        (r"\{1,\ 2\}", "1,2"),
+        (r"\left\{1,~2\right\}", "1,\u00a02"),
+        (r"\mathbf{A}, \mathbb{R}", "\N{MATHEMATICAL BOLD CAPITAL A},\N{DOUBLE-STRUCK CAPITAL R}"),
+        (r"1 \Rightarrow 2", "1⇒2"),
+        (r"5\mbox{ cm}", "5"),
+    ],
+)
+def test_the_normal_form_of_lists_and_signs_is_that_of_pylatexenc(answer, normal):
+    assert normalise_answer(answer) == normal
 
 
 def test_strict_rules_of_prm800k():

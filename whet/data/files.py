@@ -54,7 +54,7 @@ def read_rows(path: str | Sequence[str]) -> Iterator[Row]:
         ValueError: a path does not exist or holds no data files, or a record is malformed (with `file:line`).
     """
     for entry in [path] if isinstance(path, str) else path:
-        text, rows = _split_slice(entry)
+        text, rows = split_slice(entry)
         yield from _sliced(_read_files(data_files(text)), rows)
 
 
@@ -87,7 +87,8 @@ def _near_file(missing: Path) -> str:
     return f"; did you mean {' or '.join(str(missing.parent / name) for name in near)}?" if near else ""
 
 
-def _split_slice(entry: str) -> tuple[str, slice | None]:
+def split_slice(entry: str) -> tuple[str, slice | None]:
+    """A path and the slice of its rows, if it has one. Raises ValueError for a slice that cannot be read."""
     if not entry.endswith("]") or "@[" not in entry:
         return entry, None
     match = _SLICE.fullmatch(entry)

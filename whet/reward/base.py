@@ -78,12 +78,19 @@ def bad_row(task: Task, reason: str) -> LabelError:
     return LabelError(f"task {task.id!r}{place} {reason}")
 
 
-def read_score(value: object) -> Rewards:
+def read_score(value: object, score_key: str | None = None) -> Rewards:
     """What a user's function returned, as `Rewards`: a number, named components, or `Rewards` itself.
 
-    A mapping's "total" is the total; without one, the total is the sum of its components.
+    A mapping's "total" is the total; without one, the total is the sum of its components. With `score_key`, that entry of a mapping is the
+    total, its other numbers are components, and what is no number is left out.
     Raises ValueError for anything else, and for numbers that are not finite.
     """
+    if score_key is not None and isinstance(value, Mapping):
+        if score_key not in value:
+            raise ValueError(f"it returned {_shorten(list(value))}, without {score_key!r} (reward.score_key)")
+        total = _number(value[score_key], f"the entry {score_key!r}")
+        parts = {str(name): _number(part, f"component {name!r}") for name, part in value.items() if isinstance(part, Real)}
+        return Rewards(total, parts)
     if isinstance(value, Rewards):
         components = {str(name): _number(part, f"component {name!r}") for name, part in value.components.items()}
         return Rewards(_number(value.total, "the total"), components, str(value.detail), _rows(value.token_rewards))

@@ -63,6 +63,8 @@ class RewardConfig(Config):
     group: GroupRewardConfig | None = None
     """A reward of all siblings of a task together, once each has ended and was scored by itself; what it gives is their reward. Where it
     fails they all have failed, and are not played again (control.retries)."""
+    score_key: str | None = None
+    """Entry of a mapping that is the reward, where a function returns one; its other numbers are components. Unset: `total`, or the sum."""
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """For each call, from when a worker takes it; for each request of a reward that asks a server."""
     workers: int = Field(default=1, ge=1)
@@ -102,6 +104,8 @@ class Means:
     """Folder of the model whose tokens the trajectories hold; None: unknown."""
     scorer_of: ScorerOf
     """Who scores for a reward with a model; None: it has a model of its own."""
+    score_key: str | None
+    """Entry of a mapping from a user's function that is the reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: Sc
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
     try:
-        means = Means(pool, config.timeout_s, policy, scorer_of)
+        means = Means(pool, config.timeout_s, policy, scorer_of, config.score_key)
         parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
     except BaseException:
         pool.close()
@@ -201,7 +205,7 @@ def build_group_reward(config: RewardConfig) -> GroupReward | None:
     if config.group is None:
         return None
     pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [SCORE_GROUP, config.group.name], config.environment)
-    return group_reward(config.group, pool, config.timeout_s)
+    return group_reward(config.group, pool, config.timeout_s, config.score_key)
 
 
 def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:
@@ -279,7 +283,7 @@ def _build(component: ComponentConfig, means: Means) -> Reward:
         return REWARDS[component.name].build(component.options, means)
     if ":" not in component.name:
         raise ValueError(f"there is no reward {component.name!r}; choose {_choices()}")
-    return function_reward(component.name, component.options, means.pool, means.timeout_s)
+    return function_reward(component.name, component.options, means.pool, means.timeout_s, means.score_key)
 
 
 def _preload(name: str, options: Mapping[str, Any]) -> list[str]:

@@ -20,19 +20,19 @@ from whet.types import JSON, Rewards, Trajectory
 SCORE = "whet.reward.function:score"
 
 
-def function_reward(reference: str, options: Mapping[str, Any], pool: WorkerPool, timeout_s: float) -> Reward:
+def function_reward(reference: str, options: Mapping[str, Any], pool: WorkerPool, timeout_s: float, score_key: str | None = None) -> Reward:
     """The reward that a reference names. Raises ValueError if it is no function that takes (trajectory, **options)."""
     function = resolve_callable(reference, kind="reward", given=["trajectory"], options=options)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        return AsyncFunction(reference, options, timeout_s)
-    return SyncFunction(reference, options, pool)
+        return AsyncFunction(reference, options, timeout_s, score_key)
+    return SyncFunction(reference, options, pool, score_key)
 
 
 class SyncFunction:
     """A plain function, called in a worker under the pool's deadline."""
 
-    def __init__(self, reference: str, options: Mapping[str, Any], pool: WorkerPool) -> None:
-        self._reference, self._options, self._pool = reference, dict(options), pool
+    def __init__(self, reference: str, options: Mapping[str, Any], pool: WorkerPool, score_key: str | None) -> None:
+        self._reference, self._options, self._pool, self._score_key = reference, dict(options), pool, score_key
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         what = _what(self._reference, trajectory)
@@ -40,6 +40,7 @@ class SyncFunction:
             "reference": self._reference,
             "options": self._options,
             "trajectory": trajectory_to_json(trajectory, nuclei=False),
+            "score_key": self._score_key,
         }
         result = await self._pool.call(SCORE, arguments, what)
         if "invalid" in result:
@@ -53,15 +54,15 @@ class SyncFunction:
 class AsyncFunction:
     """A coroutine function, awaited in the event loop and cancelled at its deadline."""
 
-    def __init__(self, reference: str, options: Mapping[str, Any], timeout_s: float) -> None:
-        self._reference, self._options, self._timeout_s = reference, dict(options), timeout_s
+    def __init__(self, reference: str, options: Mapping[str, Any], timeout_s: float, score_key: str | None) -> None:
+        self._reference, self._options, self._timeout_s, self._score_key = reference, dict(options), timeout_s, score_key
         self._function = resolve(reference, kind="reward")
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         what = _what(self._reference, trajectory)
         value = await awaited(self._function(trajectory, **self._options), self._timeout_s, what)
         try:
-            return read_score(value)
+            return read_score(value, self._score_key)
         except ValueError as error:
             raise RewardError(f"{what}: {error}") from None
 
@@ -86,11 +87,11 @@ async def awaited(call: Awaitable[Any], timeout_s: float, what: str) -> Any:
         raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
 
 
-def score(reference: str, options: Mapping[str, Any], trajectory: JSON) -> JSON:
+def score(reference: str, options: Mapping[str, Any], trajectory: JSON, score_key: str | None) -> JSON:
     """The worker's side of `SyncFunction`."""
     value = resolve(reference, kind="reward")(trajectory_from_json(trajectory), **options)
     try:
-        return {"rewards": rewards_to_json(read_score(value))}
+        return {"rewards": rewards_to_json(read_score(value, score_key))}
     except ValueError as error:
         return {"invalid": str(error)}
 

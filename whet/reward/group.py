@@ -32,21 +32,21 @@ class GroupRewardConfig(Config):
     """Its keyword arguments."""
 
 
-def group_reward(config: GroupRewardConfig, pool: WorkerPool, timeout_s: float) -> GroupReward:
+def group_reward(config: GroupRewardConfig, pool: WorkerPool, timeout_s: float, score_key: str | None = None) -> GroupReward:
     """The reward that a table names. Takes over the pool.
 
     Raises:
         ValueError: it is no function that takes (trajectories, **options).
     """
     function = resolve_callable(config.name, kind="reward.group", given=["trajectories"], options=config.options)
-    return AsyncGroupFunction(config, timeout_s) if is_async(function) else SyncGroupFunction(config, pool)
+    return AsyncGroupFunction(config, timeout_s, score_key) if is_async(function) else SyncGroupFunction(config, pool, score_key)
 
 
 class SyncGroupFunction:
     """A plain function, called in a worker under the pool's deadline."""
 
-    def __init__(self, config: GroupRewardConfig, pool: WorkerPool) -> None:
-        self._config, self._pool = config, pool
+    def __init__(self, config: GroupRewardConfig, pool: WorkerPool, score_key: str | None) -> None:
+        self._config, self._pool, self._score_key = config, pool, score_key
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
         what = _what(self._config, trajectories)
@@ -54,6 +54,7 @@ class SyncGroupFunction:
             "reference": self._config.name,
             "options": self._config.options,
             "trajectories": [trajectory_to_json(trajectory, nuclei=False) for trajectory in trajectories],
+            "score_key": self._score_key,
         }
         result = await self._pool.call(SCORE_GROUP, arguments, what)
         if "invalid" in result:
@@ -68,15 +69,15 @@ class SyncGroupFunction:
 class AsyncGroupFunction:
     """A coroutine function, awaited in the event loop and cancelled at its deadline."""
 
-    def __init__(self, config: GroupRewardConfig, timeout_s: float) -> None:
-        self._config, self._timeout_s = config, timeout_s
+    def __init__(self, config: GroupRewardConfig, timeout_s: float, score_key: str | None) -> None:
+        self._config, self._timeout_s, self._score_key = config, timeout_s, score_key
         self._function = resolve(config.name, kind="reward.group")
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
         what = _what(self._config, trajectories)
         value = await awaited(self._function(list(trajectories), **self._config.options), self._timeout_s, what)
         try:
-            found = read_scores(value, len(trajectories))
+            found = read_scores(value, len(trajectories), self._score_key)
         except ValueError as error:
             raise RewardError(f"{what}: {error}") from None
         return [_named(self._config, rewards, t) for rewards, t in zip(found, trajectories, strict=True)]
@@ -85,16 +86,16 @@ class AsyncGroupFunction:
         """Nothing to release."""
 
 
-def score(reference: str, options: Mapping[str, Any], trajectories: JSON) -> JSON:
+def score(reference: str, options: Mapping[str, Any], trajectories: JSON, score_key: str | None) -> JSON:
     """The worker's side of `SyncGroupFunction`."""
     value = resolve(reference, kind="reward.group")([trajectory_from_json(each) for each in trajectories], **options)
     try:
-        return {"rewards": [rewards_to_json(each) for each in read_scores(value, len(trajectories))]}
+        return {"rewards": [rewards_to_json(each) for each in read_scores(value, len(trajectories), score_key)]}
     except ValueError as error:
         return {"invalid": str(error)}
 
 
-def read_scores(value: object, num: int) -> list[Rewards]:
+def read_scores(value: object, num: int, score_key: str | None = None) -> list[Rewards]:
     """What a function of siblings returned, one score for each of `num`. Raises ValueError for anything else."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(f"it returned a {type(value).__name__}; return a list with one score for each trajectory")
@@ -103,7 +104,7 @@ def read_scores(value: object, num: int) -> list[Rewards]:
     found: list[Rewards] = []
     for i, each in enumerate(value):
         try:
-            found.append(read_score(each))
+            found.append(read_score(each, score_key))
         except ValueError as error:
             raise ValueError(f"of trajectory {i}: {error}") from None
     return found
