@@ -25,7 +25,7 @@ LAYERS = [
     {"checkpoint"},
     {"evaluate", "serve"},
     {"cluster"},
-    {"settings", "supervised_settings", "loop", "supervised_loop", "stop", "process", "opened", "threads"},
+    {"settings", "supervised_settings", "loop", "supervised_loop", "stop", "process", "opened", "run_dirs", "threads"},
     {"build", "build_engine", "build_learners", "build_rollouts", "build_scores", "build_supervised", "build_trained"},
     {"preflight"},
     {"commands", "supervised", "replay"},

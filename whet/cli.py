@@ -28,6 +28,8 @@ SETTINGS = {"ignore_unknown_options": True}
 """Of the commands that take settings: what looks like an option is told with how a setting is written."""
 
 
+FINISHED = 3
+"""The status of a start that had nothing to train."""
 HAVE_KEYS = ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve")
 
 
@@ -50,6 +52,11 @@ Overrides = Annotated[
     typer.Argument(help="Settings that replace the file's: train.optim.lr=1e-5 evaluate.sets.x.path=x.jsonl", metavar="KEY=VALUE..."),
 ]
 Keys = Annotated[bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit.")]
+
+
+FinishedOk = Annotated[
+    bool, typer.Option("--finished-ok", help="A run that has come to its end before ends with status 0, not with 3: for scripts.")
+]
 
 
 For = Annotated[
@@ -77,7 +84,7 @@ def quickstart(
 
 
 @app.command(context_settings=SETTINGS)
-def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
     """Train with reinforcement learning.
 
     Rolls out prompts in groups, scores the trajectories, updates the policy, and evaluates; everything goes into run_dir. A run that was
@@ -85,25 +92,25 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -
 
     Example: whet train examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B num_rollouts=100
     """
-    _train("train", config, overrides)
+    _train("train", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
-def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
     """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
-    _train("sft", config, overrides)
+    _train("sft", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
-def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
     """Learn from preference pairs without a reward model (DPO, IPO). `whet dpo --keys` lists all settings."""
-    _train("dpo", config, overrides)
+    _train("dpo", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
-def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False) -> None:
+def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
     """Train a reward model on preference pairs. `whet rm --keys` lists all settings."""
-    _train("rm", config, overrides)
+    _train("rm", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
@@ -118,9 +125,16 @@ def evaluate(
     Measures what the run has trained so far: the model of a run that came to its end, else its newest checkpoint, else model.path.
     """
     from whet.config import load_config
+    from whet.run_dirs import newest_of
     from whet.settings import RunConfig
 
-    guarded(lambda: _commands().evaluate(load_config(RunConfig, config, _typed(config, overrides)), _command_line(), base=base))
+    def work() -> None:
+        settings, told = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
+        if told:
+            _echo(told)
+        _commands().evaluate(settings, _command_line(), base=base)
+
+    guarded(work)
 
 
 @app.command(context_settings=SETTINGS)
@@ -333,13 +347,25 @@ def _commands() -> ModuleType:
     return whet.commands
 
 
-def _train(command: str, config: Path, overrides: list[str] | None) -> None:
+def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
     from whet.config import load_config
     from whet.job import train
+    from whet.run_dirs import Finished, placed, something_to_do
     from whet.supervised_settings import RUN_CONFIGS
 
-    guarded(lambda: train(load_config(RUN_CONFIGS[command], config, _typed(config, overrides)), _command_line()))
+    def work() -> None:
+        config, told = placed(load_config(RUN_CONFIGS[command], file, _typed(file, overrides)), file)
+        if told:
+            _echo(told)
+        with something_to_do(config):
+            train(config, _command_line())
+
+    try:
+        guarded(work)
+    except Finished as finished:
+        _shout(str(finished), "yellow")
+        raise SystemExit(0 if finished_ok else FINISHED) from None
 
 
 def _typed(config: Path | None, overrides: list[str] | None) -> list[str]:

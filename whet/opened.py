@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from whet.checkpoint.store import MANIFEST, CheckpointStore
-from whet.config import dump_toml
+from whet.config import changed_code, code_digests, dump_toml
 from whet.observe.files import replace_file
 from whet.process import prepare_process
 from whet.rollout.player import Stalled
 from whet.runfolder.environment import environment
-from whet.runfolder.journal import STARTS, Journal, read_rows
-from whet.runfolder.lock import claim
+from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, read_rows
+from whet.runfolder.lock import LOCK, OWNER, claim
 from whet.settings import BaseRunConfig
 from whet.stop import Stop, Stopped, on_signals
 from whet.threads import ThreadWatch
@@ -56,9 +56,23 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
     Raises:
         ValueError: if the folder cannot be written, another process works in it, or it holds checkpoints and `checkpoint.resume` is
             false; the folder is then as it was.
+
+    A start that fails before it has played or trained anything leaves no folder that was not there before.
     """
     folder = Path(config.run_dir)
-    _make_writable(folder)
+    made = _make_writable(folder)
+    try:
+        with _opened(config, command, folder) as opened:
+            yield opened
+    except BaseException as error:
+        if not isinstance(error, Stopped | KeyboardInterrupt):
+            _leave_nothing(folder, made)
+        raise
+
+
+@contextmanager
+def _opened(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenRun]:
+    """The folder, claimed; how the start ended is written down."""
     with claim(folder, command), on_signals() as stop:
         CheckpointStore(folder / "checkpoints", config.checkpoint).check_resume()  # before anything in the folder is touched
         notes = _settle(config, folder)
@@ -68,7 +82,10 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
         threads = ThreadWatch(on_cpu=config.model.device == "cpu" or not torch.cuda.is_available())
         notes += threads.at_start()
         journal, found = Journal(folder), environment()
-        changed = journal.started(command, found)
+        code = code_digests(config)
+        if starts and (other := changed_code(starts[-1].get("code") or {}, code)):
+            notes.append(f"the code of {', '.join(other)} is not what it was at the last start here")
+        changed = journal.started(command, found, code)
         if changed:
             notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
         try:
@@ -106,13 +123,37 @@ def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
     ]
 
 
-def _make_writable(folder: Path) -> None:
+OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}
+"""The files that a start makes before it does anything."""
+
+
+def _make_writable(folder: Path) -> list[Path]:
+    """Make the folder. Returns those that were not there, the innermost first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ValueError(f"run_dir: {folder} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
+    return made
+
+
+def _leave_nothing(folder: Path, made: Sequence[Path]) -> None:
+    """After a start that failed before it had done anything: the folder that it made is gone again. Where something was played or logged,
+    or the folder was there before, all stays."""
+    if folder not in made:
+        return
+    with suppress(OSError):
+        there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
+        empty = all(there[name].stat().st_size == 0 for name in ("metrics.jsonl", FAILURES) if name in there)
+        if there.keys() <= OF_A_START and empty:
+            for path in there.values():
+                path.unlink()
+            for path in sorted(folder.rglob("*"), reverse=True):  # folders for what never came
+                path.rmdir()
+            for path in made:
+                path.rmdir()
 
 
 def _settle(config: BaseRunConfig, folder: Path) -> list[str]:

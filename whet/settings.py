@@ -79,7 +79,8 @@ class BaseRunConfig(Config):
     """What every kind of run has."""
 
     run_dir: str = "runs/default"
-    """Folder of the run: configuration, metrics, records, checkpoints and the exported model."""
+    """Folder of the run: configuration, metrics, records, checkpoints and the exported model. Where the command line's file does not name
+    it, it is runs/FILE-TIME, and an unfinished run of the file with the same settings goes on."""
     seed: int = 0
     """Of everything random: data order, sampling, shuffles."""
     deterministic: bool = False

@@ -138,6 +138,11 @@ class CheckpointStore:
         folders = self._all()
         return read_checkpoint(folders[-1]) if folders else None
 
+    def num_done(self) -> int | None:
+        """Rollouts, or steps, that the newest checkpoint was saved after; None: there is none. Its parts are not read."""
+        folders = self._all()
+        return int(_read_manifest(folders[-1])["progress"]["rollout_id"]) if folders else None
+
     def keeps_reference(self) -> bool:
         """Whether a reference that begins as the policy's first weights must be in the checkpoints: no folder has them where a run began
         with restored ones. A run that has a checkpoint goes on as it was begun, whatever `restore` says by now."""

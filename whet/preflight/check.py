@@ -19,6 +19,7 @@ from whet.preflight.rewards import check_rewards
 from whet.preflight.scene import Scene
 from whet.preflight.settings import check_algorithm, check_batch, check_control, check_length, check_packages, check_ports
 from whet.process import quiet_transformers
+from whet.run_dirs import placed
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RUN_CONFIGS, command_of
 from whet.types import JSON
@@ -103,7 +104,7 @@ def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None],
 
     try:
         command = command or command_of(read_tree(path, overrides))
-        config = load_config(RUN_CONFIGS[command], path, overrides)
+        config, _ = placed(load_config(RUN_CONFIGS[command], path, overrides), path)
     except ConfigError as error:
         for problem in error.problems:
             add(fail(f"{error.source}: {problem}" if error.source else problem).of(CONFIGURATION))

@@ -33,7 +33,7 @@ class Journal:
     """The files of a run that tell its story. Times are seconds since the epoch, in the log local time.
 
     - `log.txt`: what the run said, for people. No rows, prompts or replies.
-    - `starts.jsonl`: an object for each start: time, pid, command, environment.
+    - `starts.jsonl`: an object for each start: time, pid, command, environment, digests of the user's code.
     - `failures.jsonl`: the first failure of each kind and place, of all starts: time, trajectory, kind, where, message, traceback, and
       the traceback's `frames` (without the messages, which may quote data).
     - `end.json`: how the last start ended; there is none while it runs, nor after it was killed.
@@ -46,7 +46,7 @@ class Journal:
         self._log, self._starts, self._failures = (AppendedLines(folder / name) for name in (LOG, STARTS, FAILURES))
         self._seen = {(row.get("kind"), row.get("where")) for row in read_rows(folder / FAILURES)}
 
-    def started(self, command: str, environment: Mapping[str, JSON]) -> list[str]:
+    def started(self, command: str, environment: Mapping[str, JSON], code: Mapping[str, str] | None = None) -> list[str]:
         """Note a start. The end that the start before left is no longer the end.
 
         Returns:
@@ -55,7 +55,7 @@ class Journal:
         earlier = read_rows(self.folder / STARTS)
         changed = differences(earlier[-1].get("environment", {}), environment) if earlier else []
         (self.folder / END).unlink(missing_ok=True)
-        start = {"time": time.time(), "pid": os.getpid(), "command": command, "environment": dict(environment)}
+        start = {"time": time.time(), "pid": os.getpid(), "command": command, "environment": dict(environment), "code": dict(code or {})}
         self._starts.append(json.dumps(start))
         self.line(f"start {len(earlier) + 1}, process {os.getpid()}: {command}")
         for difference in changed:

@@ -1,0 +1,85 @@
+"""Which folder a start works in, what a finished run says, and what a start that fails leaves, on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "errors"))
+from error_bench import Bench, make_shared
+
+SMALL = ("num_rollouts=1",)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return make_shared(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture
+def bench(shared, tmp_path):
+    with Bench.open(shared, tmp_path / "home", fresh=True) as bench:
+        (bench.folder / "free.toml").write_text((bench.folder / "run.toml").read_text().replace('run_dir = "runs/demo"\n', ""))
+        bench.file("mine.py", "def score(trajectory):\n    return trajectory.turns[0].tokens[0] % 7 / 7\n")
+        yield bench
+
+
+def folders() -> list[str]:
+    return sorted(path.name for path in Path("runs").iterdir()) if Path("runs").exists() else []
+
+
+def test_a_finished_run_says_so_and_ends_with_a_status_of_its_own(bench):
+    assert bench.start("train", "run.toml", *SMALL)[0] == 0
+    weights = (bench.folder / "runs/demo/model/model.safetensors").stat().st_mtime_ns
+    status, _, err = bench.start("train", "run.toml", *SMALL)
+    assert status == 3 and "finished: the run in runs/demo has done all of its 1 rollouts" in err and "Raise num_rollouts" in err
+    assert bench.start("train", "run.toml", *SMALL, "--finished-ok")[0] == 0
+    assert (bench.folder / "runs/demo/model/model.safetensors").stat().st_mtime_ns == weights, "nothing was written again"
+    assert bench.start("train", "run.toml", *SMALL, "train.optim.lr=1e-3")[0] == 3, "another setting asks for no more of it, too"
+    assert bench.start("train", "run.toml", *SMALL, "train.optim.lr=2e-3", "--finished-ok")[0] == 0
+    assert bench.start("train", "run.toml", *SMALL, "batch.samples_per_step=7")[0] == 2, "what is wrong with it is told first"
+    assert bench.start("train", "run.toml", "num_rollouts=2")[0] == 0
+    assert len(bench.updates()) == 2
+
+
+def test_a_folder_that_nobody_named_is_of_one_run_and_goes_on_until_it_is_finished(bench):
+    status, out, err = bench.start("train", "free.toml", *SMALL)
+    assert status == 0 and out.startswith("a new run in runs/free-"), out + err
+    (first,) = folders()
+    assert bench.start("train", "free.toml", *SMALL)[0] == 0
+    assert len(folders()) == 2, "it had finished: a second experiment is one"
+    (Path("runs") / first / "end.json").unlink()  # as after a kill
+    status, out, _ = bench.start("train", "free.toml", *SMALL)
+    assert status == 0 and out.startswith(f"runs/{first} did not finish and has the same settings: it goes on") and "run_dir=PATH" in out
+    assert len(folders()) == 2
+    (Path("runs") / first / "end.json").unlink()
+    assert bench.start("train", "free.toml", *SMALL, "seed=5")[0] == 0
+    assert len(folders()) == 3, "with another setting it is another run"
+
+
+def test_changed_code_is_told(bench):
+    arguments = ("run.toml", "reward.name=mine.py:score")
+    assert bench.start("train", *arguments, "num_rollouts=1")[0] == 0
+    status, _, err = bench.start("train", *arguments, "num_rollouts=2")
+    assert status == 0 and "the code of" not in err
+    bench.file("mine.py", "def score(trajectory):\n    return trajectory.turns[0].tokens[0] % 5 / 5\n")
+    status, _, err = bench.start("train", *arguments, "num_rollouts=3")
+    assert status == 0 and "warning: the code of mine.py:score is not what it was at the last start here" in err
+    starts = [json.loads(line)["code"] for line in Path("runs/demo/starts.jsonl").read_text().splitlines()]
+    assert starts[0] == starts[1] != starts[2]
+
+
+WRONG = ["data.train=nothing.jsonl", "model.path=nothing", "reward.name=nothing.py:f", "data.prompt_key=q", "num_epochs=1"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_start_that_fails_before_anything_leaves_nothing(bench, wrong, command):
+    sets = ("evaluate.sets.test.path=nothing.jsonl",) if command == "evaluate" else ()
+    before = sorted(path.name for path in bench.folder.iterdir())
+    assert bench.start(command, "run.toml", *SMALL, wrong, *sets)[0] == 2
+    assert sorted(path.name for path in bench.folder.iterdir() if path.name != "__pycache__") == before
+    assert folders() == []
