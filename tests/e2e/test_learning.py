@@ -117,7 +117,7 @@ def check_tokens(run_dir, settings) -> None:
     """What the environment wrote between the two turns never trained; what the model wrote did, in both; a greedy trajectory never did."""
     found = read_records(run_dir / "rollouts")
     whole = [row for row in found if row["outcome"] == "completed"]
-    assert len(whole) > 0.99 * len(found), "hardly any was cut"
+    assert len(whole) > 0.98 * len(found), "hardly any was cut"
     assert all(len(row["turns"]) == 2 and Origin.ENVIRONMENT in row["origin"] for row in whole)
     assert not any(trains for row in found if row["baseline"] for trains in row["loss_mask"])
     rows = [row for row in found if not row["baseline"]]

@@ -232,4 +232,5 @@ def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "mo
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises what its parts raise
         first = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{key}: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}") from error
+        advice = "" if trust_remote_code or "custom code" not in first else "; model.trust_remote_code=true runs it, with your rights"
+        raise ValueError(f"{key}: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}{advice}") from error
