@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from whet.data.encoder import mend
+from whet.data.template_process import TEMPLATES
 from whet.data.turns import Dicts, left_out
 from whet.types import JSON, Message
 
@@ -72,16 +73,17 @@ class ChatTemplate:
         raise ValueError(f"the tokenizer's chat template cannot render the roles {roles}: {fault}") from fault
 
     def _filled(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
-        options: dict[str, Any] = {"tools": tools} if tools else {}
-        text = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            chat_template=self._own,
-            tokenize=False,
-            add_generation_prompt=generate,
-            **options,
-            **self._options,
-        )
-        return mend(cast(str, text), [messages, tools])
+        if not messages:
+            raise ValueError("the conversation is empty")
+        kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if type(self._tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template:
+            template = self._tokenizer.get_chat_template(self._own, cast(Any, tools or None))
+            options = {**self._tokenizer.special_tokens_map, **self._options}
+            text = TEMPLATES.render(template, kept, tools or None, generate=generate, options=options)
+        else:  # a tokenizer's own code, which may run anyway (trust_remote_code)
+            given: dict[str, Any] = {"chat_template": self._own, **({"tools": tools} if tools else {}), **self._options}
+            text = cast(str, self._tokenizer.apply_chat_template(kept, tokenize=False, add_generation_prompt=generate, **given))
+        return mend(text, [messages, tools])
 
     def refuse_left_out(self, messages: Sequence[Message], tools: Tools, *, first: int = 0) -> None:
         """See that the template writes everything of messages of this form, from the message `first` on; each form is looked at once.

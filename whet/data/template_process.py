@@ -1,0 +1,169 @@
+"""The process that renders chat templates: started when the first is rendered, ended with this one, started anew if it dies."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from whet.data.template_worker import READY, TEXT_LIMIT_CHARS
+from whet.runfolder.child_environment import child_environment
+from whet.types import JSON
+
+CPU_LIMIT_S = 10.0
+"""Of the processor's time, for one rendering: a thousand times what a long conversation takes."""
+START_LIMIT_S = 180.0
+REPLY_LIMIT_S = 600.0
+"""Of wall time, on a machine that is busy with other things; what decides is the processor's time (`CPU_LIMIT_S`)."""
+_REPLY_LIMIT_BYTES = 12 * TEXT_LIMIT_CHARS + 1000
+
+
+class TemplateFailed(ValueError):
+    """A template cannot be rendered, for a reason of its own."""
+
+
+class TemplateProcess:
+    """Renders templates under limits. Calls from several threads take turns.
+
+    Args:
+        cpu_limit_s: for one rendering.
+    """
+
+    def __init__(self, cpu_limit_s: float = CPU_LIMIT_S) -> None:
+        self._cpu_limit_s = cpu_limit_s
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._places: dict[str, int] = {}
+        """The templates that the child has."""
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def render(self, template: str, messages: Sequence[JSON], tools: Sequence[JSON] | None, *, generate: bool, options: JSON) -> str:
+        """What transformers makes of a template.
+
+        Args:
+            template: Jinja's text.
+            messages: at least one.
+            tools: JSON schemas; None: there are none.
+            generate: end with the opening of an assistant's turn.
+            options: further variables of the template.
+
+        Raises:
+            TemplateFailed: if it raises, or takes more time or memory than a template may.
+        """
+        request = {"messages": list(messages), "tools": tools and list(tools), "generate": generate, "options": options}
+        body = json.dumps(request).encode()
+        with self._lock:
+            child = self._child or self._start()
+            lines = b""
+            if template not in self._places:
+                self._places[template] = len(self._places)
+                lines = json.dumps({"template": template}).encode() + b"\n"
+            lines += b'{"place": %d, "request": %b}\n' % (self._places[template], body)
+            try:
+                reply = json.loads(_exchange(child, lines, REPLY_LIMIT_S))
+            except (_Gone, ValueError) as error:
+                self._end()
+                limit = f"{self._cpu_limit_s:g} s of the processor's time"
+                raise TemplateFailed(f"it took over {limit}, or its process died ({error})") from error
+        if "error" in reply:
+            raise TemplateFailed(reply["error"])
+        return reply["text"]
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parents[2])
+        start = f"import sys; sys.path.append({root!r}); from whet.data.template_worker import main; main({self._cpu_limit_s!r})"
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
+        )
+        assert self._child.stdin and self._child.stdout
+        for pipe in (self._child.stdin, self._child.stdout):
+            os.set_blocking(pipe.fileno(), False)
+        try:
+            if _exchange(self._child, b"", START_LIMIT_S) != READY:
+                raise _Gone("it said something else than that it is ready")
+        except _Gone as error:
+            self._end()
+            raise RuntimeError(f"the process that renders chat templates did not start: {error}") from error
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child, self._places = self._child, None, {}
+        if child is not None:
+            child.kill()
+            child.wait()
+            _close_pipes(child)
+
+    def _forget(self) -> None:
+        """A forked process has one of its own, and does not hold the other one's pipes open."""
+        child, self._lock, self._child, self._places = self._child, threading.Lock(), None, {}
+        if child is not None:
+            child.returncode = 0
+            _close_pipes(child)
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+
+class _Gone(Exception):
+    """The process ended, or did not answer."""
+
+
+def _exchange(child: subprocess.Popen[bytes], lines: bytes, limit_s: float) -> bytes:
+    """Write lines and read the one that answers."""
+    assert child.stdin and child.stdout
+    rest, parts, size = memoryview(lines), list[bytes](), 0
+    poll, asked, answers = select.poll(), child.stdin.fileno(), child.stdout.fileno()
+    poll.register(answers, select.POLLIN)
+    if rest:
+        poll.register(asked, select.POLLOUT)
+    deadline = time.monotonic() + limit_s
+    while not (parts and parts[-1].endswith(b"\n")):
+        left = deadline - time.monotonic()
+        ready = dict(poll.poll(max(0.0, left) * 1000))
+        readable, writable = answers in ready, asked in ready
+        if not ready and left <= 0:
+            raise _Gone(f"no answer in {limit_s:g} s")
+        try:
+            if writable:
+                rest = rest[os.write(asked, rest[:65536]) :]
+                if not rest:
+                    poll.unregister(asked)
+            if readable:
+                part = os.read(answers, 1 << 20)
+                if not part:
+                    raise _Gone("it ended")
+                parts.append(part)
+                size += len(part)
+        except BrokenPipeError as error:
+            raise _Gone("it ended") from error
+        if size > _REPLY_LIMIT_BYTES:
+            raise _Gone("its answer has no end")
+    return b"".join(parts)
+
+
+TEMPLATES = TemplateProcess()
+"""This process's."""
