@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-all lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart test test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -37,6 +37,22 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
+# The fast tests on the oldest transformers that pyproject.toml admits, and the oldest torch that package indexes offer for CPUs alone: of
+# older ones Linux has builds for CUDA only, which run on CPUs too (make test-oldest OLDEST_TORCH=2.11.0) and take gigabytes.
+OLDEST := .oldest
+OLDEST_TORCH ?= 2.13.0
+OLDEST_TRANSFORMERS ?= 5.17.0
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(OLDEST)
+	grep -viE '^(torch|transformers|tokenizers|huggingface_hub|safetensors)==' constraints.txt > $(OLDEST)/constraints.txt
+	printf 'torch==%s\ntransformers==%s\n' $(OLDEST_TORCH) $(OLDEST_TRANSFORMERS) >> $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_FLAGS) --constraint $(OLDEST)/constraints.txt --editable ".[dev]"
+	touch $(OLDEST)/.ready
+
+test-oldest: $(OLDEST)/.ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
 # Writes docs/errors.md from what the errors' tests print.
 docs: setup
 	WHET_WRITE_DOCS=1 $(BIN)/python -m pytest tests/errors
@@ -63,4 +79,4 @@ gpu-wheels: setup
 	$(BIN)/python benchmarks/gpu/gather.py wheels
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
