@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whet.serve.endpoint import error_response
 from whet.serve.errors import ApiError
@@ -86,12 +86,15 @@ class Guard:
         """Whether the server is about to end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope["path"], Headers(scope=scope))
-            except ApiError as error:
-                await error_response(error)(scope, receive, send)
-                return
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        receive, send = closed_unless_read(headers, receive, send)
+        try:
+            self._check(scope["path"], headers)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
@@ -115,6 +118,24 @@ class Guard:
         return [key for key in (api, admin) if key is not None] if api is not None else []
 
 
+def closed_unless_read(headers: Headers, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """The connection's ends, of which an answer that comes before the whole body was read closes the connection: nobody reads the rest."""
+    whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+
+    async def heard() -> Message:
+        nonlocal whole
+        message = await receive()
+        whole = whole or (message["type"] == "http.request" and not message.get("more_body", False))
+        return message
+
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start" and not whole:
+            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+        await send(message)
+
+    return heard, said
+
+
 def _holds(headers: Headers, wanted: list[str]) -> bool:
     """Whether the request carries one of the keys, in the same time whichever characters of it are right."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -126,13 +147,25 @@ def _holds(headers: Headers, wanted: list[str]) -> bool:
 
 def _refuse_web_pages(headers: Headers) -> None:
     """Without a key, a page in a browser on this machine could use the server: it is recognised by what browsers send of it."""
-    hosts = [urlsplit(f"//{headers.get('host', '')}").hostname]
+    hosts = [_host_in("Host", f"//{headers.get('host', '')}")]
     if "origin" in headers:
-        hosts.append(urlsplit(headers["origin"]).hostname)
+        hosts.append(_host_in("Origin", headers["origin"]))
     foreign = [host for host in hosts if host is None or not _names_this_machine(host)]
     if foreign or headers.get("sec-fetch-site", "none") == "cross-site":
         message = f"a server without a key answers this machine's own programs only; set {API_KEY} to open it"
         raise ApiError(403, message, code="foreign_host")
+
+
+def _host_in(header: str, url: str) -> str | None:
+    """Raises:
+    ApiError: 400 for a header that is no address.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        return parts.hostname
+    except ValueError as error:
+        raise ApiError(400, f"the header {header} is malformed: {error}", param=header, code="invalid_header") from None
 
 
 def _names_this_machine(host: str) -> bool:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from whet.engine.base import EngineFailed
 from whet.serve.bodies import Body, parse_body
+from whet.serve.bounds import Count, FilePath, Name
 from whet.serve.control import PauseMode, WeightsRefused
 from whet.serve.errors import ApiError
 from whet.serve.service import Service
@@ -23,7 +24,7 @@ HEALTH_TIMEOUT_S = 20.0
 class AbortBody(Body):
     """Which request to end."""
 
-    rid: str = ""
+    rid: Name = ""
     abort_all: bool = False
 
 
@@ -42,16 +43,16 @@ class ContinueBody(Body):
 class WeightsBody(Body):
     """Which weights to serve. Caches of older weights are always dropped."""
 
-    model_path: str
-    weight_version: str | None = None
+    model_path: FilePath
+    weight_version: Name | None = None
     abort_all_requests: bool = False
     keep_pause: bool = False
     flush_cache: bool = True
     is_async: bool = False
     torch_empty_cache: bool = False
     recapture_cuda_graph: bool = False
-    load_format: str | None = None
-    token_step: int = 0
+    load_format: Name | None = None
+    token_step: Count = 0
 
 
 async def health(service: Service, value: JSON) -> Response:

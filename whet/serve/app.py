@@ -58,15 +58,17 @@ def make_app(service: Service) -> Starlette:
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = error.status_code if error.status_code in KINDS else 400
-        return error_response(ApiError(status, f"{request.method} {request.url.path}: {error.detail}"))
+        return error_response(ApiError(status, f"{request.method} {request.scope['path'][:200]}: {error.detail}"))
 
     async def fault(request: Request, error: Exception) -> Response:
         """Whoever runs the server finds the traceback in its log."""
         return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
 
     routes = [Route(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
-    routes += [Route(path, Command(service, handle), methods=["GET"]) for path, handle in READ.items()]
+    routes += [Route(path, Command(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
     for path, handle in CHANGE.items():
         routes.append(Route(path, Command(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
     routes.append(Route("/v1/models/{name:path}", one_model, methods=["GET"]))
-    return Starlette(routes=routes, exception_handlers={HTTPException: no_route, Exception: fault})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: no_route, Exception: fault})
+    app.router.redirect_slashes = False  # it would read the Host header, which anybody writes
+    return app

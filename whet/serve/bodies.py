@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from whet.data.strict_json import parse_json
+from whet.serve.bounds import check_depth, check_size
 from whet.serve.errors import ApiError
 from whet.types import JSON
 
 BODY_TIMEOUT_S = 60
 """For a client to send its whole request."""
+MAX_BODIES = 32
+"""As large as one may be, that are in memory at a time."""
+SMALL_BYTES = 16 * 1024
+"""A body of no more is read on the event loop."""
 
 
 class Body(BaseModel):
@@ -26,40 +32,81 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-async def read_json(request: Request, max_bytes: int) -> JSON:
+class Room:
+    """For bodies that arrive or are read: all of them together are bounded, since many could be as large as one may be.
+
+    Args:
+        max_bytes: of one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises:
+        ApiError: 503 if there is no room; whoever took some gives it back all the same.
+        """
+        self.num_bytes += num_bytes
+        if self.num_bytes > self.max_bytes * MAX_BODIES:
+            message = "the bodies of requests that are being read take too much memory; try again later"
+            raise ApiError(503, message, code="server_full", retry_after_s=1)
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+
+async def read_json(request: Request, room: Room, texts: Executor) -> JSON:
     """The JSON value that a request carries; an empty body is an empty object.
 
+    Args:
+        request: whose body has not been read.
+        room: for it.
+        texts: reads it, beside the event loop.
+
     Raises:
-        ApiError: 413 over the limit, 415 for another content type, 400 if it is no JSON or does not arrive in time.
+        ApiError: 413 over the limit, 415 for another content type, 400 if it is no JSON, too large a structure or does not arrive in time.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"the content type is {kind!r}; send application/json")
+    raw = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            raw = await _read(request, max_bytes)
+            await _read(request, raw, room)
+        if len(raw) <= SMALL_BYTES:
+            return _parsed(bytes(raw))
+        return await asyncio.get_running_loop().run_in_executor(texts, _parsed, bytes(raw))
     except TimeoutError:
         raise ApiError(400, f"the body did not arrive within {BODY_TIMEOUT_S} s") from None
+    finally:
+        room.give_back(len(raw))
+
+
+def _parsed(raw: bytes) -> JSON:
     if not raw.strip():
         return {}
+    check_size(raw)
     try:
-        return parse_json(raw.decode())
+        value = parse_json(raw.decode())
     except ValueError as error:  # of JSON or UTF-8
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    check_depth(value)
+    return value
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, raw: bytearray, room: Room) -> None:
     """The body, read no further than the limit."""
+    max_bytes = room.max_bytes
     too_large = ApiError(413, f"the body is over the limit of {max_bytes} bytes (max_body_bytes)", code="body_too_large")
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or len(declared) > 18 or int(declared) > max_bytes:
         raise too_large
-    raw = bytearray()
     async for piece in request.stream():
         raw += piece
+        room.take(len(piece))
         if len(raw) > max_bytes:
             raise too_large
-    return bytes(raw)
 
 
 def parse_body(model: type[B], value: JSON) -> B:
@@ -73,10 +120,16 @@ def parse_body(model: type[B], value: JSON) -> B:
     try:
         return model.model_validate({key: item for key, item in value.items() if item is not None or key in model.model_fields})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+        found = error.errors(include_url=False)
+        first = next((each for each in found if not each["type"].endswith("_type")), found[0])  # of a field's forms, the one that was meant
+    path = ".".join(str(part) for i, part in enumerate(first["loc"]) if i == 0 or not _is_kind(part))[:200]
     if first["type"] != "extra_forbidden":
         raise ApiError(400, f"{path}: {first['msg']}", param=path)
     near = difflib.get_close_matches(path, list(model.model_fields), 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ApiError(400, f"{path} is not supported by this server{hint}", param=path, code="unsupported_parameter")
+
+
+def _is_kind(part: str | int) -> bool:
+    """Whether a part of an error's place is pydantic's name for one of several forms of a field, which clients know nothing of."""
+    return isinstance(part, str) and (part in ("str", "int", "float") or "[" in part or part.startswith("constrained-"))

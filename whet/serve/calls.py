@@ -67,8 +67,9 @@ class Calls:
         Raises:
             ApiError: it cannot run, one of its id is running, or the engine failed or hangs.
         """
-        if call.id in self._open:
-            raise ApiError(400, f"a request with the id {call.id!r} is already running", param="rid")
+        running = {call.id} | {request.id for request in call.requests}
+        if taken := running & {name for each in self._open.values() for name in (each.id, *(request.id for request in each.requests))}:
+            raise ApiError(400, f"a request with the id {min(taken)!r} is already running", param="rid")
         self._open[call.id] = call
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()

@@ -70,8 +70,12 @@ class Control:
         Raises:
             WeightsRefused: they cannot be read, are not the model's, or are not what the engine now holds.
         """
-        if not folder.is_dir():
-            raise WeightsRefused(f"model_path: there is no folder {str(folder)!r} on the server's machine")
+        try:
+            there = folder.is_dir()
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise WeightsRefused(f"model_path: {str(folder)[:200]!r} is no folder's name: {error}") from None
+        if not there:
+            raise WeightsRefused(f"model_path: there is no folder {str(folder)[:200]!r} on the server's machine")
         async with self._changing, self._still(keep_paused):
             if abort_running:
                 await self._calls.abort_all("the weights were updated")

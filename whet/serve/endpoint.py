@@ -38,10 +38,12 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work() -> None:
-            body = await read_json(Request(scope, receive), self._service.config.limits.max_body_bytes)
+            body = await read_json(Request(scope, receive), self._service.bodies, self._service.texts)
+            await _while_there(receive, generated(body))
+
+        async def generated(body: JSON) -> None:
             answer = await self._prepare(self._service, body)
-            writer = _Events(send) if answer.stream else _Whole(scope, receive, send)
-            await _while_there(receive, self._run(answer, writer))
+            await self._run(answer, _Events(send) if answer.stream else _Whole(scope, receive, send))
 
         await answered(work(), scope, receive, send)
 
@@ -71,14 +73,17 @@ class Command:
     Args:
         service: what is served.
         handle: from a request's body to its answer.
+        reads: whether it has a body; else none is read, whatever is sent.
     """
 
-    def __init__(self, service: Service, handle: Handle) -> None:
-        self._service, self._handle = service, handle
+    def __init__(self, service: Service, handle: Handle, *, reads: bool = True) -> None:
+        self._service, self._handle, self._reads = service, handle, reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work() -> None:
-            body = await read_json(Request(scope, receive), self._service.config.limits.max_body_bytes)
+            body: JSON = {}
+            if self._reads:
+                body = await read_json(Request(scope, receive), self._service.bodies, self._service.texts)
             await (await self._handle(self._service, body))(scope, receive, send)
 
         await answered(work(), scope, receive, send)

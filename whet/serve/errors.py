@@ -22,6 +22,10 @@ KINDS = {
 """Each status that is sent, and its type in the error."""
 
 
+MAX_MESSAGE = 2000
+"""Characters of an error: what it quotes was written by its client."""
+
+
 class ApiError(Exception):
     """A request that is answered with an error.
 
@@ -36,7 +40,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}...")
         self.status, self.param, self.code = status, param, code
         self.headers: Mapping[str, str] = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from whet.serve.answers import Event, Sampled
 from whet.serve.bodies import Body, parse_body
+from whet.serve.bounds import MAX_PROMPTS, Biases, Count, GrammarText, Name, Positive, Seed, Stops, TokenIds, check_told
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
@@ -22,51 +23,55 @@ from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Sc
 
 T = TypeVar("T")
 
+REPEATS = 32
+"""About how often a stream whose events hold everything so far repeats a token at most."""
 NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
 class NativeSampling(Body):
     """SGLang's sampling parameters."""
 
-    max_new_tokens: int | None = 128
-    min_new_tokens: int | None = None
+    max_new_tokens: Count | None = 128
+    min_new_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Count | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Biases | None = None
+    stop: Stops | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Of no consequence: fast tokenizers write none."""
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    n: int = Field(default=1, ge=1)
-    sampling_seed: int | None = None
-    stream_interval: int | None = Field(default=None, ge=1)
+    json_schema: GrammarText | None = None
+    regex: GrammarText | None = None
+    ebnf: GrammarText | None = None
+    n: Positive = 1
+    sampling_seed: Seed | None = None
+    stream_interval: Positive | None = None
     """Tokens between two events of a stream; none: as the server is set."""
 
 
 class GenerateBody(Body):
     """SGLang's generation request."""
 
-    text: str | list[str] | None = None
+    text: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    rid: str | list[str] | None = None
+    sampling_params: dict[str, Any] | Annotated[list[dict[str, Any]], Field(max_length=MAX_PROMPTS)] | None = None
+    rid: Name | Annotated[list[Name], Field(max_length=MAX_PROMPTS)] | None = None
     return_logprob: bool = False
-    logprob_start_len: int = -1
+    logprob_start_len: Count = -1
     """From which prompt token on their log-probs are wanted, too, the model's own (temperature 1); -1: none."""
     top_logprobs_num: int = Field(default=0, ge=0, le=100)
     return_text_in_logprobs: bool = False
     stream: bool = False
+    incremental_streaming_output: bool = False
+    """Each event of a stream holds what is new, as a server of SGLang's gives it that was started with the option of this name."""
     log_metrics: bool = True
     """Of no consequence: there are none."""
     return_hidden_states: Literal[False] = False
@@ -80,13 +85,15 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         ApiError: it cannot be answered.
     """
     body = parse_body(GenerateBody, value)
-    prompts, batched = await _prompts(service, body)
-    wishes = [parse_body(NativeSampling, item) for item in _each(body.sampling_params or {}, len(prompts), "sampling_params")]
+    num = _num_prompts(body)
+    service.check_samples(num)
+    wishes = [parse_body(NativeSampling, item) for item in _each(body.sampling_params or {}, num, "sampling_params")]
     samples = {wish.n for wish in wishes}
     if len(samples) > 1:
         raise ApiError(400, "n must be the same for all prompts of a batch", param="n")
     n = samples.pop()
-    service.check_samples(len(prompts) * n)
+    service.check_samples(num * n)
+    prompts, batched = await _prompts(service, body)
     generate = {wish.max_new_tokens != 0 for wish in wishes}
     if len(generate) > 1:
         raise ApiError(400, "max_new_tokens is 0 for some prompts of a batch and not for others", param="max_new_tokens")
@@ -104,12 +111,22 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         for i in range(n):
             rid = name if n == 1 else f"{name}_{i}"
             requests.append(Request(rid, tokens, replace(params, seed=seed + i), chunk_tokens=every))
+    if body.return_logprob:
+        scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
+        told = sum(request.sampling.max_tokens for request in requests)
+        check_told(scored + told, body.top_logprobs_num, "top_logprobs_num")
     if len({request.id for request in requests}) < len(requests):
         raise ApiError(400, "rid names a request twice", param="rid")
     call_id = body.rid if isinstance(body.rid, str) else requests[0].id
     score = body.return_logprob and body.logprob_start_len >= 0
     call = Call(call_id, tuple(requests), score=score, top_scores=body.top_logprobs_num, generate=generate.pop())
     return GenerateAnswer(service, body, call, [wish for wish in wishes for _ in range(n)], batched=batched or n > 1)
+
+
+def _num_prompts(body: GenerateBody) -> int:
+    """Prompts that are asked for, or at least one."""
+    given = body.text if body.text is not None else body.input_ids
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 async def _prompts(service: Service, body: GenerateBody) -> tuple[list[tuple[int, ...]], bool]:
@@ -161,6 +178,22 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the events of a stream have told of a sample."""
+
+    tokens: int
+    characters: int
+
+
+NOTHING = _Told(0, 0)
+
+
+def _is_due(num: int, told: int) -> bool:
+    """Whether an event that repeats everything is due at `num` tokens, after one at `told`."""
+    return num - told >= num // REPEATS
+
+
 class GenerateAnswer:
     """Fills in generations.
 
@@ -176,6 +209,7 @@ class GenerateAnswer:
         self.call, self.stream = call, body.stream
         self._service, self._body, self._batched = service, body, batched
         self._began = time.monotonic()
+        self._told = [NOTHING] * len(call.requests)
         self._sampled = [
             Sampled(
                 request,
@@ -189,18 +223,25 @@ class GenerateAnswer:
         self._sampled[place].take(chunk)
 
     def events(self, place: int) -> list[Event]:
-        """Each event holds everything so far."""
+        """Each event holds everything so far, or what is new. Of the former there are the fewer the longer a reply is: else the bytes of a
+        stream would grow with the square of its length."""
+        sampled, told = self._sampled[place], self._told[place]
+        if not (self._body.incremental_streaming_output or sampled.finish is not None or _is_due(len(sampled.tokens), told.tokens)):
+            return []
+        first = told if self._body.incremental_streaming_output else NOTHING
+        self._told[place] = _Told(len(sampled.tokens), len(sampled.text.certain))
         index = {"index": place} if self._batched else {}
-        return [{**self._output(place), **index}]
+        return [{**self._output(place, first), **index}]
 
     def closing(self) -> list[Event]:
         return []
 
     def whole(self) -> JSON:
-        outputs = [self._output(place) for place in range(len(self._sampled))]
+        outputs = [self._output(place, NOTHING) for place in range(len(self._sampled))]
         return outputs if self._batched else outputs[0]
 
-    def _output(self, place: int) -> Event:
+    def _output(self, place: int, told: _Told) -> Event:
+        """What was sampled after what was told."""
         sampled = self._sampled[place]
         version = sampled.versions[-1] if sampled.versions else self._service.engine.version
         meta: dict[str, JSON] = {
@@ -213,8 +254,8 @@ class GenerateAnswer:
             "e2e_latency": time.monotonic() - self._began,
         }
         if self._body.return_logprob:
-            meta |= self._logprobs(place, sampled)
-        return {"text": sampled.text.certain, "output_ids": list(sampled.tokens), "meta_info": meta}
+            meta |= self._logprobs(place, sampled, told.tokens)
+        return {"text": sampled.text.certain[told.characters :], "output_ids": sampled.tokens[told.tokens :], "meta_info": meta}
 
     def _finish_reason(self, sampled: Sampled) -> Event | None:
         match sampled.finish:
@@ -234,17 +275,17 @@ class GenerateAnswer:
         text = self._service.renderer.decode(sampled.tokens)
         return min((stop for stop in sampled.request.sampling.stop if stop in text), key=text.find, default=None)
 
-    def _logprobs(self, place: int, sampled: Sampled) -> dict[str, JSON]:
-        """[log-prob, token id, text or null] of each token, under the distribution that it was sampled from, at temperature 0 under the
-        model's own; and the version that sampled it."""
+    def _logprobs(self, place: int, sampled: Sampled, first: int) -> dict[str, JSON]:
+        """[log-prob, token id, text or null] of each token from the place `first` on, under the distribution that it was sampled from, at
+        temperature 0 under the model's own; and the version that sampled it."""
         chosen = sampled.logprobs if sampled.request.sampling.temperature > 0 else sampled.raw_logprobs
         out: dict[str, JSON] = {
-            "output_token_logprobs": [self._entry(*pair) for pair in zip(chosen, sampled.tokens, strict=True)],
-            "output_token_weight_versions": [self._service.control.label(version) for version in sampled.versions],
+            "output_token_logprobs": [self._entry(*pair) for pair in zip(chosen[first:], sampled.tokens[first:], strict=True)],
+            "output_token_weight_versions": [self._service.control.label(version) for version in sampled.versions[first:]],
         }
         if self._body.top_logprobs_num:
-            out["output_top_logprobs"] = [[self._entry(logprob, token) for token, logprob in top] for top in sampled.top_logprobs]
-        if self.call.score and place in self.call.scores:
+            out["output_top_logprobs"] = [[self._entry(logprob, token) for token, logprob in top] for top in sampled.top_logprobs[first:]]
+        if self.call.score and place in self.call.scores and not first:  # in increments once
             out |= self._prompt_logprobs(self.call.scores[place], sampled.request.tokens)
         return out
 

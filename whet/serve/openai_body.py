@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
-
 from whet.serve.bodies import Body
+from whet.serve.bounds import Biases, Count, GrammarText, Name, Positive, Seed, Stops, TokenIds, check_told
 from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
 from whet.serve.service import Service
 from whet.types import Grammar, Request, SamplingParams
@@ -24,27 +23,27 @@ class StreamOptions(Body):
 class OpenAIBody(Body):
     """Fields of both routes. Those that say who asks, or how it is billed, change nothing."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1)
-    seed: int | None = None
+    n: Positive | None = None
+    seed: Seed | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    max_tokens: int | None = None
+    logit_bias: Biases | None = None
+    stop: Stops | None = None
+    max_tokens: Count | None = None
 
-    top_k: int | None = None
+    top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: TokenIds | None = None
+    json_schema: GrammarText | None = None
+    regex: GrammarText | None = None
+    ebnf: GrammarText | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -63,12 +62,14 @@ class OpenAIBody(Body):
 def params_of(
     service: Service, body: OpenAIBody, max_tokens: int, top_logprobs: int | None, grammar: Grammar | None
 ) -> SamplingParams:
-    """The engine's parameters. `top_logprobs` is None where no log-probs are wanted.
+    """The engine's parameters. `top_logprobs` is None where no log-probs are wanted, or the number of alternatives to tell.
 
     Raises:
         ApiError: 400, naming the field that is out of range.
     """
     ends = () if body.ignore_eos else service.renderer.stop_token_ids
+    if top_logprobs is not None:
+        check_told(max(1, max_tokens) * (body.n or 1), top_logprobs, "top_logprobs")
     return sampling_of(
         {},
         max_tokens=max_tokens,

@@ -15,6 +15,7 @@ from whet.data.messages import messages_from, tools_from
 from whet.data.parsers import OPEN
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
+from whet.serve.bounds import MAX_MESSAGES, MAX_TOOLS, Count
 from whet.serve.calls import Call
 from whet.serve.constraints import ToolChoice, Tools, call_grammar, native_grammars, one_grammar, response_grammar
 from whet.serve.errors import ApiError
@@ -30,11 +31,11 @@ CALL_OPENERS: Mapping[str, str] = {"hermes": OPEN}
 class ChatBody(OpenAIBody):
     """OpenAI's chat request."""
 
-    messages: list[Any]
-    tools: list[Any] | None = None
+    messages: list[Any] = Field(max_length=MAX_MESSAGES)
+    tools: list[Any] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: dict[str, Any] | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from itertools import accumulate
-from typing import cast
+from typing import Annotated, cast
 
 from pydantic import Field
 
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
+from whet.serve.bounds import MAX_PROMPTS, Positive, check_told
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
@@ -27,11 +28,11 @@ DEFAULT_TOKENS = 16
 class CompletionBody(OpenAIBody):
     """OpenAI's completion request."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
+    prompt: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | list[int] | list[list[int]] = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     """Whether the text begins with the prompt, log-probs included; then max_tokens may be 0."""
-    best_of: int | None = Field(default=None, ge=1)
+    best_of: Positive | None = None
 
 
 async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
@@ -46,8 +47,7 @@ async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
     if body.best_of not in (None, num):
         message = f"best_of is {body.best_of}, but {num} choices are answered and none is left out: set n to as many as are wanted"
         raise ApiError(400, message, param="best_of", code="unsupported_parameter")
-    prompts = await _prompts(service, body)
-    service.check_samples(len(prompts) * num)
+    prompts = await _prompts(service, body, num)
     limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     silent = bool(body.echo) and limit == 0
     grammar = await one_grammar(service, native_grammars(body.json_schema, body.regex, body.ebnf))
@@ -58,21 +58,25 @@ async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
         sampling = params_of(service, body, 1 if silent else limit, body.logprobs, grammar)
         requests += requests_of(service, body, f"{call_id}-{i}", tokens, sampling)
     scored = bool(body.echo) and body.logprobs is not None
+    if scored:
+        check_told(sum(len(request.tokens) for request in requests), body.logprobs or 0, "logprobs")
     call = Call(call_id, tuple(requests), score=scored, top_scores=body.logprobs or 0, generate=not silent)
     return CompletionAnswer(service, body, call, [text for _, text in prompts])
 
 
-async def _prompts(service: Service, body: CompletionBody) -> list[tuple[tuple[int, ...], str]]:
-    """Each prompt's tokens and its text."""
+async def _prompts(service: Service, body: CompletionBody, num: int) -> list[tuple[tuple[int, ...], str]]:
+    """Each prompt's tokens and its text; `num` samples of each are asked for."""
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = cast(list[str | list[int]], [body.prompt] if single else body.prompt)
     if not all(prompts):
         raise ApiError(400, "a prompt is empty", param="prompt")
+    service.check_samples(len(prompts) * num)
     out: list[tuple[tuple[int, ...], str]] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             out.append((await service.encode(prompt, "prompt"), prompt))
         else:
+            service.room(prompt, "prompt")
             out.append((tuple(prompt), await service.text_of(prompt) if body.echo else ""))
     return out
 

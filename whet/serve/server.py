@@ -17,10 +17,13 @@ import uvicorn
 from whet.serve.access import Guard, Keys, check_exposure, is_loopback
 from whet.serve.app import make_app
 from whet.serve.calls import ABORT_GRACE_S
+from whet.serve.connection import MORE_CONNECTIONS, bounded
 from whet.serve.service import Service
-from whet.serve.settings import ServeConfig
+from whet.serve.settings import Limits, ServeConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FILES_KEPT = 128
+"""Of the files that a process may have open, for all but connections."""
 
 
 def bind(config: ServeConfig, keys: Keys) -> socket.socket:
@@ -46,6 +49,17 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def num_connections(limits: Limits) -> int:
+    """How many may be open: each sample could have one of its own, as far as this process may have files open."""
+    wanted = limits.max_running + limits.max_waiting + MORE_CONNECTIONS
+    try:
+        import resource
+    except ImportError:  # no limit is known here
+        return wanted
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(16, min(wanted, soft - FILES_KEPT))
+
+
 async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: Callable[[Closing], None]) -> None:
     """Serve until asked to end. Open requests have `limits.shutdown_s` to finish, then they are aborted, and told so.
 
@@ -59,6 +73,8 @@ async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: 
     grace_s = service.config.limits.shutdown_s
     settings = uvicorn.Config(
         guard,
+        http=bounded(num_connections(service.config.limits)),
+        ws="none",
         lifespan="off",
         access_log=False,
         log_level="warning",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -13,14 +14,18 @@ from whet.data.chat_template import Tools
 from whet.data.parsers import Parser
 from whet.data.template import Renderer
 from whet.engine.base import Engine
+from whet.serve.bodies import Room
+from whet.serve.bounds import CHARACTERS_EACH, num_characters
 from whet.serve.calls import Calls
 from whet.serve.control import Control, LoadWeights
 from whet.serve.errors import ApiError
 from whet.serve.gate import Gate
 from whet.serve.settings import ServeConfig
 from whet.serve.text import Decode
-from whet.types import Grammar, Message, Task
+from whet.types import JSON, Grammar, Message, Task
 
+PIECE = 4
+"""Characters for each token that the engine can hold, which are counted at a time."""
 T = TypeVar("T")
 
 
@@ -39,12 +44,17 @@ class Service:
     try_grammar: Callable[[Grammar], None]
     """Raises ValueError if the engine's grammars could not be this."""
     began: int = field(default_factory=lambda: int(time.time()))
+    grammars: Executor = field(init=False)
+    """Where grammars are read: one that is much work holds up other grammars alone. Its thread comes with the first."""
+    bodies: Room = field(init=False)
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
     control: Control = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.config.limits
+        self.grammars = ThreadPoolExecutor(1, "grammars")
+        self.bodies = Room(limits.max_body_bytes)
         self.gate = Gate(limits.max_running, limits.max_waiting)
         self.calls = Calls(self.engine, self.gate, limits.timeout_s)
         self.control = Control(self.engine, self.calls, self.load, self.config.weight_version)
@@ -59,7 +69,7 @@ class Service:
         ApiError: 404 for another model than the one that is served. None will do.
         """
         if name is not None and name != self.name:
-            message = f"the model {name!r} does not exist here; this server has {self.name!r}"
+            message = f"the model {name[:200]!r} does not exist here; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_samples(self, num: int) -> None:
@@ -84,7 +94,8 @@ class Service:
 
     async def encode(self, text: str, param: str) -> tuple[int, ...]:
         """A text's tokens, nothing added. Raises ApiError if there are none."""
-        tokens = await self._on_texts(lambda: self.renderer.encode(text))
+        self.check_characters(text, param)
+        tokens = await self._on_texts(lambda gone: self._encode(text, param, gone))
         if not tokens:
             raise ApiError(400, f"{param} is empty", param=param)
         return tokens
@@ -93,25 +104,61 @@ class Service:
         """The text of a client's tokens, special ones included. Raises ApiError for ids that cannot be any."""
         if min(tokens) < 0 or max(tokens) >= 1 << 31:
             raise ApiError(400, f"a prompt has token ids from {min(tokens)} to {max(tokens)}, which no tokenizer has", param="prompt")
-        return await self._on_texts(lambda: self.renderer.decode(tokens))
+        return await self._on_texts(lambda gone: self.renderer.decode(tokens))
+
+    def check_characters(self, value: JSON, param: str) -> None:
+        """Raises:
+        ApiError: 400 for texts that have more tokens than the engine can hold, whatever they say.
+        """
+        most = self.engine.capabilities.max_tokens * CHARACTERS_EACH
+        if (num := num_characters(value)) > most:
+            message = f"{param} has {num} characters, over the limit of {most} ({CHARACTERS_EACH} for each of the engine's tokens)"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+    def _encode(self, text: str, param: str, gone: threading.Event) -> tuple[int, ...]:
+        """A text's tokens. One that may be too long is counted in pieces first, as long as somebody waits for it.
+
+        Raises:
+            ApiError: 400 if it is far too long.
+        """
+        most = self.engine.capabilities.max_tokens
+        piece, found = max(most, 1024) * PIECE, 0
+        for start in range(0, len(text) if len(text) > piece else 0, piece):
+            found += len(self.renderer.encode(text[start : start + piece]))
+            if found > 2 * most or gone.is_set():
+                message = f"{param} has over {found} tokens, which leaves no room within the engine's {most}"
+                raise ApiError(400, message, param=param, code="context_length_exceeded")
+        return self.renderer.encode(text)
 
     async def prompt(self, messages: tuple[Message, ...], tools: Tools) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
 
         Raises:
-            ApiError: 400 if the chat template cannot render it.
+            ApiError: 400 if the chat template cannot render it, or the conversation is far too long.
         """
+        texts = [message.content for message in messages]
+        self.check_characters(texts, "messages")
+        long = "\n".join(text for text in texts if isinstance(text, str))
+
+        def rendered(gone: threading.Event) -> tuple[int, ...]:
+            if len(long) > max(self.engine.capabilities.max_tokens, 1024) * PIECE:
+                self._encode(long, "messages", gone)
+            return self.renderer.prompt(Task("serve", messages), tools)
+
         try:
-            return await self._on_texts(lambda: self.renderer.prompt(Task("serve", messages), tools))
-        except ValueError as error:
-            raise ApiError(400, str(error), param="messages") from None
+            return await self._on_texts(rendered)
+        except ApiError:
+            raise
+        except Exception as error:  # the chat template is the model's code, and may raise anything over a client's messages
+            text = str(error) if isinstance(error, ValueError) else f"the chat template failed: {type(error).__name__}: {error}"
+            raise ApiError(400, text, param="messages") from None
 
     async def check_grammar(self, grammar: Grammar, param: str, called: str | None = None) -> None:
         """Raises:
         ApiError: 400, naming the field or what else it is `called`, if a grammar cannot be used.
         """
         try:
-            await self._on_texts(lambda: self.try_grammar(grammar))
+            await asyncio.get_running_loop().run_in_executor(self.grammars, self.try_grammar, grammar)
         except ValueError as error:
             raise ApiError(400, f"{called or param}: {str(error).removeprefix(f'{param}: ')}", param=param) from None
 
@@ -125,5 +172,11 @@ class Service:
         text = self.renderer.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
-    async def _on_texts(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.texts, work)
+    async def _on_texts(self, work: Callable[[threading.Event], T]) -> T:
+        """Do what takes time, beside the event loop. The event is set once nobody waits for it."""
+        gone = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.texts, work, gone)
+        except asyncio.CancelledError:
+            gone.set()
+            raise

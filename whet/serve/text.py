@@ -10,6 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 HALF = "\ufffd"
 """What bytes that are not yet a character decode to."""
+LONGEST_CHARACTER = 16
+"""Tokens that a character may come in; more that decode to none are no character."""
 
 
 class TextStream:
@@ -33,15 +35,19 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> None:
         """More tokens, none of them a stop token."""
         self._tokens.extend(tokens)
-        self._take(force=False)
-        before = text_before(self._text, self._stop)
+        self._take(force=len(self._tokens) - self._to > LONGEST_CHARACTER)
+        before = self._before()
         held = max((held_back(before, stop) for stop in self._stop), default=0)
-        self.certain = before[: len(before) - held]
+        self.certain += before[: len(before) - held]
 
     def end(self) -> None:
         """There are no more."""
         self._take(force=True)
-        self.certain = text_before(self._text, self._stop)
+        self.certain += self._before()
+
+    def _before(self) -> str:
+        """What follows the certain text, up to a stop text: none begins before that."""
+        return text_before(self._text[len(self.certain) :], self._stop)
 
     def _take(self, *, force: bool) -> None:
         before = self._decode(self._tokens[self._from : self._to])
@@ -53,7 +59,14 @@ class TextStream:
 
 def held_back(text: str, marker: str) -> int:
     """How many characters at the end of `text` the marker may begin with."""
-    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+    longest = min(len(marker) - 1, len(text))
+    end = text[len(text) - longest :]
+    at = end.find(marker[0]) if longest else -1
+    while at >= 0:
+        if marker.startswith(end[at:]):
+            return longest - at
+        at = end.find(marker[0], at + 1)
+    return 0
 
 
 def token_fields(decode: Decode, token: int, logprob: float) -> dict[str, JSON]:

@@ -9,6 +9,9 @@ from typing import Literal
 
 from whet.types.records import Finish
 
+MAX_TEMPERATURE = 1e6
+"""A temperature that float32 takes for infinite would make no numbers of what a grammar leaves out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -60,6 +63,8 @@ class SamplingParams:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if not (self.temperature >= 0 and isfinite(self.temperature)):
             raise ValueError(f"temperature must be finite and not negative, not {self.temperature}")
+        if self.temperature > MAX_TEMPERATURE:
+            raise ValueError(f"temperature must be at most {MAX_TEMPERATURE:g}, where all tokens are alike, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
         if not 0 <= self.min_p <= 1:

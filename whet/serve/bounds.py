@@ -1,0 +1,112 @@
+"""Bounds of what a request may hold: counts and sizes of its fields, and the depth of its JSON. Whatever is beyond is answered 400."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from whet.serve.errors import ApiError
+from whet.types import JSON
+
+MAX_DEPTH = 100
+"""Lists and objects inside each other."""
+MAX_CONTAINERS = 100_000
+"""Lists and objects of a body."""
+MAX_VALUES = 4 * 1024**2
+"""Values of a body."""
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 256
+MAX_TOLD = 4 * 1024**2
+"""Log-probs that an answer may tell: samples times tokens times alternatives."""
+CHARACTERS_EACH = 64
+"""Characters of a prompt for each token that the engine can hold: no text with more has so few tokens."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A JSON text; one without an end goes to the end, so that nothing is looked at twice."""
+
+Name = Annotated[str, Field(max_length=1024)]
+"""A name, an id or a label."""
+FilePath = Annotated[str, Field(max_length=4096)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+TokenIds = Annotated[list[int], Field(max_length=4096)]
+"""Of stop tokens."""
+Biases = Annotated[dict[Annotated[str, Field(max_length=16)], float], Field(max_length=4096)]
+GrammarText = Annotated[str, Field(max_length=128 * 1024)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Count = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+"""A number of tokens, samples or alternatives."""
+Positive = Annotated[int, Field(ge=1, lt=1 << 31)]
+MAX_MESSAGES, MAX_TOOLS, MAX_PROMPTS = 16_384, 512, 4096
+
+
+def check_size(raw: bytes) -> None:
+    """Refuse a body that would take long to read, before it is.
+
+    Raises:
+        ApiError: 400, naming the limit.
+    """
+    for what, marks, most in (("lists and objects", b"[{", MAX_CONTAINERS), ("values", b",", MAX_VALUES)):
+        if _count(raw, marks) > most and _has_more_outside_texts(raw, marks, most):
+            raise ApiError(400, f"the body has over {most} {what}, which is the limit", code="body_too_complex")
+
+
+def _count(raw: bytes, marks: bytes) -> int:
+    return sum(raw.count(mark) for mark in marks)
+
+
+def _has_more_outside_texts(raw: bytes, marks: bytes, most: int) -> bool:
+    """Text by text, so that other threads have their turn."""
+    found = start = 0
+    for text in _TEXT.finditer(raw):
+        found += _count(raw[start : text.start()], marks)
+        start = text.end()
+        if found > most:
+            return True
+    return found + _count(raw[start:], marks) > most
+
+
+def check_depth(value: JSON) -> None:
+    """Raises:
+    ApiError: 400, naming the field whose lists and objects are too deep.
+    """
+    for name, item in value.items() if isinstance(value, dict) else [("", value)]:
+        level, depth = [item], 1
+        while level := [inner for each in level if isinstance(each, dict | list) for inner in _inside(each)]:
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ApiError(400, f"{name}: lists and objects are nested deeper than {MAX_DEPTH} levels", param=name)
+
+
+def _inside(value: JSON) -> list[JSON]:
+    """The lists and objects directly in one."""
+    return [inner for inner in (value.values() if isinstance(value, dict) else value) if isinstance(inner, dict | list)]
+
+
+def check_told(tokens: int, each: int, param: str) -> None:
+    """Raises:
+    ApiError: 400 for an answer of more log-probs than one may have.
+
+    Args:
+        tokens: of all samples, prompts included where they are scored.
+        each: alternatives told of each.
+        param: the field that asks for them.
+    """
+    if tokens * each > MAX_TOLD:
+        message = f"{param}: {tokens} tokens with {each} alternatives each are over the limit of {MAX_TOLD} log-probs"
+        raise ApiError(400, message, param=param)
+
+
+def num_characters(value: JSON) -> int:
+    """Of all texts in a JSON value, keys aside."""
+    total, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            total += len(each)
+        elif isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+    return total
