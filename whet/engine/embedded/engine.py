@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -84,6 +84,8 @@ class EmbeddedEngine:
         )
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
+        self._readers = ThreadPoolExecutor(1, "grammars")
+        """Where grammars are read: one thread, which comes with the first, so that requests keep their order."""
         self._calls: dict[str, _Call] = {}
         self._open: set[str] = set()
         self._paused = False
@@ -131,7 +133,8 @@ class EmbeddedEngine:
         self._calls[request.id] = call
         try:
             if request.sampling.grammar is not None:
-                call.matching = await asyncio.to_thread(self.core.begin_grammar, request)
+                reading = asyncio.get_running_loop().run_in_executor(self._readers, self.core.begin_grammar, request)
+                call.matching = await reading
             call.ready = True
             self._runner.post(lambda: self._start(call))
             while True:
@@ -184,6 +187,7 @@ class EmbeddedEngine:
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""
         await self._runner.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     # What the runner drives.
 

@@ -85,7 +85,7 @@ def _leave(logprobs: Tensor, params: Sequence[SamplingParams], width: int) -> tu
     before = share.cumsum(-1) - share
     top_p = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float64)[:, None]
     floor = torch.tensor([p.min_p for p in params], device=device, dtype=torch.float64)[:, None] * mass[:, :1]
-    out = (mass == 0) | (before >= _fixed(top_p)) & (top_p < 1) | (mass < floor)
+    out = (mass == 0) | (before >= _fixed(top_p).clamp(min=1)) & (top_p < 1) | (mass < floor)
     # Of tokens as likely as the last of these there may be more: which of them come first is not known here.
     sure = ((limit <= width) | (limit == vocab))[:, 0] & (out | (ordered > ordered[:, -1:])).all(-1)
     return ordered.masked_fill(out, -torch.inf), order, [True] * len(params) if width == vocab else sure.tolist()
