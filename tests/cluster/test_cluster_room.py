@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from whet.cluster.config import ClusterConfig
-from whet.cluster.connection import check_reachable, private_cluster
+from whet.cluster.connection import check_reachable
 from whet.cluster.engine_worker import line_of
 from whet.cluster.process import Command
 from whet.cluster.room import EngineRoom, plan_room
@@ -85,21 +85,6 @@ def test_layouts_that_do():
 def test_settings_of_ray_without_ray_are_refused():
     with pytest.raises(ValueError, match=r"layout=.*disaggregate.* has no effect with cluster.backend='local'; set cluster.backend=ray"):
         run(cluster={"layout": "disaggregate"})
-
-
-def test_a_private_cluster_has_a_key_and_tells_nobody(monkeypatch):
-    monkeypatch.setattr("sys.modules", {})
-    found: dict[str, str] = {}
-    private_cluster(found)
-    assert found["RAY_USAGE_STATS_ENABLED"] == "0" and found["RAY_AUTH_MODE"] == "token" and len(found["RAY_AUTH_TOKEN"]) == 64
-    other: dict[str, str] = {}
-    private_cluster(other)
-    assert other["RAY_AUTH_TOKEN"] != found["RAY_AUTH_TOKEN"]
-    for set_already in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "mine"}, {"RAY_AUTH_TOKEN_PATH": "/a/file"}):
-        found = dict(set_already)
-        private_cluster(found)
-        assert set_already.items() <= found.items()
-        assert ("RAY_AUTH_TOKEN" in found) == ("RAY_AUTH_TOKEN" in set_already)
 
 
 def test_torchrun_and_ray_do_not_mix(monkeypatch):

@@ -99,6 +99,49 @@ def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
         stranger.close()
 
 
+@pytest.mark.parametrize("num_strangers", [6, 3 * dialing.MOST_CALLERS])
+def test_a_worker_is_heard_at_once_however_many_others_say_nothing(monkeypatch, num_strangers):
+    """They have ten minutes each, so the worker is heard beside them; and those there are no places for are turned away."""
+    monkeypatch.setattr(dialing, "HANDSHAKE_TIMEOUT_S", 600.0)
+    silent, heard = [], []
+
+    def begin(name, invitation, given_up):
+        silent.extend(socket.create_connection((invitation.host, invitation.port)) for _ in range(num_strangers))
+        silent.append(threading.Thread(target=lambda: heard.append(invitation.accept().recv())))
+        silent[-1].start()
+        return Somebody()
+
+    DialingLauncher(begin, timeout_s=20.0).start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
+    *strangers, worker = silent
+    worker.join(20.0)
+    assert heard == ["a setup"]
+    for stranger in strangers:
+        stranger.settimeout(20.0)
+        with suppress(ConnectionResetError):
+            while stranger.recv(256):
+                pass  # the challenge; then it is turned away, since nobody is expected any more
+        stranger.close()
+
+
+def test_a_worker_that_is_turned_away_dials_again(monkeypatch):
+    """By one who hears it only the third time, as where strangers take all places before it can show its key."""
+    monkeypatch.setattr(dialing, "AGAIN_S", 0.01)
+    key, heard = b"its key", []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        invitation = Invitation(*listener.getsockname(), key, 20.0)
+        worker = threading.Thread(target=lambda: heard.append(invitation.accept().recv()))
+        worker.start()
+        for _ in range(2):
+            listener.accept()[0].close()
+        connection = dialing._proven(listener.accept()[0], key, 20.0, known=lambda: None)
+        connection.send("a setup")
+        worker.join(20.0)
+        connection.close()
+    assert heard == ["a setup"]
+    with pytest.raises(ConnectionRefusedError):
+        invitation.accept()
+
+
 def test_both_ends_of_a_silent_connection_ask_whether_the_other_is_still_there():
     ends = []
 
@@ -124,11 +167,11 @@ def test_a_stranger_who_is_heard_with_an_error_leaves_his_place_to_others(monkey
     monkeypatch.setattr(dialing, "MOST_CALLERS", 1)
     prove, worker = dialing._proven, threading.Event()
 
-    def fails_at_first(link, key, timeout_s, *, first):
-        if first and not worker.is_set():
+    def fails_at_first(link, key, timeout_s, known=None):
+        if known is not None and not worker.is_set():
             worker.set()
             raise RuntimeError("of no kind that was thought of")
-        return prove(link, key, timeout_s, first=first)
+        return prove(link, key, timeout_s, known)
 
     def begin(name, invitation, given_up):
         socket.create_connection((invitation.host, invitation.port)).close()

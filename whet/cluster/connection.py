@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-import secrets
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from whet.cluster.config import ClusterConfig
+from whet.cluster.head import cluster_here
 from whet.cluster.room import Bundle
 
 ANSWER_TIMEOUT_S = 10.0
 """For a cluster's head to take a connection."""
-STORE_BYTES = 100_000_000
-"""Of the object store of a cluster that is started here: nothing large goes through it."""
+
+
+MIN_RAY = (2, 54)
+"""Before, Ray's agents take jobs from whoever reaches them: they do not ask for the cluster's key."""
+INSTALL = "pip install -U 'whet[ray]'"
+
+
+def check_version(found: str) -> None:
+    """Refuse to start a cluster of a version that cannot be closed to others.
+
+    Raises:
+        ValueError: with what to install.
+    """
+    if tuple(int(part) for part in found.split(".")[:2]) < MIN_RAY:
+        raise ValueError(
+            f"the package ray is {found}, whose clusters answer others without their key; for one of its own this run needs "
+            f"{MIN_RAY[0]}.{MIN_RAY[1]} or newer; {INSTALL}"
+        )
+
+
+def _version_here() -> str:
+    """Ray's, which is not imported yet."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        import_ray()  # says how to install it, or knows it by other means
+        return str(import_ray().__version__)
 
 
 def import_ray() -> Any:
@@ -35,8 +62,18 @@ def import_ray() -> Any:
     return ray
 
 
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection to a cluster."""
+
+    ray: Any
+    """The package."""
+    own: bool
+    """The cluster was started for this run, on this machine."""
+
+
 @contextmanager
-def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = None) -> Iterator[Any]:
+def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = None) -> Iterator[Connected]:
     """Ray, connected to the cluster of the settings, or to one that is started here and ends with the block.
 
     Args:
@@ -45,31 +82,50 @@ def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = No
         namespace: of names in the cluster; none: a new one.
 
     Raises:
-        ValueError: if there is no Ray, or no cluster at the address.
+        ValueError: if there is no Ray, or no cluster at the address, or none can be started here.
     """
     address = config.address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        private_cluster(os.environ)  # before the import, which reads them
-    ray = import_ray()
-    where = "cluster.address" if config.address is not None else "RAY_ADDRESS"
     if address is not None:
+        where = "cluster.address" if config.address is not None else "RAY_ADDRESS"
+        ray = import_ray()
         check_reachable(address, where)
+        with _joined(ray, address, where, namespace):
+            yield Connected(ray, own=False)
+        return
+    check_version(_version_here())
+    cores = max(os.cpu_count() or 1, math.ceil(num_cpus))
+    with cluster_here(cores, config.start_timeout_s) as address:
+        ray = import_ray()
+        take_environment()
+        with _joined(ray, address, "the cluster that was started here", namespace, logging_level=logging.WARNING):
+            yield Connected(ray, own=True)
+
+
+@contextmanager
+def _joined(ray: Any, address: str, where: str, namespace: str | None, **options: Any) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        if address is None:
-            cores = max(os.cpu_count() or 1, math.ceil(num_cpus))
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
-        else:
-            ray.init(address=address, namespace=namespace, log_to_driver=False)
+        ray.init(address=address, namespace=namespace, log_to_driver=False, **options)
     except ConnectionError as error:
         raise ValueError(f"{where}: there is no Ray cluster at {address}: {error}") from error
     finally:
         if threading.current_thread() is threading.main_thread():  # Ray takes SIGTERM over, which asks a run to save
             signal.signal(signal.SIGTERM, before)
     try:
-        yield ray
+        yield
     finally:
         ray.shutdown()
+
+
+def take_environment() -> None:
+    """Have Ray read again what it read of the environment when it was imported, maybe by the user's own code or for an earlier run."""
+    from ray import _raylet
+    from ray._private import ray_constants
+
+    native: Any = _raylet
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] != "0"
+    native.Config.initialize("")
+    native.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def check_reachable(address: str, where: str) -> None:
@@ -91,18 +147,6 @@ def check_reachable(address: str, where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
     except OSError as error:
         raise ValueError(f"{where}: there is no Ray cluster at {address}: {error.strerror or error}") from error
-
-
-def private_cluster(environment: MutableMapping[str, str]) -> None:
-    """Settings of a cluster that is this run's alone: nobody without its key may use it, and it reports to nobody. What is set already
-    stays."""
-    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if environment.get("RAY_AUTH_MODE", "token") != "token":
-        return
-    if "ray" not in sys.modules:  # else Ray turns it on as it starts the cluster
-        environment["RAY_AUTH_MODE"] = "token"
-    if "RAY_AUTH_TOKEN_PATH" not in environment:
-        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 @contextmanager

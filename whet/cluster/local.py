@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from whet.cluster.process import Command, LocalProcess, Process, Tell
@@ -28,6 +29,13 @@ def on_one_machine(num_ranks: int) -> dict[str, str]:
     return {key: os.environ.get(key, value) for key, value in wanted.items()}
 
 
+@contextmanager
+def meeting_file() -> Iterator[dict[str, str]]:
+    """A file by which processes of this machine find each other, in a folder that is this user's alone; as their environment tells it."""
+    with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
+        yield {MEETING: str(Path(folder) / "store")}
+
+
 def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
     """Run a job of several processes on this machine. The first has this one's terminal.
 
@@ -43,8 +51,8 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
     Raises:
         JobFailed: as `Job.run`.
     """
-    with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
-        shared = {**on_one_machine(num_ranks), MEETING: str(Path(folder) / "store")}
+    with meeting_file() as meeting:
+        shared = {**on_one_machine(num_ranks), **meeting}
 
         def start(rank: int, tell: Tell) -> Process:
             environment = {**shared, **place_of(rank, rank, num_ranks)}

@@ -39,7 +39,8 @@ def engine_launcher(config: ClusterConfig) -> Iterator[launch.Launcher | None]:
     if ROOM not in os.environ:
         raise ValueError("cluster.backend=ray: the engine's processes have their places from `whet train`, which did not start this one")
     room = EngineRoom.of(os.environ[ROOM])
-    with connected(config.model_copy(update={"address": room.address}), 0, namespace=room.namespace) as ray:
+    with connected(config.model_copy(update={"address": room.address}), 0, namespace=room.namespace) as there:
+        ray = there.ray
         starter = _Starter(ray, room, config.start_timeout_s)
         yield dialing.DialingLauncher(starter.begin, ray.util.get_node_ip_address(), config.start_timeout_s)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import torch.distributed as dist
 
 from whet.cluster.agent import Agent
 from whet.cluster.config import ClusterConfig
-from whet.cluster.connection import connected, room
-from whet.cluster.local import on_one_machine, place_of
+from whet.cluster.connection import Connected, connected, room
+from whet.cluster.local import meeting_file, on_one_machine, place_of
 from whet.cluster.process import Command, Ended, Process, Silent, Tell
 from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, Job
@@ -39,19 +41,17 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
         ValueError: if there is no cluster, or no room in it.
     """
     num_cpus = num_ranks * config.trainer_cpus + num_engines * config.engine_cpus
-    with connected(config, num_cpus + abs(num_ranks - num_engines) * max(config.trainer_cpus, config.engine_cpus)) as ray:
+    with connected(config, num_cpus + abs(num_ranks - num_engines) * max(config.trainer_cpus, config.engine_cpus)) as there:
+        ray = there.ray
         planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0))
         name = f"whet-{uuid.uuid4().hex[:8]}"
-        with room(ray, planned.bundles, config, name) as group:
+        with room(ray, planned.bundles, config, name) as group, _meeting(there, num_ranks) as meeting:
             agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
             hosts: list[str] = ray.get([agent.host.remote() for agent in agents], timeout=config.start_timeout_s)
-            store = meeting(ray.util.get_node_ip_address(), num_ranks)
             shared = {
                 **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
                 **(on_one_machine(num_ranks) if len(set(hosts)) == 1 else {}),
-                "MASTER_ADDR": store.host,
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # the first rank joins the store as the others do
+                **meeting,
             }
             if planned.engines:
                 context = ray.get_runtime_context()
@@ -68,9 +68,39 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
             return Job(num_ranks, run_dir / LOG).run(start)
 
 
-def meeting(host: str, num_ranks: int) -> dist.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
-    """Where the processes find each other. It is here, on a port that is free: none has to be chosen before it is bound."""
-    return dist.TCPStore(host, 0, num_ranks, is_master=True, timeout=MEET, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+@contextmanager
+def _meeting(there: Connected, num_ranks: int) -> Iterator[dict[str, str]]:
+    """Where the processes find each other, as their environment tells it. On this machine alone that is a file, as for a local job; on a
+    cluster a store of torch's, here: it has no key, and listens on the one address by which the cluster knows this machine."""
+    if there.own:
+        with meeting_file() as environment:
+            yield environment
+        return
+    store = store_at(there.ray.util.get_node_ip_address(), num_ranks)
+    yield {
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the first rank joins the store as the others do
+    }
+
+
+def store_at(host: str, num_ranks: int) -> dist.TCPStore:  # pyright: ignore[reportPrivateImportUsage]
+    """A store that listens on this address of this machine's alone, on a port that is free. By itself, torch's listens on all.
+
+    Raises:
+        ValueError: if it is none of this machine's.
+    """
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(
+            f"the cluster knows this machine as {host}, where the run's processes are to meet, but nothing can listen there "
+            f"({error.strerror}): start its node with --node-ip-address set to an address of this machine's own"
+        ) from error
+    port = listener.getsockname()[1]
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, port, num_ranks, is_master=True, timeout=MEET, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def agent_in(ray: Any, group: Any, bundle_index: int, resources: Bundle) -> Any:

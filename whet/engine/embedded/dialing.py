@@ -8,6 +8,8 @@ machines are trusted.
 
 from __future__ import annotations
 
+import itertools
+import random
 import secrets
 import socket
 import threading
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """For whoever dials in to prove who it is, however many bytes it says."""
-MOST_CALLERS = 16
-"""That prove who they are at a time."""
+MOST_CALLERS = 64
+"""That may be about to prove who they are; one more, and the first of them is turned away."""
+AGAIN_S = 0.2
+"""About so long after it was turned away, a worker dials again."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """When a silent connection is looked at: after so many seconds, again after so many, and so often until it is broken."""
 
@@ -45,14 +49,22 @@ class Invitation:
     """How long is waited for whoever is invited; others may be before it."""
 
     def accept(self) -> Connection:
-        """Dial, from the worker's side, and prove to each other who one is.
+        """Dial, from the worker's side, and prove to each other who one is. One that is turned away, since so many call, dials again.
 
         Raises:
             OSError: if nobody listens there any more.
+            EOFError: if it was turned away until its time was over.
             AuthenticationError: if who listens there has another key.
         """
-        dialed = socket.create_connection((self.host, self.port), self.timeout_s)
-        return _proven(dialed, self.key, self.timeout_s, first=False)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            left_s = max(LOOK_S, deadline - time.monotonic())
+            try:
+                return _proven(socket.create_connection((self.host, self.port), left_s), self.key, left_s)
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(AGAIN_S * (0.5 + random.random()))
 
 
 class DialingLauncher:
@@ -78,7 +90,7 @@ class DialingLauncher:
             )
         key = secrets.token_bytes(32)
         try:
-            listener = socket.create_server((self.address, 0))
+            listener = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
         except OSError as error:
             why = f"{error.strerror}; is it an address of this machine?"
             raise EngineFailed(f"{name}: nobody can dial back to {self.address}: {why}") from error
@@ -94,7 +106,8 @@ class DialingLauncher:
     def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process, given_up: threading.Event) -> Connection:
         """The connection of whoever proves to be the worker; strangers are turned away, and do not hold it up."""
         deadline, proven = time.monotonic() + self._timeout_s, SimpleQueue[Connection]()
-        threading.Thread(target=_hear_callers, args=(listener, key, proven), name=f"whet {name} calls", daemon=True).start()
+        callers = _Callers(key, proven)
+        threading.Thread(target=_hear_callers, args=(listener, callers), name=f"whet {name} calls", daemon=True).start()
         while time.monotonic() < deadline:
             with suppress(Empty):
                 return proven.get(timeout=LOOK_S)
@@ -105,26 +118,67 @@ class DialingLauncher:
         raise EngineFailed(f"{name} did not dial back to {self.address} within {self._timeout_s:g} s{said(process)}")
 
 
-def _hear_callers(listener: socket.socket, key: bytes, proven: SimpleQueue[Connection]) -> None:
-    """Have each caller prove who it is, in a thread of its own, until the listener is closed."""
-    places = threading.Semaphore(MOST_CALLERS)
+class _Callers:
+    """Who calls: each proves who it is in a thread of its own. There are `MOST_CALLERS` at most who have not shown the key yet, and whoever
+    calls is heard at once: where all places are taken, the first gives way, since who has the key shows it in milliseconds.
 
-    def hear(caller: socket.socket) -> None:
+    Args:
+        key: that they must have.
+        proven: where the connections of those are put that have it.
+    """
+
+    def __init__(self, key: bytes, proven: SimpleQueue[Connection]) -> None:
+        self._key, self._proven = key, proven
+        self._strange: dict[int, socket.socket] = {}
+        """Those who have not shown it, by their numbers; the first to come is the first."""
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def hear(self, caller: socket.socket) -> None:
+        """Begin to hear one more."""
+        number = next(self._numbers)
+        with self._lock:
+            if len(self._strange) >= MOST_CALLERS:
+                self._turn_away(next(iter(self._strange)))
+            self._strange[number] = caller.dup()
+        threading.Thread(target=self._hear, args=(number, caller), name="whet caller", daemon=True).start()
+
+    def close(self) -> None:
+        """Turn away who is left."""
+        with self._lock:
+            for number in list(self._strange):
+                self._turn_away(number)
+
+    def _hear(self, number: int, caller: socket.socket) -> None:
         try:
             with suppress(AuthenticationError, OSError, EOFError):
-                proven.put(_proven(caller, key, HANDSHAKE_TIMEOUT_S, first=True))
+                self._proven.put(_proven(caller, self._key, HANDSHAKE_TIMEOUT_S, known=lambda: self._know(number)))
         finally:
-            places.release()
+            with self._lock:
+                if number in self._strange:
+                    self._strange.pop(number).close()
 
+    def _know(self, number: int) -> None:
+        """It has shown the key, and is not turned away any more. Raises EOFError if it was."""
+        with self._lock:
+            if number not in self._strange:
+                raise EOFError("it was turned away")
+            self._strange.pop(number).close()
+
+    def _turn_away(self, number: int) -> None:
+        with self._strange.pop(number) as beside, suppress(OSError):
+            beside.shutdown(socket.SHUT_RDWR)
+
+
+def _hear_callers(listener: socket.socket, callers: _Callers) -> None:
+    """Hear whoever calls, until the listener is closed."""
     listener.settimeout(LOOK_S)
-    with suppress(OSError):
-        while places.acquire():
-            try:
-                caller, _ = listener.accept()
-            except TimeoutError:
-                places.release()
-            else:
-                threading.Thread(target=hear, args=(caller,), name="whet caller", daemon=True).start()
+    try:
+        while True:
+            with suppress(TimeoutError):
+                callers.hear(listener.accept()[0])
+    except OSError:
+        callers.close()
 
 
 def _keep_alive(link: socket.socket) -> None:
@@ -136,8 +190,15 @@ def _keep_alive(link: socket.socket) -> None:
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _proven(link: socket.socket, key: bytes, timeout_s: float, *, first: bool) -> Connection:
-    """A connection whose other end has the key, and shows it in time."""
+def _proven(link: socket.socket, key: bytes, timeout_s: float, known: Callable[[], None] | None = None) -> Connection:
+    """A connection whose other end has the key, and shows it in time.
+
+    Args:
+        link: to the other end.
+        key: that both have.
+        timeout_s: for all of it.
+        known: is called as soon as the other end has shown the key; who is called asks first. None: this end has called.
+    """
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _keep_alive(link)
@@ -153,8 +214,13 @@ def _proven(link: socket.socket, key: bytes, timeout_s: float, *, first: bool) -
     late.daemon = True
     late.start()
     try:
-        for ask in (first, not first):
-            (deliver_challenge if ask else answer_challenge)(connection, key)
+        if known is None:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+        else:
+            deliver_challenge(connection, key)
+            known()
+            answer_challenge(connection, key)
     except (AssertionError, ValueError) as odd:  # how the library says that this is no challenge
         connection.close()
         raise AuthenticationError("whoever is at the other end does not speak as a worker") from odd
