@@ -135,6 +135,7 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
+        reference_advice=reference_advice(config.algo.name),
         sampling=Sampling(
             sizes,
             tuple(ways),
@@ -145,6 +146,14 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
             config.engine_sleeps,
         ),
     )
+
+
+def reference_advice(algorithm: str) -> str:
+    """How an algorithm does without a reference."""
+    if ":" in algorithm:
+        return f"have {algorithm} need no reference"
+    table = f"algo.{algorithm}"
+    return f"set {table}.kl_coef=0 and {table}.kl_reward.coef=0, without {table}.reference"
 
 
 def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:

@@ -117,7 +117,7 @@ class Workload:
     """Whether log-probs are over the tokens that each one was drawn from."""
     reference: bool = False
     """Whether a frozen copy of the first policy is kept."""
-    reference_advice: str = "set algo.grpo.kl_coef=0, without algo.grpo.reference"
+    reference_advice: str = "choose a smaller model"
     """How to do without it."""
     sampling: Sampling | None = None
     """None: a supervised run."""
