@@ -70,7 +70,9 @@ def slow(value, seconds):
     """A step: send JSON after a while."""
 
     def step(handler, script):
+        script.enter(1)
         time.sleep(seconds)
+        script.enter(-1)  # before the answer: whoever has it may ask again at once
         _send(handler, 200, json.dumps(value).encode())
 
     return step
@@ -85,11 +87,7 @@ def serving(*steps):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             step = script.next(body, self.headers)
-            script.enter(1)
-            try:
-                step(self, script)
-            finally:
-                script.enter(-1)
+            step(self, script)
 
         def log_message(self, *args):
             pass

@@ -42,7 +42,7 @@ def test_a_start_and_its_end(tmp_path, journal):
     began = time.time()
     assert journal.started("whet train a.toml", environment()) == []
     [start] = read_rows(tmp_path / STARTS)
-    assert start.keys() == {"time", "pid", "command", "environment"}
+    assert start.keys() == {"time", "pid", "command", "environment", "code"}
     assert began <= start["time"] <= time.time()
     assert (start["pid"], start["command"], start["environment"]) == (os.getpid(), "whet train a.toml", environment())
     assert not (tmp_path / END).exists()

@@ -50,7 +50,7 @@ def settings(run_dir: Path, **more) -> dict:
         "run_dir": str(run_dir),
         "num_rollouts": 3,
         "model": {"path": f"{Path.home()}/models/tiny"},
-        "data": {"train": f"/scratch/{LOGIN}/train.jsonl", "prompt_key": "question", "label_key": "answer"},
+        "data": {"train": f"/scratch/{LOGIN}/train.jsonl", "prompt_key": "conundrum", "label_key": "answer"},
         "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 2},
         "reward": {"name": "judge:score", "options": options},
         **more,

@@ -91,7 +91,7 @@ def _tokens(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 
 def _turns(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]], origin: str) -> Iterator[Turn]:
-    """Cut the tokens into turns. Raises ValueError where they do not add up."""
+    """Cut the tokens into turns. Raises ValueError where they do not add up. A turn lacks the fields that are null in the file."""
     total = sum(turn["num_context"] + turn["num_tokens"] for turn in turns)
     if total != len(columns["tokens"]):
         raise ValueError(f"{origin}: the turns have {total} tokens, the record has {len(columns['tokens'])}; are samples of it missing?")
@@ -107,14 +107,14 @@ def _turns(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]],
             versions=tuple(columns["versions"][middle:end]),
             message=_message(turn, origin),
             finish=Finish(turn["finish"]),
-            reward=turn["reward"],
+            reward=turn.get("reward"),
             restart=turn["restart"],
         )
         place = end
 
 
 def _message(value: Mapping[str, JSON], where: str) -> Message:
-    calls = value["tool_calls"]
+    calls = value.get("tool_calls")
     known: tuple[ToolCall, ...] = ()
     if calls:
         (message,) = messages_from([{"role": value["role"], "content": value["content"], "tool_calls": _json(calls, where)}], where)

@@ -157,7 +157,7 @@ def _filter(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _draw(logprobs: Tensor, noise: NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    cumulative = _fixed(logprobs.double().exp()).cumsum(-1)
+    cumulative = logprobs.double().exp().mul_(ONE).round_().to(torch.int64).cumsum_(-1)  # `_fixed` in place: rows are large
     total = cumulative[:, -1:].contiguous()
     points = (torch.from_numpy(noise).to(logprobs.device)[:, None] * total).to(torch.int64).clamp(max=total - 1)
     tokens = torch.searchsorted(cumulative, points, right=True)  # the first whose cumulative sum exceeds the point: it has probability
