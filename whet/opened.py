@@ -64,7 +64,7 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
     try:
         with _opened(config, command, folder) as opened:
             yield opened
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the start, a user's code included; it is raised again
         if not isinstance(error, Stopped | KeyboardInterrupt):
             _leave_nothing(folder, made)
         raise
