@@ -16,7 +16,7 @@ from whet.reward.pool import WorkerPool
 from whet.runfolder.child_environment import child_environment, passes
 
 CODE = '''
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 
 HELPER = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
@@ -54,6 +54,13 @@ def many(file):
             time.sleep(0.01)
         os._exit(0)
     time.sleep(0.2)
+
+def threads(file):
+    """Many, and much memory: a process whose threads end one after the other."""
+    for _ in range(30):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    globals()["held"] = bytearray(200_000_000)
+    note(file, os.getpid())
 
 def start(way, file, then=""):
     globals()[way](file)
@@ -128,6 +135,15 @@ def test_what_a_call_that_is_killed_or_dies_started_ends_with_it(code, tmp_path,
     left = [pid for pid in noted(tmp_path / "pids") if runs(pid)]
     pool.close()
     assert noted(tmp_path / "pids") and not left
+
+
+@linux
+def test_a_closed_pool_leaves_no_zombie(code, tmp_path):
+    for _ in range(10):
+        pool = WorkerPool(1, 30.0)
+        asyncio.run(pool.call(f"{code}:start", {"way": "threads", "file": str(tmp_path / "pids")}, "it"))
+        pool.close()
+        assert not [pid for pid in noted(tmp_path / "pids") if Path(f"/proc/{pid}").exists()]
 
 
 @linux

@@ -73,7 +73,9 @@ class Keeper:
             if self._control in ready and not self._obey():
                 break
         self._end_all({})
-        self._reap()
+        deadline = time.monotonic() + END_S
+        while self._reap() and time.monotonic() < deadline:  # whose threads have not all ended yet cannot be reaped yet
+            time.sleep(0.001)
         _end_as(self._ended)
 
     def _obey(self) -> bool:
@@ -127,11 +129,14 @@ class Keeper:
         """All that run below this process, those that it adopted included."""
         return _listed_below(os.getpid()) if LISTED else _below(os.getpid(), _table())
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Ask the children that ended how. Returns whether others are left."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._worker:
                     self._ended = ended[1]
+            return True
+        return False
 
 
 def _start(command: list[str], control: socket.socket) -> int:

@@ -204,7 +204,7 @@ def follow(connection: Connection, setup: Setup, links: Links) -> None:
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         follower.follow(core, _receiver(setup, weights, model))
-    except RuntimeError:  # of an exchange with a rank that is gone, as far as torch tells it apart
+    except (RuntimeError, EOFError, OSError):  # of an exchange with a rank that is gone; torch's are RuntimeErrors
         traceback.print_exc()
         os._exit(LOST)
     os._exit(0)  # the process group would wait for the others
