@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 from whet.data.chat_config import ChatConfig
 from whet.data.parsers import parse_none
 from whet.data.template import MARK, Renderer, load_renderer, load_tokenizer
+from whet.data.turns import left_out
 from whet.types import Message, Task, ToolCall
 
 WHOLE = ["chatml", "llama3", "deepseek", "llama2", "chatml_base"]
@@ -458,3 +459,37 @@ def test_text_is_tokenised_as_the_model_will_meet_it(kind, family):
     said = [[t for t, m in run] for trained, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1]) if trained]
     chain = [*renderer.prompt(Task("t", (messages[0],))), *said[0]]
     assert [*chain, *renderer.reply([messages[2]], said[0]), *said[1]] == list(tokens)
+
+
+def test_what_a_template_leaves_out_is_found_in_time_that_grows_with_the_conversation():
+    """A client of the server may send tens of thousands of calls, which would hold up everybody's texts."""
+
+    class Looked(str):
+        characters = 0
+
+        def find(self, part, start=0):
+            at = str.find(self, part, start)
+            Looked.characters += (len(self) if at < 0 else at + len(part)) - start
+            return at
+
+        def __contains__(self, part):
+            Looked.characters += len(self)
+            return str.__contains__(self, part)
+
+    def apply(messages, tools, generate):
+        out = []
+        for message in messages:
+            calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+            out += [f"<{message['role']}>", message["content"], *calls]
+        return Looked("\n".join(out))
+
+    calls = tuple(ToolCall("f", {"a": 1}, f"c{i}") for i in range(1000))
+    turns = [Message("user", "u"), Message("assistant", "a", calls)] * 3
+    short = [Message("user", "u"), Message("assistant", "a", calls[:1])] * 1000
+    for messages in (turns, short):
+        Looked.characters = 0
+        assert left_out(apply, messages, (), 0) == ""
+        assert Looked.characters < 4 * len(apply([m.to_dict() for m in messages], (), False)) + 1_000_000
+    silent = Message("assistant", "a", calls)
+    told = left_out(lambda messages, tools, generate: " ".join(m["content"] for m in messages), [Message("user", "u"), silent], (), 0)
+    assert told == "call 0 and call 1 and call 2 of message 1 (assistant)"

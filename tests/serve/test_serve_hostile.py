@@ -7,13 +7,15 @@ import threading
 from itertools import pairwise
 
 import pytest
+from pydantic import ValidationError
 from serve_setup import assert_all_free, is_idle, live
 
 from whet.data.strict_json import parse_json
 from whet.serve import bodies, connection
+from whet.serve.access import ADMIN as ADMIN_ROUTES
 from whet.serve.access import Keys
 from whet.serve.app import CHANGE
-from whet.serve.bounds import check_depth, check_size, num_characters
+from whet.serve.bounds import check_shape, check_size, num_characters
 from whet.serve.errors import ApiError
 from whet.serve.native import GenerateBody, NativeSampling
 from whet.serve.openai_chat import ChatBody
@@ -210,9 +212,9 @@ def test_braces_in_texts_are_no_structure():
         with pytest.raises(ApiError, match="over 100000 lists and objects"):
             check_size(raw)
     check_size(b'"' + b'\\"' * 500_000 + b"[" * 200_000)  # a text without an end is looked at once
-    check_depth({"a": json.loads("[" * 100 + "]" * 100)})
+    check_shape({"a": json.loads("[" * 100 + "]" * 100)})
     with pytest.raises(ApiError, match="a: lists and objects are nested deeper than 100"):
-        check_depth({"b": 1, "a": json.loads("[" * 101 + "]" * 101)})
+        check_shape({"b": 1, "a": json.loads("[" * 101 + "]" * 101)})
     assert num_characters({"a": ["xy", {"b": "z"}], "c": 3}) == 3
 
 
@@ -451,3 +453,41 @@ def test_a_stream_tells_a_reply_in_bytes_that_grow_with_its_length(server):
     entries = [entry for part in parts for entry in part["meta_info"]["output_token_logprobs"]]
     assert entries == whole["meta_info"]["output_token_logprobs"]
     assert [part["meta_info"]["completion_tokens"] for part in parts][-1] == 400
+
+
+def test_a_path_that_is_not_to_the_letter_a_route_of_control_reaches_none(models):
+    assert set(CHANGE) == ADMIN_ROUTES
+    with live(models[0], Keys(API, ADMIN)) as server:
+        for path in CHANGE:
+            for end in ("%0A", "%0a", "/", "%00", "%2F", ";x", "%20", "%0D%0A", "?x=%0A"):
+                for method in ("POST", "GET"):
+                    status, answer = server.send(path + end, {}, method, Authorization=f"Bearer {API}")
+                    assert status in (401, 404, 405), (path + end, answer)
+
+
+WRONG = '"",' * 200_000
+MANY = ",".join(f'"k{i}":0' for i in range(200_000))
+
+
+@pytest.mark.parametrize(
+    ("model", "raw"),
+    [
+        (CompletionBody, f'{{"prompt": [{WRONG}""]}}'),
+        (CompletionBody, f'{{"prompt": [{"[0.5]," * 90_000}[0.5]]}}'),
+        (CompletionBody, f'{{"prompt": "x", "stop_token_ids": [{WRONG}""]}}'),
+        (CompletionBody, f'{{"prompt": "x", {MANY}}}'),
+        (CompletionBody, f'{{"prompt": "x", "logit_bias": {{{MANY}}}}}'),
+        (CompletionBody, f'{{"prompt": "x", "stream_options": {{{MANY}}}}}'),
+        (GenerateBody, f'{{"input_ids": [{WRONG}""]}}'),
+        (GenerateBody, f'{{"input_ids": [{"[0.5]," * 90_000}[0.5]]}}'),
+        (GenerateBody, f'{{"input_ids": [1], "sampling_params": {{{MANY}}}}}'),
+        (ChatBody, f'{{"messages": [{WRONG}""]}}'),
+        (ChatBody, f'{{"messages": [{{"role": "user", {MANY}}}]}}'),
+    ],
+)
+def test_a_body_that_is_wrong_in_many_places_is_not_looked_at_in_all_of_them(model, raw):
+    """Each error takes a kilobyte and microseconds, on the thread that serves everybody."""
+    with pytest.raises((ApiError, ValidationError)) as refused:
+        model.model_validate(bodies._parsed(raw.encode()))
+    if isinstance(refused.value, ValidationError):
+        assert refused.value.error_count() <= 20_000

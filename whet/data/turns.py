@@ -7,12 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from whet.data.encoder import Encoder, spelled
 from whet.types import JSON, Message, ToolCall
 
 MARK = "\u2063whet\u2063"
 """Stands for an assistant's text while a delta is cut out; invisible separators keep it from occurring in real text."""
+
+MAX_TOLD = 3
+"""Calls of a message that are named where a template leaves them out."""
 
 Dicts = Sequence[Mapping[str, JSON]]
 Apply = Callable[[Dicts, Dicts, bool], str]
@@ -123,15 +127,28 @@ def left_out(apply: Apply, messages: Sequence[Message], tools: Dicts, first: int
         ValueError: it cannot render messages of this form.
     """
     numbered = [_numbered(i, message) for i, message in enumerate(messages)]
-    text = apply([message.to_dict() for message in numbered], tools, False)
+    text = _Text(apply([message.to_dict() for message in numbered], tools, False))
     for i, message in enumerate(numbered[first:], start=first):
-        missing = [f"call {k}" for k, call in enumerate(message.tool_calls) if not _shows(text, call)]
-        if message.content and message.content not in text:
-            missing.append("the words")
-        if missing:
+        words = [] if text.has(message.content) else ["the words"]
+        calls = (f"call {k}" for k, call in enumerate(message.tool_calls) if not _shows(text, call))
+        if missing := [*islice(calls, MAX_TOLD), *words]:
             what = " and ".join(missing)
             return f"{what} of message {i} ({message.role})"
     return ""
+
+
+class _Text:
+    """A text in which parts are looked for from where the last one was found: templates write messages in their order."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._last = text, 0
+
+    def has(self, part: str) -> bool:
+        at = self._text.find(part, self._last)
+        if at < 0:
+            return part in self._text
+        self._last = at
+        return True
 
 
 def _numbered(place: int, message: Message) -> Message:
@@ -147,8 +164,8 @@ def _number(place: int, part: int) -> str:
     return f"83{place:05d}{part:03d}47"
 
 
-def _shows(text: str, call: ToolCall) -> bool:
-    return call.name in text and all(str(value) in text for value in call.arguments.values())
+def _shows(text: _Text, call: ToolCall) -> bool:
+    return text.has(call.name) and all(text.has(str(value)) for value in call.arguments.values())
 
 
 def _first(encoder: Encoder, text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -45,6 +47,15 @@ ALSO_GET = ("/flush_cache",)
 """SGLang's clients call it either way."""
 
 
+class ExactRoute(Route):
+    """A route that is reached by its path alone. Starlette's pattern also takes a line break behind it, a path that `Guard` asks no admin
+    key for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+
+
 def make_app(service: Service) -> Starlette:
     """Everything that is served, without who may ask for it."""
 
@@ -64,11 +75,11 @@ def make_app(service: Service) -> Starlette:
         """Whoever runs the server finds the traceback in its log."""
         return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
 
-    routes = [Route(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
-    routes += [Route(path, Command(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
+    routes = [ExactRoute(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
+    routes += [ExactRoute(path, Command(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
     for path, handle in CHANGE.items():
-        routes.append(Route(path, Command(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
-    routes.append(Route("/v1/models/{name:path}", one_model, methods=["GET"]))
+        routes.append(ExactRoute(path, Command(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
+    routes.append(ExactRoute("/v1/models/{name:path}", one_model, methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route, Exception: fault})
     app.router.redirect_slashes = False  # it would read the Host header, which anybody writes
     return app

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from whet.data.strict_json import parse_json
-from whet.serve.bounds import check_depth, check_size
+from whet.serve.bounds import check_shape, check_size
 from whet.serve.errors import ApiError
 from whet.types import JSON
 
@@ -91,7 +91,7 @@ def _parsed(raw: bytes) -> JSON:
         value = parse_json(raw.decode())
     except ValueError as error:  # of JSON or UTF-8
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    check_depth(value)
+    check_shape(value)
     return value
 
 

@@ -16,6 +16,8 @@ MAX_CONTAINERS = 100_000
 """Lists and objects of a body."""
 MAX_VALUES = 4 * 1024**2
 """Values of a body."""
+MAX_KEYS = 10_000
+"""Of one object: each that is not known is an error of its own, before the first is told."""
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 256
 MAX_TOLD = 4 * 1024**2
 """Log-probs that an answer may tell: samples times tokens times alternatives."""
@@ -30,7 +32,10 @@ Name = Annotated[str, Field(max_length=1024)]
 FilePath = Annotated[str, Field(max_length=4096)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-TokenIds = Annotated[list[int], Field(max_length=4096)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+"""Of any number of tokens; the first that is none ends the look at them."""
+IdLists = Annotated[list[Ids], Field(fail_fast=True)]
+TokenIds = Annotated[Ids, Field(max_length=4096)]
 """Of stop tokens."""
 Biases = Annotated[dict[Annotated[str, Field(max_length=16)], float], Field(max_length=4096)]
 GrammarText = Annotated[str, Field(max_length=128 * 1024)]
@@ -67,16 +72,24 @@ def _has_more_outside_texts(raw: bytes, marks: bytes, most: int) -> bool:
     return found + _count(raw[start:], marks) > most
 
 
-def check_depth(value: JSON) -> None:
+def check_shape(value: JSON) -> None:
     """Raises:
-    ApiError: 400, naming the field whose lists and objects are too deep.
+    ApiError: 400, naming the field whose lists and objects are too deep, or one of whose objects has too many keys.
     """
+    _check_keys("the body", [value])
     for name, item in value.items() if isinstance(value, dict) else [("", value)]:
         level, depth = [item], 1
+        _check_keys(name, level)
         while level := [inner for each in level if isinstance(each, dict | list) for inner in _inside(each)]:
             depth += 1
             if depth > MAX_DEPTH:
                 raise ApiError(400, f"{name}: lists and objects are nested deeper than {MAX_DEPTH} levels", param=name)
+            _check_keys(name, level)
+
+
+def _check_keys(name: str, values: list[JSON]) -> None:
+    if (most := max((len(each) for each in values if isinstance(each, dict)), default=0)) > MAX_KEYS:
+        raise ApiError(400, f"{name}: an object has {most} keys, over the limit of {MAX_KEYS}", param=name)
 
 
 def _inside(value: JSON) -> list[JSON]:

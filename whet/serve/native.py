@@ -12,7 +12,7 @@ from pydantic import Field
 
 from whet.serve.answers import Event, Sampled
 from whet.serve.bodies import Body, parse_body
-from whet.serve.bounds import MAX_PROMPTS, Biases, Count, GrammarText, Name, Positive, Seed, Stops, TokenIds, check_told
+from whet.serve.bounds import MAX_PROMPTS, Biases, Count, GrammarText, IdLists, Ids, Name, Positive, Seed, Stops, TokenIds, check_told
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
@@ -61,7 +61,7 @@ class GenerateBody(Body):
     """SGLang's generation request."""
 
     text: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: Ids | IdLists | None = None
     sampling_params: dict[str, Any] | Annotated[list[dict[str, Any]], Field(max_length=MAX_PROMPTS)] | None = None
     rid: Name | Annotated[list[Name], Field(max_length=MAX_PROMPTS)] | None = None
     return_logprob: bool = False

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
-from whet.serve.bounds import MAX_PROMPTS, Positive, check_told
+from whet.serve.bounds import MAX_PROMPTS, IdLists, Ids, Positive, check_told
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
@@ -28,7 +28,7 @@ DEFAULT_TOKENS = 16
 class CompletionBody(OpenAIBody):
     """OpenAI's completion request."""
 
-    prompt: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | list[int] | list[list[int]] = Field(min_length=1)
+    prompt: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | Ids | IdLists = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     """Whether the text begins with the prompt, log-probs included; then max_tokens may be 0."""
