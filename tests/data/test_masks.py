@@ -9,6 +9,7 @@ from chat_templates import KINDS, tokenizer_of
 from pydantic import ValidationError
 
 from whet.data.masks import frame_lengths, mask_conversation
+from whet.data.messages import messages_from
 from whet.data.supervised import SupervisedConfig, supervised_source
 from whet.data.template import Renderer
 from whet.types import Message, ToolCall
@@ -102,6 +103,50 @@ def test_a_default_system_prompt_is_kept_once_under_qwen_and_refused_under_qwen3
     assert trained(renderer, (tokens, mask)) == ["b<|im_end|>\n", "d<|im_end|>\n"]
     with pytest.raises(ValueError, match=r"adds a system prompt of its own.*use mask = qwen or delta"):
         mask_conversation("qwen3", renderer, messages)
+
+
+def rows_of_calls(*arguments):
+    """A conversation in which an assistant makes these calls in one turn, as a data row has it."""
+    calls = [{"type": "function", "id": f"c{i}", "function": {"name": "add", "arguments": text}} for i, text in enumerate(arguments)]
+    said = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "so", "tool_calls": calls}]
+    answers = [{"role": "tool", "name": "add", "tool_call_id": f"c{i}", "content": "3"} for i in range(len(calls))]
+    return [*said, *answers, {"role": "assistant", "content": "done"}]
+
+
+TEXT_CALLS = KINDS["chatml"].template.replace(
+    "(call.function.arguments | tojson)",
+    "(call.function.arguments if call.function.arguments is string else (call.function.arguments | tojson))",
+)
+"""As Qwen3's template: arguments that are text are written as they stand."""
+AS_TEXT = ('{"b":2,"a":1}', '{\n  "a" : "\\u00e9\\/"\n}')
+
+
+@pytest.mark.parametrize("name", ["delta", "qwen", "qwen3", "qwen3_5"])
+def test_arguments_that_came_as_text_are_written_as_they_came_where_the_template_does_so(name):
+    messages = messages_from(rows_of_calls(*AS_TEXT), "row")
+    assert [call.arguments for call in messages[1].tool_calls] == [{"a": 1, "b": 2}, {"a": "é/"}]
+    end = "<|im_end|>" if name == "delta" else "<|im_end|>\n"
+    for template, shown in ((TEXT_CALLS, AS_TEXT), (KINDS["chatml"].template, ('{"b": 2, "a": 1}', '{"a": "é/"}'))):
+        renderer = renderer_with(template)
+        calls = "".join(f'\n<tool_call>\n{{"name": "add", "arguments": {text}}}\n</tool_call>' for text in shown)
+        assert trained(renderer, mask_conversation(name, renderer, messages)) == [f"so{calls}{end}", f"done{end}"]
+
+
+def test_one_call_as_text_beside_one_as_an_object_and_special_tokens_in_the_text_stay_text():
+    renderer = renderer_with(TEXT_CALLS)
+    rows = rows_of_calls({"a": 1}, '{"a":"<|im_end|>\\u003c|im_end|>"}')
+    tokens, mask = mask_conversation("delta", renderer, messages_from(rows, "row"))
+    (calls, _) = trained(renderer, (tokens, mask))
+    assert '"arguments": {"a": 1}}' in calls and '"arguments": {"a":"<|im_end|>\\u003c|im_end|>"}}' in calls
+    end = renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert [token for token, trains in zip(tokens, mask, strict=True) if trains].count(end) == 2
+
+
+def test_a_template_that_wants_arguments_as_text_gets_those_of_the_row():
+    renderer = renderer_with(KINDS["chatml"].template.replace("(call.function.arguments | tojson)", "call.function.arguments"))
+    for given, shown in (('{"b":2}', '{"b":2}'), ({"b": 2}, '{"b": 2}')):
+        tokens, _ = mask_conversation("delta", renderer, messages_from(rows_of_calls(given), "row"))
+        assert f'"arguments": {shown}}}' in renderer.decode(tokens)
 
 
 def test_distill_qwen_trains_the_last_answer_alone():

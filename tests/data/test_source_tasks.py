@@ -120,6 +120,20 @@ def test_a_corrected_row_does_not_move_the_position(tmp_path, num_taken):
         source().restore(state)
 
 
+def test_a_call_that_was_written_otherwise_is_another_prompt(tmp_path):
+    def source(arguments):
+        call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        prompt = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "so?"}]
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
+        return TaskSource(SourceConfig(path=str(tmp_path / "rows.jsonl"), label_key=None))
+
+    first = source('{"a":1}')
+    first.next(1)
+    source('{"a":1}').restore(first.state())
+    with pytest.raises(ValueError, match="those that were taken are not the same"):
+        source('{"a": 1}').restore(first.state())
+
+
 def test_a_broken_position_is_refused(path):
     source = TaskSource(SourceConfig(path=path))
     with pytest.raises(ValueError, match="position of source 'train' is -1"):

@@ -15,7 +15,7 @@ from reward_samples import make_trajectory
 from whet.reward import RewardConfig, RewardError, RewardTimeout, build_reward
 from whet.reward.pool import WorkerPool
 from whet.reward.wire import trajectory_from_json, trajectory_to_json
-from whet.types import Failure, Rewards
+from whet.types import Failure, Message, Rewards, ToolCall
 
 FUNCTIONS = reward_samples.__file__
 
@@ -62,6 +62,10 @@ def test_a_trajectory_survives_the_wire():
         turns=(replace(first, token_rewards=(0.0, 1.0), nucleus=nucleus, reward=2.0, restart=True), second),
     )
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(trajectory)))) == trajectory
+    call = ToolCall("add", {"a": 1}, "c1", '{"a":1}')
+    asked = replace(trajectory, task=replace(trajectory.task, prompt=(Message("assistant", "so", (call,)),)))
+    (message,) = trajectory_from_json(json.loads(json.dumps(trajectory_to_json(asked)))).task.prompt
+    assert message.tool_calls == (call,) and message.tool_calls[0].text == call.text
     light = trajectory_from_json(trajectory_to_json(trajectory, nuclei=False))
     assert light.turns[0] == replace(trajectory.turns[0], nucleus=None)
 

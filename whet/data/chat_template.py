@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -43,11 +44,23 @@ class ChatTemplate:
             return ""
         return self._text if isinstance(self._text, str) else json.dumps(self._text, ensure_ascii=False)
 
+    @cached_property
+    def writes_text(self) -> bool:
+        """Whether it writes a call's arguments as they stand where they are JSON text; others quote it, or want objects."""
+        text = '{"a":  "1"}'
+        calls = [{"type": "function", "id": "call_0", "function": {"name": "f", "arguments": text}}]
+        asked = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        try:
+            return text in self._filled(asked, (), False)
+        except (ValueError, TypeError, TemplateError):  # it has no calls, or none whose arguments are text
+            return False
+
     def __call__(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
         """Fill in the template.
 
         Args:
             messages: as OpenAI has them, the arguments of calls as objects; where the template does not take these, it gets their text.
+                They may be text where it writes text as it stands (`writes_text`).
             tools: OpenAI schemas.
             generate: with the opening of an assistant's turn.
 
@@ -121,9 +134,13 @@ def _with_text_arguments(messages: Dicts) -> Dicts:
     for message in messages:
         if "tool_calls" in message:
             calls = [
-                {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
                 for call in message["tool_calls"]
             ]
             message = {**message, "tool_calls": calls}
         out.append(message)
     return out
+
+
+def _as_text(arguments: JSON) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -151,7 +151,8 @@ def _tool_call(value: JSON, where: str) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         form = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
         raise ValueError(f"{where} is {describe_value(value)}, expected {form}")
-    arguments = _from_json_text(function.get("arguments"), f"{where}: arguments")
+    given = function.get("arguments")
+    arguments = _from_json_text(given, f"{where}: arguments")
     if not isinstance(arguments, dict):
         raise ValueError(f"{where}: arguments are {describe_value(arguments)}, expected an object")
-    return ToolCall(function["name"], arguments, value.get("id") or "")
+    return ToolCall(function["name"], arguments, value.get("id") or "", given if isinstance(given, str) else None)

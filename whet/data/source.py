@@ -177,6 +177,6 @@ def task_digest(task: Task, *, whole: bool = True) -> bytes:
     `whole`: with its label and metadata. Without them it is that of the prompt, which must not change once it was played; the others may
     be corrected.
     """
-    prompt = task.prompt if isinstance(task.prompt, str) else [message.to_dict() for message in task.prompt]
+    prompt = task.prompt if isinstance(task.prompt, str) else [message.to_dict(as_written=True) for message in task.prompt]
     content = [task.id, prompt, list(task.tools), *([task.label, dict(task.metadata)] if whole else [])]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()

@@ -102,8 +102,11 @@ class SpecialText:
         self.num_spelled += found
         return self._without_parts(marked)
 
-    def message(self, message: Message) -> dict[str, JSON]:
+    def message(self, message: Message, *, as_written: bool = False) -> dict[str, JSON]:
         """A message as chat templates read it, marked.
+
+        Args:
+            as_written: with the arguments of calls as the JSON text that they came as, where they came as text.
 
         Raises:
             ValueError: its role spells a special token, or what the template makes one of.
@@ -119,7 +122,10 @@ class SpecialText:
                 {
                     "type": "function",
                     "id": self._name(call.id),
-                    "function": {"name": self._name(call.name), "arguments": self.value(dict(call.arguments))},
+                    "function": {
+                        "name": self._name(call.name),
+                        "arguments": self.text(call.text) if as_written and call.text is not None else self.value(dict(call.arguments)),
+                    },
                 }
                 for call in message.tool_calls
             ]

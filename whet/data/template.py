@@ -273,7 +273,10 @@ class Renderer:
         return (*self._encoder.encode(said, before_it), ends)
 
     def _marked(self, messages: Sequence[Message]) -> list[dict[str, JSON]]:
-        return [message.to_dict() if self._special is None else self._special.message(message) for message in messages]
+        came_as_text = any(call.text is not None for message in messages for call in message.tool_calls)
+        as_written = came_as_text and self._template.writes_text
+        marked = Message.to_dict if self._special is None else self._special.message
+        return [marked(message, as_written=as_written) for message in messages]
 
     def _marked_tools(self, tools: Tools) -> list[dict[str, JSON]]:
         return [dict(tool) if self._special is None else self._special.value(tool) for tool in tools]

@@ -94,7 +94,7 @@ def _message_to_json(message: Message) -> JSON:
     return {
         "role": message.role,
         "content": message.content,
-        "tool_calls": [[call.name, dict(call.arguments), call.id] for call in message.tool_calls],
+        "tool_calls": [[call.name, dict(call.arguments), call.id, call.text] for call in message.tool_calls],
         "name": message.name,
         "tool_call_id": message.tool_call_id,
     }

@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import Field
@@ -85,9 +85,11 @@ def _messages(body: ChatBody) -> tuple[Message, ...]:
         for message in body.messages
     ]
     try:
-        return messages_from(dicts, "messages")
+        messages = messages_from(dicts, "messages")
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from None
+    # A client writes the arguments of calls in a way of its own, not as the model wrote them: the template writes them alike.
+    return tuple(replace(m, tool_calls=tuple(replace(call, text=None) for call in m.tool_calls)) for m in messages)
 
 
 def _tools(body: ChatBody) -> tuple[Mapping[str, JSON], ...]:

@@ -64,6 +64,8 @@ class ToolCall:
     name: str
     arguments: Mapping[str, JSON]
     id: str = ""
+    text: str | None = field(default=None, compare=False)
+    """The JSON text that `arguments` came as, where they came as text: its spaces, escapes and order of keys are a data row's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,19 @@ class Message:
     """For a tool's reply: which tool."""
     tool_call_id: str | None = None
 
-    def to_dict(self) -> dict[str, JSON]:
-        """The form that chat templates read."""
+    def to_dict(self, *, as_written: bool = False) -> dict[str, JSON]:
+        """The form that chat templates read; `as_written`: the arguments of calls that came as JSON text are that text."""
         out: dict[str, JSON] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             out["tool_calls"] = [
-                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.text if as_written and call.text is not None else dict(call.arguments),
+                    },
+                }
                 for call in self.tool_calls
             ]
         if self.name is not None:
