@@ -113,11 +113,17 @@ def logged(run_dir, metric: str) -> list[float]:
     return [json.loads(line)[metric] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+MOST_CUT = {"otb": 0.02}
+"""The policy of one of its rollouts says the wanted word in the first turn, too, again and again (3 of 288 were cut)."""
+
+
 def check_tokens(run_dir, settings) -> None:
     """What the environment wrote between the two turns never trained; what the model wrote did, in both; a greedy trajectory never did."""
     found = read_records(run_dir / "rollouts")
     whole = [row for row in found if row["outcome"] == "completed"]
-    assert len(whole) > 0.98 * len(found), "hardly any was cut"
+    assert len(whole) > (1 - MOST_CUT.get(run_dir.name, 0.01)) * len(found), "hardly any was cut"
+    cut = [(row["outcome"], row["turns"][-1]["finish"], row["turns"][-1]["num_tokens"]) for row in found if row not in whole]
+    assert set(cut) <= {("truncated", "length", 4)}, "and what was, by the limit of a turn"
     assert all(len(row["turns"]) == 2 and Origin.ENVIRONMENT in row["origin"] for row in whole)
     assert not any(trains for row in found if row["baseline"] for trains in row["loss_mask"])
     rows = [row for row in found if not row["baseline"]]
