@@ -54,6 +54,13 @@ def test_metrics_of_a_rollout():
     assert correction_metrics(nothing, train, CorrectionConfig(weights="token")) == {}
 
 
+def test_metrics_of_a_rollout_of_which_every_token_has_the_weight_0():
+    batch = rollout(("a", 1.0, True, [".##"]))
+    found = flatten(correction_metrics(batch, torch.tensor([0.0, -9.0, -9.0]), CorrectionConfig(weights="token", bound="icepop")))
+    assert (found["correction/weight"], found["correction/bounded"]) == (0.0, 1.0)
+    assert "correction/effective_sample_size" not in found
+
+
 def algorithm(correction, num_steps=2, **settings):
     config = AlgorithmConfig.model_validate({"grpo": {"normalize_std": False, "correction": correction, **settings}})
     return build_algorithm(config, StepPlan(num_steps))

@@ -87,6 +87,14 @@ def test_far_tokens_stay_finite():
     assert float(logprobs.grad[1]) == pytest.approx(math.exp(MAX_EXPONENT), rel=1e-4)
 
 
+def test_a_far_sample_has_a_finite_geometric_mean():
+    b = batch(sample(".##"))
+    logprobs = torch.zeros(3, requires_grad=True)
+    found = geometric_mean(b, logprobs, torch.full((3,), -200.0), torch.full((3,), -1.0), 0.4, 0.4)
+    found.terms.sum().backward()
+    assert bool(found.terms.isfinite().all()) and bool(logprobs.grad.isfinite().all())
+
+
 @pytest.mark.parametrize("distance", [-30.0, 30.0])
 def test_the_ratio_of_a_far_token_has_its_gradient(distance):
     """slime's loss: nothing but the clip stops a token, and the clip does not stop one that moved the wrong way."""

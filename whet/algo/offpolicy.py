@@ -164,7 +164,9 @@ def correction_metrics(batch: TrainBatch, train_logprobs: Tensor, config: Correc
     if weights is not None:
         metrics["correction/weight"] = Mean(weights.weights[mask].sum(), count)
         metrics["correction/bounded"] = Mean((weights.weights != weights.raw)[mask].sum(), count)
-        metrics["correction/effective_sample_size"] = Mean(effective_sample_size(weights.weights, mask), 1)
+        share = effective_sample_size(weights.weights, mask)
+        if share is not None:
+            metrics["correction/effective_sample_size"] = Mean(share, 1)
     return metrics
 
 

@@ -133,7 +133,7 @@ def geometric_mean(
     bounded = torch.where(advantages > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
     bounded = torch.where(advantages == 0, torch.zeros_like(bounded), bounded)
     owner = batch.sample_of_token
-    ratio = per_sample_mean(batch, bounded).exp()[owner]
+    ratio = ratio_of(per_sample_mean(batch, bounded))[owner]
     advantage = per_sample_mean(batch, advantages)[owner]
     clipped = ((log_ratio > clip_high) | (log_ratio < -clip_low)).detach()
     return ClipTerms(-advantage * ratio, ratio.detach(), clipped, torch.zeros_like(clipped))

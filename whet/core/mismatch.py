@@ -54,10 +54,11 @@ def mismatch_of(batch: TrainBatch, train_logprobs: Tensor, rollout_logprobs: Ten
     )
 
 
-def effective_sample_size(weights: Tensor, mask: Tensor) -> float:
-    """1 / mean of (w / mean w)^2 over the masked tokens: the share of tokens that equal weights would be worth."""
+def effective_sample_size(weights: Tensor, mask: Tensor) -> float | None:
+    """1 / mean of (w / mean w)^2 over the masked tokens: the share of tokens that equal weights would be worth. None: every weight is 0."""
     mean = masked_mean(weights, mask)
-    return 1.0 / float(masked_mean((weights / (mean + 1e-8)).square(), mask))
+    squares = float(masked_mean((weights / (mean + 1e-8)).square(), mask))
+    return 1.0 / squares if squares > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
