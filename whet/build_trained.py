@@ -70,7 +70,7 @@ def load_trained(model: CausalModel, weights: Path, lora: LoraConfig | None) -> 
         if adapter_file.is_file():
             adapter.read(adapter_file)
         else:
-            check_base(weights / BASE, adapter.base_digest())
+            check_base(weights / BASE, adapter)
             _copy(adapter.tensors(), weights)
         adapter.merge()
     else:

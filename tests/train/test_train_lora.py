@@ -14,7 +14,7 @@ from whet.core.weights import token_mean
 from whet.model.attention import ATTENTION
 from whet.model.causal import CausalModel, ModelConfig, prepare, random_causal, settle
 from whet.model.digest import digests_of
-from whet.model.lora import LoraConfig, add_adapter
+from whet.model.lora import FILE, LoraConfig, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.train.torch_native.optim_config import OptimConfig
@@ -166,6 +166,21 @@ def test_a_checkpoint_holds_the_adapter_alone_and_refuses_another_base(tmp_path)
     TorchBackend(policy(), TrainConfig(), 1).save(tmp_path / "whole")
     with pytest.raises(ValueError, match="trained whole, not of an adapter"):
         backend_of(policy()).load(tmp_path / "whole")
+
+
+def test_an_adapter_is_not_read_with_another_scale(tmp_path):
+    """It would be another policy: the scale is a factor of what was trained."""
+    backend = trained(policy(), alpha=8.0)
+    backend.save(tmp_path)
+    backend.export(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="trained with the scale 2, and"):
+        backend_of(policy(), alpha=16.0).load(tmp_path)
+    with pytest.raises(ValueError, match="trained with the scale 2, and"):
+        backend_of(policy(), alpha=8.0, rslora=True).adapter.read(tmp_path / "adapter" / FILE)
+    again = backend_of(policy(), alpha=8.0)
+    again.adapter.read(tmp_path / "adapter" / FILE)
+    for name, tensor in backend.adapter.tensors().items():
+        assert torch.equal(tensor, again.adapter.tensors()[name])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from whet.train.batching import due
 from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
-FORMAT = 3
+FORMAT = 4
 REFERENCE = "reference"
 """The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
 

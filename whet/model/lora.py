@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -64,6 +66,23 @@ class Adapter:
         self._base: str | None = None
         self._dtypes = {name: p.dtype for name, p in model.hf.named_parameters() if not p.requires_grad}  # a mesh keeps them in float32
 
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return scale_of(self.config.alpha, self.config.rank, rslora=self.config.rslora)
+
+    def check_scale(self, scale: float, source: Path) -> None:
+        """Refuse an adapter that was trained with another scale: it would be another model.
+
+        Raises:
+            ValueError: naming both.
+        """
+        if scale != self.scale:
+            raise ValueError(
+                f"{source} has an adapter that was trained with the scale {scale:g}, and train.lora has {self.scale:g} (alpha / rank, of "
+                "rslora alpha / sqrt(rank)): set alpha and rslora to what it was trained with"
+            )
+
     def tensors(self) -> dict[str, Tensor]:
         """What trains, by its name in peft's files."""
         named = self._model.hf.named_parameters()
@@ -123,7 +142,7 @@ class Adapter:
         self._peft_config.save_pretrained(folder)
 
     def read(self, path: Path) -> None:
-        """Take over an adapter's file.
+        """Take over an adapter's file, beside which its `adapter_config.json` lies.
 
         Raises:
             ValueError: if it is of another adapter.
@@ -133,9 +152,16 @@ class Adapter:
         wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
         if wrong:
             raise ValueError(f"{path} is of another adapter: {len(wrong)} tensors differ, among them {', '.join(wrong[:3])}")
+        described = json.loads((path.parent / "adapter_config.json").read_text())
+        self.check_scale(scale_of(described["lora_alpha"], described["r"], rslora=described["use_rslora"]), path)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(found[name])
+
+
+def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:
+    """What an adapter's B A is multiplied by."""
+    return alpha / (math.sqrt(rank) if rslora else rank)
 
 
 def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:

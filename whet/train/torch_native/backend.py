@@ -226,7 +226,7 @@ class TorchBackend:
         if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
             tensors[BUFFERS] = buffers
         if self.adapter is not None:
-            texts[BASE] = {"digest": self.adapter.base_digest()}
+            texts[BASE] = {"digest": self.adapter.base_digest(), "scale": self.adapter.scale}
         if self.optimizer is not None:
             tensors[OPTIMIZER] = self.optimizer.tensors()
             texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps}
@@ -243,7 +243,7 @@ class TorchBackend:
     def load(self, folder: Path, *, weights: bool = True, optimizer: bool = True) -> None:
         if weights:
             if self.adapter is not None:
-                check_base(folder / BASE, self.adapter.base_digest())
+                check_base(folder / BASE, self.adapter)
             check_buffers(folder / BUFFERS, self.model.saved_buffers())
             self._take(read_tensors(folder / WEIGHTS, self._trained()).items(), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
@@ -315,20 +315,22 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
     return (row.num_tokens, row.num_pairs, len(micro.lines) if micro.lines is not None else 0) if micro.counts else (0, 0, 0)
 
 
-def check_base(path: Path, digest: str) -> None:
-    """Refuse an adapter's checkpoint that was made on another base model.
+def check_base(path: Path, adapter: Adapter) -> None:
+    """Refuse an adapter's checkpoint that was made on another base model, or with another scale.
 
     Args:
         path: the checkpoint's `base.json`.
-        digest: `Adapter.base_digest` of the model that is to have the adapter.
+        adapter: what is to take over the checkpoint.
 
     Raises:
-        ValueError: if the digests differ, or the checkpoint is not an adapter's.
+        ValueError: if they differ, or the checkpoint is not an adapter's.
     """
     if not path.is_file():
         raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
-    if json.loads(path.read_text())["digest"] != digest:
+    saved = json.loads(path.read_text())
+    if saved["digest"] != adapter.base_digest():
         raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
+    adapter.check_scale(saved["scale"], path.parent)
 
 
 def _scatter(column: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
