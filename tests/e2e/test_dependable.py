@@ -15,6 +15,7 @@ from whet.cli import app
 from whet.commands import evaluate, train
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
+from whet.observe import read_records
 from whet.rollout.report import RolloutFailed
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
@@ -204,12 +205,27 @@ def test_random_draws_of_a_users_code_go_on_where_they_were(folder):
     assert (folder / "dice-parts/dice.txt").read_text() == draws
 
 
+EVERY_PART = ["weights", "optimizer", "data", "random", "counters"]
+
+
 def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):
     """With all of them, a run in another folder goes on as the first one did after two rollouts."""
-    restore = {"path": str(trained / "checkpoints/rollout_000002"), "parts": ["weights", "optimizer", "data", "random", "counters"]}
+    restore = {"path": str(trained / "checkpoints/rollout_000002"), "parts": EVERY_PART}
     train(run_config(folder, "forked", checkpoint={"restore": restore}))
     assert weights_of(folder / "forked") == weights_of(trained)
     assert metrics_of(folder / "forked") == metrics_of(trained)[2:]
+
+
+def test_with_every_part_come_tasks_that_were_left_over_and_a_coefficient_that_adapts(folder):
+    algo = {"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}}
+    changes = {"algo": algo, "control": {"over_sample": 1.5}}
+    train(run_config(folder, "origin", **changes))
+    train(run_config(folder, "half", **changes, num_rollouts=2))
+    train(run_config(folder, "moved", **changes, checkpoint={"restore": {"path": str(folder / "half"), "parts": EVERY_PART}}))
+    tasks = [row["task_id"] for row in read_records(folder / "origin/rollouts") if row["rollout_id"] >= 2]
+    assert [row["task_id"] for row in read_records(folder / "moved/rollouts")] == tasks
+    assert metrics_of(folder / "moved") == metrics_of(folder / "origin")[2:]
+    assert weights_of(folder / "moved") == weights_of(folder / "origin")
 
 
 def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):

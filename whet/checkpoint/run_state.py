@@ -54,7 +54,8 @@ class RunState:
         backend: weights, optimizer, schedule.
         log: `metrics.jsonl`: lines behind the checkpoint's offset are cut at a resume, so that none is doubled.
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
-        others: states that belong to this run alone: the last evaluation, an unfinished rollout.
+        others: states that belong to a run as a whole: the last evaluation, an unfinished rollout. A new run has those of another where
+            `checkpoint.restore` names every part.
         beside: further models that checkpoints hold, by the folder that they have for each.
         renew_reference: makes the reference among them a copy of the policy, where it is not a model of its own.
         config: the run's configuration as TOML, kept beside the tensors.
@@ -204,11 +205,8 @@ class RunState:
                 "choose another run_dir, and begin there with this checkpoint's weights (checkpoint.restore)"
             )
         progress = self._restore(saved, get_args(Part))
-        state = read_state(saved)
-        for name, other in self._others.items():
-            if name in state["others"]:  # else it is new with the settings, and begins afresh
-                other.restore(state["others"][name])
-        self._log.truncate(state["log_offset"])
+        self._restore_others(saved)
+        self._log.truncate(read_state(saved)["log_offset"])
         self._note(f"resumed from {saved.folder}")
         return progress
 
@@ -239,6 +237,8 @@ class RunState:
             return Progress()
         saved = find_checkpoint(Path(chosen.path))
         progress = self._restore(saved, chosen.parts)
+        if set(chosen.parts) == set(get_args(Part)):
+            self._restore_others(saved)
         if REFERENCE in self._models and self._renew_reference is not None and not chosen.goes_on:
             self._renew_reference()
         self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
@@ -258,6 +258,12 @@ class RunState:
             if name in names:
                 part.restore(state[name])
         return saved.progress
+
+    def _restore_others(self, saved: Saved) -> None:
+        state = read_state(saved)["others"]
+        for name, other in self._others.items():
+            if name in state:  # else it is new with the settings, and begins afresh
+                other.restore(state[name])
 
 
 def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping[str, str]) -> None:
