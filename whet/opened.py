@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from whet.checkpoint.store import MANIFEST, CheckpointStore
+from whet.checkpoint.store import CheckpointStore, checkpoints_in
 from whet.config import changed_code, code_digests, dump_toml
 from whet.observe.files import replace_file
 from whet.process import prepare_process
@@ -167,7 +167,7 @@ def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
     if not path.exists():
         replace_file(path, text)
     log = folder / "metrics.jsonl"
-    if log.exists() and log.stat().st_size and not any((folder / "checkpoints").glob(f"rollout_*/{MANIFEST}")):
+    if log.exists() and log.stat().st_size and not checkpoints_in(folder / "checkpoints"):
         aside = [_set_aside(found).name for name in ("metrics.jsonl", "rollouts", "evaluations") if (found := folder / name).exists()]
         notes.append(f"an earlier start left no checkpoint: this one begins afresh, what it wrote is in {', '.join(aside)}")
     return notes

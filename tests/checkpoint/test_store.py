@@ -244,6 +244,19 @@ def test_files_dates_do_not_decide_which_is_the_newest(tmp_path):
     assert names(checkpoints) == ["rollout_000002", "rollout_000003", "rollout_000004"]
 
 
+@pytest.mark.parametrize("name", ["rollout_000001_7", "rollout_000001-good", "rollout_best", "rollout_000001.old"])
+def test_a_copy_under_another_name_is_neither_gone_on_from_nor_removed(tmp_path, name):
+    checkpoints = store(tmp_path, keep=1)
+    copy = shutil.copytree(save(checkpoints, 1), checkpoints.folder / name)
+    emptied = shutil.copytree(copy, copy.with_name(f"{name}_emptied"))
+    (emptied / MANIFEST).unlink()
+    save(checkpoints, 2)
+    save(checkpoints, 3)
+    assert checkpoints.newest().progress.rollout_id == 3
+    assert (copy / MANIFEST).is_file() and emptied.is_dir()
+    assert find_checkpoint(copy).progress.rollout_id == 1
+
+
 def test_a_checkpoint_is_found_by_its_own_folder_or_its_runs(tmp_path):
     checkpoints = store(tmp_path)
     first, second = save(checkpoints, 1), save(checkpoints, 2)

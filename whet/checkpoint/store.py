@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
 FORMAT = 4
+NAME = re.compile(r"rollout_(\d{6,})(?:\.(\d+))?")
+"""Of a checkpoint's folder: after how many rollouts, and how many of that rollout came before it."""
 REFERENCE = "reference"
 """The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
 
@@ -164,12 +167,12 @@ class CheckpointStore:
         for draft in self.folder.glob(".writing_*"):
             shutil.rmtree(draft)
         for folder in self.folder.glob("rollout_*"):
-            if not (folder / MANIFEST).exists():
+            if NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
                 shutil.rmtree(folder)
 
     def _all(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
-        return sorted((path.parent for path in self.folder.glob(f"rollout_*/{MANIFEST}")), key=_place)
+        return checkpoints_in(self.folder)
 
     def _free_name(self, rollout_id: int) -> Path:
         plain = self.folder / f"rollout_{rollout_id:06d}"
@@ -283,10 +286,16 @@ def _damaged(folder: Path, what: str) -> ValueError:
     return ValueError(f"checkpoint {folder} is damaged: {what}; remove the folder to use the one before")
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first. What has a name of somebody else's, such as a copy that is to be kept, is none of them."""
+    return sorted((path.parent for path in folder.glob(f"rollout_*/{MANIFEST}") if NAME.fullmatch(path.parent.name)), key=_place)
+
+
 def _place(folder: Path) -> tuple[int, int]:
     """Where a checkpoint stands among the others: rollout, then how many of that rollout came before it."""
-    rollout, _, again = folder.name.removeprefix("rollout_").partition(".")
-    return int(rollout), int(again or 0)
+    found = NAME.fullmatch(folder.name)
+    assert found is not None, "only what has a checkpoint's name is asked about"
+    return int(found[1]), int(found[2] or 0)
 
 
 def _files_in(folder: Path) -> list[str]:
