@@ -62,6 +62,12 @@ FinishedOk = Annotated[
 For = Annotated[
     str | None, typer.Option("--for", help="The command that the file is for; default: the one that its keys fit best.", metavar="COMMAND")
 ]
+CallTools = Annotated[
+    bool,
+    typer.Option(
+        "--tools", help="Really call every tool once on the first row, and have environments answer what is scored; what they do is done."
+    ),
+]
 Report = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
 
 
@@ -290,7 +296,7 @@ def plan(
 
 
 @app.command(context_settings=SETTINGS)
-def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None) -> None:
+def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None, tools: CallTools = False) -> None:
     """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
 
     For the files of every command that trains. Each line is an area, ok, warn, FAIL or skip (it could not be checked), and what was
@@ -306,7 +312,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
     display = build_display("plain", ())
 
     def work() -> int:
-        found = check(config, _typed(config, overrides), lambda finding: display.note(line(finding, AREAS)), command)
+        found = check(config, _typed(config, overrides), lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
         if report is not None:
             write_summary(report, found.to_dict())
         display.note(summary(found.findings))

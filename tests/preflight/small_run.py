@@ -62,10 +62,10 @@ def module(folder: Path, name: str, code: str) -> str:
     return str(folder / name)
 
 
-def look(*areas: str, overrides=(), file: str = "run.toml") -> tuple[list[Finding], Scene]:
+def look(*areas: str, overrides=(), file: str = "run.toml", calls_tools: bool = False) -> tuple[list[Finding], Scene]:
     """What some checks find, run in the table's order; those not named find nothing."""
     config = load_config(SupervisedRunConfig if file == "sft.toml" else RunConfig, Path(file), list(overrides))
-    scene = Scene(config)
+    scene = Scene(config, calls_tools=calls_tools)
     found = [note.of(check.area) for check in checks_of(config) if check.area in areas for note in notes_of(check, scene)]
     return found, scene
 

@@ -1,11 +1,14 @@
 """Environments and tools, tried out."""
 
+import json
 import re
 
 import pytest
 from small_run import look, module, of, write_rows
 
 from whet.preflight import play
+from whet.preflight.tool_calls import arguments_for
+from whet.types import Task
 
 AREAS = ("model", "tokenizer", "environment")
 ENV = """
@@ -56,6 +59,90 @@ def test_no_tool_of_the_users_is_run(here):
     findings, _ = look(*AREAS, overrides=[f"env.tools=['{reference}:touch', 'calculator']"])
     assert "touch, calculator: wrong arguments are refused" in of(findings, "environment", "ok")[2]
     assert not (here / "trace").exists()
+
+
+TOOLS = """
+from pathlib import Path
+from typing import Literal
+def touch(name: str, times: int, how: Literal["soft", "hard"], where: list[int] | None = None) -> str:
+    \"\"\"Leave a trace.\"\"\"
+    with open("trace", "a") as file:
+        file.write(f"{name} {times} {how} {where};")
+    return "done"
+def refuses(name: str = "x") -> str:
+    \"\"\"Refuse.\"\"\"
+    raise ValueError("there is no " + name)
+def breaks() -> str:
+    \"\"\"Break.\"\"\"
+    return 1 / 0
+"""
+
+
+def test_on_request_each_tool_is_really_called_once(here):
+    """With arguments that its schema describes, or those of a call that the row has."""
+    path = module(here, "tools.py", TOOLS)
+    names = ["env.tools=" + str([f"{path}:{name}" for name in ("touch", "refuses", "breaks")])]
+    findings, _ = look(*AREAS, overrides=names, calls_tools=True)
+    assert (here / "trace").read_text() == "x 1 soft None;"
+    assert of(findings, "environment", "ok")[3:] == ['touch({"name": "x", "times": 1, "how": "soft"}) answered \'done\'']
+    assert of(findings, "environment", "warn") == ["refuses({}) answered 'Error: there is no x'"]
+    (failed,) = of(findings, "environment", "FAIL")
+    assert re.search(r"^breaks\(\{\}\): tool 'breaks': ZeroDivisionError: .*tools.py:\d+ in breaks\)", failed)
+    (here / "trace").unlink()
+    call = {"type": "function", "function": {"name": "touch", "arguments": {"name": "é", "times": 3, "how": "hard", "where": [7]}}}
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    write_rows(here / "train.jsonl", [{"prompt": [*asked, {"role": "tool", "content": "done"}, {"role": "user", "content": "again"}]}])
+    findings, _ = look(*AREAS, overrides=names, calls_tools=True)
+    assert (here / "trace").read_text() == "é 3 hard [7];"
+    assert "touch(" in of(findings, "environment", "ok")[3] and '"name": "é"' in of(findings, "environment", "ok")[3]
+
+
+def test_an_environment_that_answers_with_nothing_fails(here):
+    path = module(here, "mine.py", ENV + "class Mine(Base):\n    tools = [{'type': 'function', 'function': {'name': 'look'}}]\n")
+    findings, _ = look(*AREAS, overrides=[f"env.name={path}:Mine", "env.tools=[]"], calls_tools=True)
+    assert of(findings, "environment", "FAIL")[0] == "look({}): env.step returned None; it must return a Step"
+
+
+SCHEMAS = [
+    ('{"name": "look"}', 'expected {"type": "function"'),
+    ("3", 'expected {"type": "function"'),
+    ('{"type": "function", "function": {"name": "look", "description": {1, 2}}}', "a tool's schema is no JSON"),
+    ('{"type": "function", "function": {"name": "look", "parameters": None}}', "of tool 'look' are no JSON schema of an object"),
+    ('{"type": "function", "function": {"name": "look", "parameters": {"properties": ["a"]}}}', "are no JSON schema of an object"),
+    ('{"type": "function", "function": {"name": "look", "parameters": {"properties": {"a": 3}}}}', "are no JSON schema of an object"),
+    ('{"type": "function", "function": {"name": "look", "parameters": {"type": "array"}}}', "are of type 'array'"),
+    ('{"type": "function", "function": {"name": "look", "parameters": {"required": ["b"]}}}', r"require \['b'\], which are not among \[\]"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), SCHEMAS)
+def test_a_schema_that_is_none_fails(here, schema, words):
+    fails, _, scene = findings_of(here, f"class Mine(Base):\n    tools = [{schema}]\n")
+    assert len(fails) == 2 and re.search(words, fails[0]) and fails[1].startswith("test: "), fails
+    assert not scene.tools, "nobody is told of them"
+
+
+MADE = [
+    ("", "", {}),
+    ('"a": {"type": "string"}, "b": {}', '"a"', {"a": "x"}),
+    ('"a": {"$ref": "#/$defs/P"}', '"a"', {"a": {"n": "x"}}),
+    ('"a": {"anyOf": [{"type": "integer", "minimum": 5}, {"type": "null"}]}', '"a"', {"a": 5}),
+    ('"a": {"type": "array", "items": {"enum": ["p", "q"]}, "minItems": 2}', '"a"', {"a": ["p", "p"]}),
+    ('"a": {"default": 4}, "b": {"const": 2}, "c": {"examples": ["e"]}', '"a", "b", "c"', {"a": 4, "b": 2, "c": "e"}),
+    ('"a": {"type": ["number", "null"]}, "b": {"type": "boolean"}', '"a", "b"', {"a": 1, "b": False}),
+]
+
+
+@pytest.mark.parametrize(("properties", "required", "made"), MADE)
+def test_made_arguments_fit_the_schema(properties, required, made):
+    known = '{"P": {"type": "object", "properties": {"n": {}}, "required": ["n"]}}'
+    parameters = json.loads(f'{{"properties": {{{properties}}}, "required": [{required}], "$defs": {known}}}')
+    assert arguments_for({"type": "function", "function": {"name": "f", "parameters": parameters}}, Task("t", "q")) == made
+
+
+def test_arguments_of_a_schema_that_names_itself_come_to_an_end():
+    itself = {"type": "object", "properties": {"a": {"$ref": "#/$defs/P"}}, "required": ["a"]}
+    assert arguments_for({"function": {"name": "f", "parameters": {**itself, "$defs": {"P": itself}}}}, Task("t", "q"))
 
 
 def test_a_tool_that_takes_anything_fails(here, monkeypatch):
@@ -127,6 +214,7 @@ class Mine(Base):
             "class Mine(Base):\n    async def start(self, task):\n        return dataclasses.replace(task, id='other')\n",
             r"changed the task's id from 'check/0#0' to 'other'",
         ),
+        ("class Mine(Base):\n    async def start(self, task):\n        pass\n", r"^env.start returned None; it must return the task"),
         ("class Mine:\n    tools = ()\n", r"made a Mine, which has no start, step, close"),
         ("Mine = 3\n", r"is a int, not a function or class"),
     ],

@@ -137,6 +137,38 @@ def test_an_environment_that_brings_the_labels_is_asked_for_them(here):
     ], "the labels of the rows are not what counts"
 
 
+GAME = """
+from pathlib import Path
+from whet.env.base import Step
+class Game:
+    tools = ()
+    async def start(self, task):
+        self.label = task.label
+        return task
+    async def step(self, reply):
+        with open("steps", "a") as file:
+            file.write(reply.message.content + ";")
+        return Step(done=True, reward=2.0 * (reply.message.content == self.label), counts={"moves": 1})
+    async def close(self):
+        pass
+def won(trajectory):
+    return 1.0 * trajectory.turns[-1].reward + trajectory.counts["moves"]
+"""
+
+
+def test_a_reward_that_reads_what_the_environment_gives_gets_it_on_request(here):
+    game = module(here, "game.py", GAME)
+    settings = [f"env.name={game}:Game", "env.tools=[]", f"reward.name={game}:won"]
+    fails = of(look(*AREAS, overrides=settings)[0], "reward", "FAIL")
+    assert "TypeError" in fails[0] and fails[0].splitlines()[1:] == [rewards.UNASKED] and not (here / "steps").exists()
+    findings, _ = look(*AREAS, overrides=settings, calls_tools=True)
+    assert of(findings, "reward") == [
+        "train.jsonl:1: the reply '0' scores 3, an empty one 1",
+        "test: test.jsonl:1: the reply '0' scores 3, an empty one 1",
+    ]
+    assert (here / "steps").read_text() == ";0;;0;"
+
+
 def test_without_rows_nothing_is_scored(here):
     (here / "train.jsonl").unlink()
     findings, _ = look(*AREAS)

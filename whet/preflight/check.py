@@ -81,7 +81,14 @@ class Report:
         return {"command": self.command, "failed": self.failed, "findings": findings, "memory_bytes": dict(self.memory)}
 
 
-def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None], command: str | None = None) -> Report:
+def check(
+    path: Path,
+    overrides: Sequence[str],
+    show: Callable[[Finding], None],
+    command: str | None = None,
+    *,
+    calls_tools: bool = False,
+) -> Report:
     """Check a configuration.
 
     Args:
@@ -89,6 +96,7 @@ def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None],
         overrides: `key=value` settings on top.
         show: told of each finding as it is made.
         command: that the file is for; None: the one that its keys fit best.
+        calls_tools: really call every tool, and have environments answer the replies that are scored.
 
     Raises:
         ValueError: if there is no such command.
@@ -112,7 +120,7 @@ def check(path: Path, overrides: Sequence[str], show: Callable[[Finding], None],
             add(skip("not checked: needs the configuration").of(area))
         return Report("", tuple(findings), {})
     add(ok(f"{path} is a file for `whet {command}`").of(CONFIGURATION))
-    scene = Scene(config)
+    scene = Scene(config, calls_tools=calls_tools)
     for one in checks_of(config):
         for note in notes_of(one, scene):
             add(note.of(one.area))

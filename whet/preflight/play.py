@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from whet.data.files import read_rows
 from whet.data.parsers import Parsed
@@ -15,9 +17,12 @@ from whet.preflight.findings import Note, fail, ok, skip, warn
 from whet.preflight.own_source import own_tasks
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
+from whet.preflight.tool_calls import arguments_for, schema_fault
 from whet.settings import evaluation_env, evaluation_rows, training_rows
 from whet.types import JSON, Message, Task, ToolCall
 
+SHOWN_CHARS = 80
+"""Of a tool's answer."""
 START_DEADLINE_S = 60.0
 """For an environment to start or close, and for all tools to answer."""
 WRONG = {"whet_check: no tool has a parameter of this name": None}
@@ -56,9 +61,15 @@ def _environment(scene: Scene, name: str, config: EnvConfig, first: Callable[[],
     tools = scene.tools.get(name)
     if tools is None:
         return
+    if faults := [fault for tool in tools if (fault := schema_fault(tool, what))]:
+        del scene.tools[name]  # nobody can be told of them
+        yield from map(fail, faults)
+        return
     yield ok(f"{config.name} has {', '.join(signature(tool) for tool in tools) or 'no tools'}")
     if config.name == "tools":
         yield from _tool_answers(scene, make, tools)
+    if scene.calls_tools and name in scene.tasks:
+        yield from _called(scene, make, tools, first())
     if tools:
         yield from _told_of_tools(scene, config, tools)
 
@@ -78,7 +89,7 @@ def _started(scene: Scene, name: str, what: str, make: MakeEnv, first: Callable[
     async def start() -> tuple[Task, list[Mapping[str, JSON]]]:
         env = make()
         try:
-            return await env.start(task), list(env.tools)
+            return await _begun(env, task), list(env.tools)
         finally:
             await env.close()
 
@@ -112,6 +123,42 @@ def _tool_answers(scene: Scene, make: MakeEnv, tools: Sequence[Mapping[str, JSON
 
 async def _step(env: Env, message: Message) -> Step:
     return await env.step(Parsed(message))
+
+
+def _called(scene: Scene, make: MakeEnv, tools: Sequence[Mapping[str, JSON]], task: Task) -> Iterator[Note]:
+    """Really call each tool once, in an environment of its own that was started on a row, and render its answer as the run would."""
+    for tool in tools:
+        name, arguments = tool["function"]["name"], arguments_for(tool, task)
+        call = Message("assistant", "", (ToolCall(name, arguments, "call_0"),))
+        shown = f"{name}({json.dumps(arguments, ensure_ascii=False)})"
+        try:
+            step = run_user_coroutine(f"tool {name!r}", lambda: played(make, task, call), START_DEADLINE_S)[1]  # noqa: B023
+            if scene.renderer is not None and step.messages:
+                scene.renderer.reply(step.messages, ())
+        except ValueError as error:
+            yield fail(f"{shown}: {error}")
+            continue
+        answer = step.messages[0].content if step.messages else step.text or "nothing: the conversation is over"
+        yield (warn if answer.startswith("Error: ") else ok)(f"{shown} answered {answer[:SHOWN_CHARS]!r}")
+
+
+async def played(make: MakeEnv, task: Task, message: Message) -> tuple[Task, Step]:
+    """What an environment makes of a row, and its answer to one message of the model; it is closed again."""
+    env = make()
+    try:
+        begun, step = await _begun(env, task), cast(object, await env.step(Parsed(message)))
+        if not isinstance(step, Step):
+            raise ValueError(f"env.step returned {step!r}; it must return a Step")
+        return begun, step
+    finally:
+        await env.close()
+
+
+async def _begun(env: Env, task: Task) -> Task:
+    begun = cast(object, await env.start(task))
+    if not isinstance(begun, Task):
+        raise ValueError(f"env.start returned {begun!r}; it must return the task that is played")
+    return begun
 
 
 def _told_of_tools(scene: Scene, config: EnvConfig, tools: Sequence[Mapping[str, JSON]]) -> Iterator[Note]:

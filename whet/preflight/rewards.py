@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from whet.data.rows import missing_label
-from whet.env.build import ENVS, EnvConfig
+from whet.env.build import ENVS, EnvConfig, build_env_factory
 from whet.preflight.boundary import run_user_code, run_user_coroutine
 from whet.preflight.faults import SHOWN_FAULTS
 from whet.preflight.findings import Note, fail, ok, skip, warn
+from whet.preflight.play import START_DEADLINE_S, played
 from whet.preflight.scene import TRAINING, Scene
 from whet.preflight.settings import IMPORT_DEADLINE_S
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
@@ -22,6 +23,7 @@ from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajecto
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
 """How a right answer may have to be written: the first that scores otherwise than an empty reply counts."""
+UNASKED = "the environment did not answer what was scored, so turn.reward is None; --tools has it answer"
 
 
 def check_rewards(scene: Scene) -> Iterator[Note]:
@@ -39,19 +41,22 @@ def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> It
         yield skip("not scored: needs the rows")
         return
     task = scene.tasks.get(name, rows[0])
+    say = Says(scene, task, rows[0], env if scene.calls_tools else None)
     what = f"reward {config.name or ', '.join(config.components) or 'of the group'}"
-    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * config.timeout_s
+    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * (config.timeout_s + scene.calls_tools * START_DEADLINE_S)
+    unasked: list[str] = []
     with ExitStack() as ends:
         try:
             each, together = run_user_code(what, lambda: _build(config, scene, ends), IMPORT_DEADLINE_S)
+            unasked = [] if env.name in ENVS or scene.calls_tools else [UNASKED]
             if each is not None:
-                yield run_user_coroutine(what, lambda: _compare(scene, each, task), deadline_s)
+                yield run_user_coroutine(what, lambda: _compare(say, each), deadline_s)
                 if env.name in ENVS and readers_of(config):  # others may change tasks
                     yield run_user_coroutine(what, lambda: _labels(scene, name, config, rows), IMPORT_DEADLINE_S)
             if together is not None:
-                yield run_user_coroutine("reward.group", lambda: _siblings(scene, each, together, task), deadline_s)
+                yield run_user_coroutine("reward.group", lambda: _siblings(say, each, together), deadline_s)
         except ValueError as error:
-            yield fail(str(error))
+            yield fail(str(error), unasked)
 
 
 def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward | None, GroupReward | None]:
@@ -65,23 +70,46 @@ def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward 
     return each, together
 
 
-async def _siblings(scene: Scene, each: Reward | None, together: GroupReward, task: Task) -> Note:
+@dataclass(frozen=True, slots=True)
+class Says:
+    """Trajectories of one row that say what they are told to."""
+
+    scene: Scene
+    task: Task
+    """As the environment made it."""
+    row: Task
+    env: EnvConfig | None
+    """What answers the reply; None: nothing does."""
+
+    async def __call__(self, reply: str, k: int = 0) -> Trajectory:
+        """The k-th of its task, whose only turn says `reply`."""
+        said = fabricated(self.scene, self.task, reply, k)
+        if self.env is None:
+            return said
+        (turn,) = said.turns
+        task, step = await played(build_env_factory(self.env), self.row, turn.message)
+        return replace(said, task=task, turns=(replace(turn, reward=step.reward),), counts=dict(step.counts))
+
+
+async def _siblings(say: Says, each: Reward | None, together: GroupReward) -> Note:
     """Score an empty reply and the label as siblings."""
-    siblings = [fabricated(scene, task, reply, k) for k, reply in enumerate(("", task.label or "x"))]
+    task = say.task
+    siblings = [await say(reply, k) for k, reply in enumerate(("", task.label or "x"))]
     if each is not None:
         siblings = [replace(sibling, rewards=read_score(await each(sibling))) for sibling in siblings]
     empty, right = await together(siblings)
     return ok(f"{task.origin}: as siblings, an empty reply scores {empty.total:g}, the reply {siblings[1].response!r} {right.total:g}")
 
 
-async def _compare(scene: Scene, reward: Reward, task: Task) -> Note:
+async def _compare(say: Says, reward: Reward) -> Note:
     """Score an empty reply, and the label in the forms that a right answer may have."""
-    empty = read_score(await reward(fabricated(scene, task, "")))
+    task = say.task
+    empty = read_score(await reward(await say("")))
     if task.label is None:
         return ok(f"an empty reply scores {_numbers(empty)}; {task.origin} has no label to compare with")
     for form in FORMS:
         reply = form.format(task.label)
-        right = read_score(await reward(fabricated(scene, task, reply)))
+        right = read_score(await reward(await say(reply)))
         if right.total != empty.total:
             return ok(f"{task.origin}: the reply {reply!r} scores {_numbers(right)}, an empty one {_numbers(empty)}")
     same = f"{task.origin}: its label {task.label!r} as the reply and an empty reply both score {_numbers(empty)}"

@@ -29,6 +29,8 @@ class Scene:
     """A field is None until the check that finds it has."""
 
     config: BaseRunConfig
+    calls_tools: bool = False
+    """Whether environments are asked to answer and tools are called: what they do is then done."""
     batch: BatchPlan | None = None
     algorithm: Algorithm | None = None
     folder: Path | None = None
