@@ -260,6 +260,22 @@ def test_a_grammar_whose_steps_are_too_much_work_is_refused(grammars, monkeypatc
         grammars.check(Grammar("ebnf", "root ::= " + '"a"? ' * 10_000))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99999989},
+        {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (9973, 9967)]},
+    ],
+)
+def test_a_grammar_that_takes_any_time_to_build_is_refused(grammars, schema):
+    """Short, but of as many states as its number: built in a thread it would never end, and take all memory."""
+    bomb = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": schema, "b": {"type": "string"}}, "required": ["a"]}))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="json_schema: it takes over 4 s of a processor or 512 MiB to build"):
+            grammars.check(bomb)
+    grammars.check(Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": 60})))
+
+
 def test_what_one_sequence_cannot_draw_from_is_its_own_failure(model, monkeypatch):
     adjusted = core_module.adjusted
 

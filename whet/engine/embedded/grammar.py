@@ -6,10 +6,12 @@ What may come next is a function of a reply's own tokens, so neither preemption,
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 from whet.data.template import Renderer
+from whet.engine.embedded import grammar_trial
+from whet.runfolder.child_environment import child_environment
 from whet.types import JSON, Grammar
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ LIMITS = {"max_items_in_row": 1000, "step_max_items": 10_000, "max_grammar_size"
 MAX_CPU_S = 2.0
 """Seconds of a processor that one step of a grammar may take. llguidance releases the interpreter meanwhile, but a step of the engine
 waits for it."""
+TRIAL_LIMIT_S = 60.0
+"""Of wall time, to build a grammar on a machine that is busy with other things; what decides is `grammar_trial.CPU_LIMIT_S`."""
 MAX_LOOKED_AT = 256
 """Parts of a schema that are looked at to say which one is at fault."""
 NO_EXTENSION = "NoExtensionBias"
@@ -163,6 +169,7 @@ class Grammars:
             raise ValueError(NEEDED) from error
         with _refused_as(grammar.kind):
             text = written(grammar)
+            _try_out(text)
             limits = LLParserLimits(**LIMITS)  # pyright: ignore[reportArgumentType]
             matcher = LLMatcher(tokens, text, log_level=0, limits=limits)
             if matcher.is_error() and (wrong := _fault(text)):
@@ -201,6 +208,23 @@ def _refused_as(kind: str) -> Iterator[None]:
     except BaseException as error:  # another package's code over anybody's text: a panic of Rust code is no Exception
         text = str(error) if isinstance(error, ValueError) and not isinstance(error, UnicodeError) else f"it cannot be read: {error}"
         raise ValueError(text if text.startswith(f"{kind}:") else f"{kind}: {text}") from None
+
+
+def _try_out(text: str) -> None:
+    """Build a grammar in another process, which can be stopped.
+
+    Raises:
+        ValueError: it takes too much.
+    """
+    command = (sys.executable, "-P", grammar_trial.__file__)
+    request, ended = json.dumps({"text": text, "limits": LIMITS}).encode(), None
+    with suppress(subprocess.TimeoutExpired):
+        ended = subprocess.run(
+            command, input=request, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=child_environment(), timeout=TRIAL_LIMIT_S
+        )
+    if ended is None or ended.returncode:
+        limits = f"{grammar_trial.CPU_LIMIT_S} s of a processor or {grammar_trial.MEMORY_LIMIT_BYTES >> 20} MiB"
+        raise ValueError(f"it takes over {limits} to build: are its numbers too large?")
 
 
 def _first_line(text: str) -> str:
