@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, Qwen3Config, Qwen3MoeConfig
 
+from whet.model import folders, headers
 from whet.model.causal import ModelConfig, load_causal, random_causal
 from whet.model.contents import Contents
 from whet.model.headers import read_header, weight_files, weight_headers
@@ -187,3 +188,27 @@ def test_recomputed_layers_are_recomputed_without_contents_too():
     plain, again = (meta_causal(SHAPES["tied"](), settings(gradient_checkpointing=on)) for on in (False, True))
     assert not recomputes(plain.hf) and recomputes(again.hf)
     assert not plain.hf.training and not again.hf.training
+
+
+@pytest.mark.parametrize("read", [headers.weight_files, folders.weight_files], ids=["headers", "folders"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"weight_map": {"a": []}}',
+        '{"weight_map": {"a": 1, "b": null}}',
+        '{"weight_map": ["a"]}',
+        "[" * 100_000,
+        '{"weight_map": {"a": "../other/model.safetensors"}}',
+        '{"weight_map": {"a": "/other/model.safetensors"}}',
+        '{"weight_map": {"a": "model.safetensors\\u0000"}}',
+    ],
+)
+def test_an_index_that_is_none_or_leads_elsewhere_is_refused(tmp_path, read, text):
+    folder = tmp_path / "model"
+    for each in (folder, tmp_path / "other"):
+        each.mkdir()
+        save_file({"a": torch.zeros(1)}, each / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "elsewhere.safetensors")
+    (folder / headers.INDEX).write_text(text)
+    with pytest.raises(ValueError, match=r"no readable weight_map|is not beside it"):
+        read(folder)

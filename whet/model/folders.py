@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from whet.model.headers import read_index
 from whet.model.tensor_files import write_tensors
 from whet.observe.files import sync_folder
 
@@ -127,11 +128,7 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
     """
     if (folder / INDEX).is_file():
         out: dict[str, list[str]] = {}
-        try:
-            places: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / INDEX} is no index of weights: {type(error).__name__}: {error}") from error
-        for name, file in places.items():
+        for name, file in read_index(folder / INDEX).items():
             out.setdefault(file, []).append(name)
         return out
     if (folder / ONE).is_file():

@@ -76,11 +76,25 @@ def weight_files(folder: Path) -> list[Path]:
                 "`AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)` of transformers, say"
             )
         raise ValueError(f"{folder} has no weights ({SINGLE}); copy or download the whole model there")
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{index} has no readable weight_map: {type(error).__name__}: {error}") from error
+    names = sorted(set(read_index(index).values()))
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:
         raise ValueError(f"{folder} lacks {len(lacking)} of the {len(names)} files that {INDEX} names, among them {lacking[0]}")
     return [folder / name for name in names]
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, by an index of weights: files beside it.
+
+    Raises:
+        ValueError: the index cannot be read, or names what does not lie beside it.
+    """
+    try:
+        found = json.loads(index.read_text())["weight_map"]
+        if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+            raise ValueError("it is no table of file names")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{index} has no readable weight_map: {type(error).__name__}: {error}") from error
+    if odd := next((file for file in found.values() if file in ("", ".", "..") or set(file) & set("/\\\0")), None):
+        raise ValueError(f"{index} names the file {odd[:200]!r}, which is not beside it")
+    return found
