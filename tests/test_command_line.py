@@ -118,3 +118,41 @@ def test_a_reader_that_goes_away_is_no_error(arguments):
         os.close(writing)
     assert done.stderr == "", done.stderr
     assert done.returncode in (0, 1, 141)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("--config", "run.toml"), "there is no option --config; the TOML file is named without one: whet COMMAND CONFIG.toml"),
+        (("run.toml", "more.toml"), "one TOML file is read, and more.toml is a second one"),
+        (("run.toml", "data.train="), 'data.train = "": expected a length of at least 1'),
+        (("run.toml", "reward=math"), 'reward = "math": expected a table; did you mean reward.name=math?'),
+        (("run.toml", "model=base"), "did you mean model.path=base?"),
+        (("run.toml", "engine.name=vllm"), "engine.name: unknown key; the keys here are "),
+    ],
+)
+def test_what_is_typed_wrongly_is_told_with_how_it_is_written(monkeypatch, capsys, tmp_path, typed, told):
+    (tmp_path / "run.toml").write_text('num_rollouts = 1\nmodel.path = "m"\ndata.train = "d.jsonl"\n')
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "train", *typed) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_of_another_command_is_told_so(monkeypatch, capsys, tmp_path):
+    (tmp_path / "run.toml").write_text('num_rollouts = 1\nmodel.path = "m"\ndata.train = "d.jsonl"\nreward.name = "math"\n')
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "sft", "run.toml") == 2
+    assert "  its keys are those of `whet train`, not of `whet sft`\n" in capsys.readouterr().err
+    assert run(monkeypatch, "train", "run.toml", "num_rollout=1", "modl=1") == 2
+    assert "its keys are those" not in capsys.readouterr().err
+
+
+def test_a_warning_of_whets_own_is_told_in_words_and_any_other_with_its_place():
+    code = (
+        "import sys, warnings; sys.argv = ['whet', 'version']\n"
+        "from whet import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "warnings.warn_explicit('slow', UserWarning, cli.__file__, 1)\nwarnings.warn_explicit('other', UserWarning, '/x/y.py', 7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr == "warning: slow\n/x/y.py:7: UserWarning: other\n"

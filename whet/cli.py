@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -355,13 +356,20 @@ def _commands() -> ModuleType:
 
 def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
-    from whet.config import load_config
+    from whet.config import ConfigError, load_config, read_tree
     from whet.job import train
     from whet.run_dirs import Finished, placed, something_to_do
-    from whet.supervised_settings import RUN_CONFIGS
+    from whet.supervised_settings import RUN_CONFIGS, command_of
 
     def work() -> None:
-        config, told = placed(load_config(RUN_CONFIGS[command], file, _typed(file, overrides)), file)
+        typed = _typed(file, overrides)
+        try:
+            config, told = placed(load_config(RUN_CONFIGS[command], file, typed), file)
+        except ConfigError as error:
+            fits = command_of(read_tree(file, typed))
+            if fits == command or len(error.problems) == 1:
+                raise
+            raise ConfigError([f"its keys are those of `whet {fits}`, not of `whet {command}`", *error.problems], error.source) from None
         if told:
             _echo(told)
         with something_to_do(config):
@@ -443,8 +451,18 @@ def show_keys(command: str) -> None:
         _echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
 
 
+def _worded(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of whet's own as the commands tell theirs; any other with its place, as Python tells it."""
+    own = Path(filename).is_relative_to(Path(__file__).parent)
+    return f"warning: {message}\n" if own else _AS_PYTHON(message, category, filename, lineno, line)
+
+
+_AS_PYTHON = warnings.formatwarning
+
+
 def main() -> None:
     """Entry point of the `whet` command."""
+    warnings.formatwarning = _worded
     arguments = sys.argv[1:]
     try:
         if "--keys" in arguments[1:] and arguments[0] in HAVE_KEYS:

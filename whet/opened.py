@@ -6,11 +6,13 @@ import faulthandler
 import tempfile
 import time
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -89,7 +91,8 @@ def _opened(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenR
         if changed:
             notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
         try:
-            yield OpenRun(folder, notes, journal, stop, found, threads)
+            with _warnings_noted(journal):
+                yield OpenRun(folder, notes, journal, stop, found, threads)
         except BaseException as error:
             if isinstance(error, Stalled):
                 with suppress(OSError), open(folder / STACKS, "w") as file:
@@ -100,6 +103,24 @@ def _opened(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenR
             journal.ended("finished")
         finally:
             journal.close()
+
+
+@contextmanager
+def _warnings_noted(journal: Journal) -> Iterator[None]:
+    """Python's warnings stand in the run's log, too."""
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        journal.line(str(message), "warning")
+        shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from whet.algo import AlgorithmConfig
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
-from whet.config import Config, Reference, refuse_unread
+from whet.config import Config, Reference, refuse_unread, validated
 from whet.data.chat_config import ChatConfig
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
@@ -36,7 +36,7 @@ from whet.transport.settings import SyncConfig
 class DataConfig(RowConfig, ChatConfig):
     """Where prompts come from. See also `[data]` of evaluation sets."""
 
-    train: str | list[str] | None = None
+    train: str | list[str] | None = Field(default=None, min_length=1)
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
     source: Reference | None = None
     """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source`
@@ -202,14 +202,14 @@ def evaluation_rows(config: RunConfig, chosen: EvaluationSetConfig) -> SourceCon
     columns = {key: getattr(config.data, key) for key in RowConfig.model_fields}
     if chosen.rows is not None:
         columns.update(chosen.rows.model_dump(exclude_unset=True))
-    return SourceConfig(path=chosen.path, shuffle=False, **RowConfig.model_validate(columns).model_dump())
+    return SourceConfig(path=chosen.path, shuffle=False, **validated(RowConfig, columns, "data of an evaluation set").model_dump())
 
 
 def evaluation_env(config: RunConfig, chosen: EvaluationSetConfig) -> EnvConfig:
     """An evaluation set's environment: what it leaves out is as in training, unless it names its own."""
     if chosen.env is None or "name" in chosen.env.model_fields_set:
         return chosen.env or config.env
-    return EnvConfig.model_validate({**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)})
+    return validated(EnvConfig, {**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)}, "env of an evaluation set")
 
 
 def reward_tables(config: RunConfig) -> list[RewardConfig]:

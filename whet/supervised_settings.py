@@ -41,7 +41,7 @@ class SupervisedRunConfig(BaseRunConfig):
 class HeldOutConfig(Config):
     """Pairs that do not train, and when they are looked at."""
 
-    path: str | list[str] | None = None
+    path: str | list[str] | None = Field(default=None, min_length=1)
     """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
     interval: int | None = Field(default=50, gt=0)
     """After every so many steps, and at the end; none: only at the end."""

@@ -28,6 +28,8 @@ def check_typed(config: Path | None, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: saying how to write it. A secret is not repeated.
     """
+    if config is not None and str(config).startswith("-") and not config.exists():
+        raise ConfigError([f"there is no option {config}; the TOML file is named without one: whet COMMAND CONFIG.toml"])
     if config is not None and "=" in str(config) and not config.exists():
         raise ConfigError([f"the TOML file comes first, then the settings: whet COMMAND CONFIG.toml {config}"])
     for index, text in enumerate(overrides):
@@ -43,6 +45,8 @@ def _check_form(text: str, after: str | None) -> None:
     if key.startswith("-"):
         hint = f"{bare}={'VALUE' if _is_secret(bare) else value.partition('=')[2]}"
         raise ConfigError([f"there is no option {key}; settings are written without dashes, as key=value: {hint}"])
+    if not equals and key.endswith(".toml"):
+        raise ConfigError([f"one TOML file is read, and {key} is a second one; settings on top of it are written as key=value"])
     if not equals:
         hint = f"{bare}=VALUE" if _is_secret(bare) else value
         raise ConfigError([f"{text!r} is not of the form key=value: write {hint}"])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from whet.config import Config, ConfigError, load_config, read_tree
+from whet.config import Config, ConfigError, load_config, read_tree, validated
 
 
 class Mode(StrEnum):
@@ -176,6 +176,8 @@ def test_a_misspelled_key_names_the_nearest_and_the_place_of_its_name():
         ("optim.schedule=linear", "optim.schedule = \"linear\": expected one of 'none' or 'cosine'"),
         ("optim.betas=[1, 2, 3]", "optim.betas = [1, 2, 3]: expected a length of at most 2"),
         ("optim=3", "optim = 3: expected a table"),
+        ("evaluate.sets.a=x.jsonl", 'evaluate.sets.a = "x.jsonl": expected a table; did you mean evaluate.sets.a.path=x.jsonl?'),
+        ("optim=adam", 'optim = "adam": expected a table'),
         ("evaluate.sets.a.path=[1]", "evaluate.sets.a.path[0] = 1: expected text"),
         ("evaluate.sets.a.path={x=1}", "evaluate.sets.a.path = {x = 1}: expected text or a list"),
         ("evaluate.sets.a.limit=3", "evaluate.sets.a.path: is required and not set (text | list of text: Where its"),
@@ -240,3 +242,27 @@ def test_a_tree_is_what_the_file_and_the_overrides_say_before_any_model_looks(tm
     }
     with pytest.raises(ConfigError, match="override"):
         read_tree(path, ["nonsense"])
+
+
+def test_a_key_that_is_in_many_places_is_told_with_the_keys_of_its_own_table():
+    class Named(Config):
+        name: str = ""
+
+    class Tables(Config):
+        a: Named = Named()
+        b: Named = Named()
+        c: Named = Named()
+        d: Named = Named()
+        e: Named = Named()
+        optim: Optim = Optim()
+
+    with pytest.raises(ConfigError) as told:
+        load_config(Tables, None, ["optim.name=x"])
+    assert str(told.value) == "optim.name: unknown key; the keys here are lr, betas, schedule"
+
+
+def test_settings_in_anothers_table_are_told_as_every_other_with_where_they_are():
+    assert validated(Optim, {"lr": 1}, "the options") == Optim(lr=1)
+    with pytest.raises(ConfigError) as told:
+        validated(Optim, {"lr": "fast", "beta": 1}, "the options")
+    assert told.value.problems == ('the options: lr = "fast": expected a number', "the options: beta: unknown key; did you mean betas?")

@@ -161,8 +161,10 @@ def test_a_list_in_a_json_file_is_read_by_the_letter_too(tmp_path):
 def test_paths_that_hold_nothing(tmp_path):
     jsonl(tmp_path / "train.jsonl", numbers(1))
     (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "measured.parquet.tmp").touch()
     (tmp_path / "empty").mkdir()
     for path, message in [
+        ("measured.parquet", r"no data file or folder [^ ]*measured\.parquet$"),
         ("trian.jsonl", r"no data file or folder .*; did you mean .*train\.jsonl\?"),
         ("nowhere/train.jsonl", "nor a folder"),
         ("notes.txt", r"ends in \.jsonl, \.json, \.parquet"),

@@ -198,3 +198,14 @@ def no_schema(x: threading.Event) -> int:
 def test_what_cannot_be_a_tool_is_refused_when_it_is_made(function, what):
     with pytest.raises(ValueError, match=what):
         Tool(function)
+
+
+@pytest.mark.parametrize("make", [object, lambda: {"a": [object()]}, lambda: (x for x in ())], ids=["object", "inside", "generator"])
+def test_an_answer_that_is_a_place_in_memory_is_the_tools_failure(make):
+    def thing() -> object:
+        """A thing."""
+        return make()
+
+    with pytest.raises(TypeError, match=r"^it returned <.* at 0x.*>, which says nothing to a model; return text") as error:
+        asyncio.run(Tool(thing)({}, None))
+    assert "raised by the tool thing" in error.value.__notes__[0]

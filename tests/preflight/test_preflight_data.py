@@ -96,6 +96,14 @@ def test_prompts_that_the_template_cannot_render_fail_with_their_places(here):
     assert of(findings, "data", "FAIL")[0].startswith("train.jsonl:2:"), "the run stops there, too"
 
 
+def test_prompts_that_end_with_a_reply_are_worth_a_look(here):
+    asked = {"role": "user", "content": "1 + 1?"}
+    rows = [{"prompt": [asked], "label": "2"}, {"prompt": [asked, {"role": "assistant", "content": "2"}], "label": "2"}]
+    write_rows(here / "train.jsonl", rows)
+    (told,) = of(look(*AREAS)[0], "data", "warn")
+    assert told.startswith("1 of 2 prompts end with a message of the assistant's (train.jsonl:2), and the model begins another after it")
+
+
 def test_rows_are_read_even_if_they_cannot_be_rendered(here):
     findings, scene = look("data")
     assert of(findings, "data") == ["12 rows of train.jsonl, columns prompt, label", "not checked: needs the tokenizer"]

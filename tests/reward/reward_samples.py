@@ -26,7 +26,8 @@ def length(trajectory, scale=1.0):
 def echo(trajectory):
     """Returns what its label names."""
     values = {"nan": float("nan"), "inf": float("-inf"), "text": "0.5", "none": None, "list": [1.0], "empty": {}}
-    values |= {"dict_nan": {"a": float("nan")}, "rewards_text": Rewards(total="1"), "bool": True, "int": 3}
+    values |= {"dict_nan": {"a": float("nan")}, "dict_text": {"a": 1.0, "why": "good"}}
+    values |= {"rewards_text": Rewards(total="1"), "bool": True, "int": 3}
     values |= {"parts": {"correct": 1.0, "format": 0.25}, "total": {"total": 5.0, "correct": 1.0}}
     values |= {"rewards": Rewards(2.0, {"style": 0.5}, "good"), "set": {1}}
     values |= {"keyed": {"score": 1.0, "acc": True, "pred": "42", "total": 7.0}, "keyed_text": {"score": "1"}}

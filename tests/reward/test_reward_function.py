@@ -102,6 +102,7 @@ def test_what_is_no_score_names_function_task_and_value(name):
         "set": r"\{1\}",
         "empty": "empty mapping",
         "dict_nan": "component 'a' is nan",
+        "dict_text": r"component 'why' is 'good' \(str\).*reward\.score_key",
         "rewards_text": "total is '1'",
     }.items():
         with pytest.raises(RewardError, match=f"{named}.*{value}") as error:
@@ -270,6 +271,8 @@ def test_token_rewards_of_several_components_are_added_with_their_weights():
         ({"components": {"a": {"name": "exact"}}, "options": {"casefold": True}}, r"reward\.options"),
         ({"name": "math", "timeout_s": 0}, "timeout_s"),
         ({"name": "math", "workers": 0}, "workers"),
+        ({"name": "math", "options": {"extrct": 1}}, "^the options of the reward 'math': extrct: unknown key; did you mean extract"),
+        ({"name": "math", "options": {"extract": "bx"}}, "^the options of the reward 'math': extract = \"bx\": expected one of 'auto', "),
         ({"name": "maths"}, "there is no reward 'maths'; choose 'math', 'exact'"),
         ({"name": "whet.reward.base:nothing"}, "has no 'nothing'"),
         ({"name": reference("not_a_function")}, "is a int, not a function"),

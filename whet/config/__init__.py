@@ -7,7 +7,7 @@ from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import changed_settings, refuse_unread
 from whet.config.errors import ConfigError
 from whet.config.hook import Hook, HookFailed, place_in
-from whet.config.load import load_config, read_tree
+from whet.config.load import load_config, read_tree, validated
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "refuse_unread",
     "resolve",
     "resolve_callable",
+    "validated",
 ]

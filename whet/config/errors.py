@@ -57,6 +57,9 @@ _EXPECTED = {
 }
 """By pydantic's error type: what was expected, with the error's context filled in."""
 
+_MAX_ELSEWHERE = 4
+"""Places that a key's name is told with; what is in more places than that is none of them."""
+
 _NEAR = 0.6
 """Similarity (difflib's ratio) from which a key counts as a likely misspelling."""
 
@@ -146,13 +149,18 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config]) -> list[
         return [_line(item, model) for item in items]
     expected = " or ".join(dict.fromkeys(_expected(item.details) for item in items))
     key = path_text(items[0].path)
-    return [f"{key or 'the configuration'} = {show(items[0].value)}: expected {expected}{_how_to_turn_on(items[0], key, model)}"]
+    return [f"{key or 'the configuration'} = {show(items[0].value)}: expected {expected}{_how_to_write(items[0], key, model)}"]
 
 
-def _how_to_turn_on(item: _Located, key: str, model: type[Config]) -> str:
-    """How a table is written where somebody set it to true."""
+def _how_to_write(item: _Located, key: str, model: type[Config]) -> str:
+    """How a table is written where somebody set it to true, or to the text that one of its keys is for."""
     tables = [option for option in options_at(model, item.path) if is_config(option)]
-    if item.value is not True or len(tables) != 1:
+    if len(tables) != 1:
+        return ""
+    if isinstance(item.value, str):
+        named = [name for name in ("path", "train", "name") if name in tables[0].model_fields]
+        return f"; did you mean {key}.{named[0]}={item.value}?" if named else ""
+    if item.value is not True:
         return ""
     return f": write {key}={{}} for what it is by default, or set its keys ({', '.join(tables[0].model_fields)})"
 
@@ -194,7 +202,7 @@ def _suggestion(path: KeyPath, model: type[Config]) -> str:
     if near := nearest(leaf, siblings):
         hints.append(f"did you mean {' or '.join(path_text((*path[:-1], name)) for name in near)}?")
     elsewhere = dict.fromkeys(path_text(known) for known in key_paths(model) if known[-1] == leaf)
-    if elsewhere:
+    if 0 < len(elsewhere) <= _MAX_ELSEWHERE:
         hints.append(f"there is {' and '.join(elsewhere)}")
     return "; ".join(hints) or f"the keys here are {', '.join(siblings)}"
 

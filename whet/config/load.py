@@ -65,6 +65,18 @@ def load_config(
         raise ConfigError(problems_of(error, model, data), source) from None
 
 
+def validated(model: type[C], data: Mapping[str, Any], where: str) -> C:
+    """A model made of settings that were read as part of another one. `where` says which they are.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([f"{where}: {problem}" for problem in problems_of(error, model, data)]) from None
+
+
 def read_tree(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The settings of a file with overrides on top, as `load_config` reads them, before any model looks at them.
 

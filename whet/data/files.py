@@ -83,7 +83,8 @@ def data_files(path: str) -> list[Path]:
 def _near_file(missing: Path) -> str:
     if not missing.parent.is_dir():
         return f" (nor a folder {missing.parent})"
-    near = difflib.get_close_matches(missing.name, [file.name for file in missing.parent.iterdir()])
+    readable = [file.name for file in missing.parent.iterdir() if file.is_dir() or file.suffix in DATA_SUFFIXES]
+    near = difflib.get_close_matches(missing.name, readable)
     return f"; did you mean {' or '.join(str(missing.parent / name) for name in near)}?" if near else ""
 
 

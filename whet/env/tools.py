@@ -18,6 +18,7 @@ from whet.types import JSON
 
 THREADS = DaemonThreads()
 """Of tools that are given no others."""
+_PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+>")
 NOTE_CHARS = 400
 """Of a call's arguments, in the report of a tool that failed."""
 
@@ -103,7 +104,15 @@ class Tool:
 
 
 def _text(result: object) -> str:
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: object) -> str:
+    """What JSON does not have. A place in memory is no answer: it is another one in every run."""
+    text = str(value)
+    if _PLACE_IN_MEMORY.search(text):
+        raise TypeError(f"it returned {text}, which says nothing to a model; return text, or numbers, lists and dicts of such")
+    return text
 
 
 def _argument_model(

@@ -27,7 +27,7 @@ EVALUATIONS = "evaluations"
 class EvaluationSetConfig(Config):
     """One evaluation set. What is left out is as in training, except that sampling is greedy."""
 
-    path: str | list[str]
+    path: str | list[str] = Field(min_length=1)
     """Data files, as in data.train; `test.jsonl@[100:200]` takes a slice of the rows."""
     rows: RowConfig | None = None
     """What differs from [data] in which column means what."""

@@ -122,6 +122,12 @@ def _prompts(
     if vocab_size is not None and highest >= vocab_size:
         yield fail(f"prompts have token ids up to {highest}, but the model knows 0 to {vocab_size - 1}: its tokenizer is another")
     yield _room(lengths, rollout, f"{len(lengths)} prompts at even distances" if step > 1 else "prompts")
+    answered = [task.origin for task in tasks if not isinstance(task.prompt, str) and task.prompt[-1].role == "assistant"]
+    if answered:
+        yield warn(
+            f"{len(answered)} of {len(tasks)} prompts end with a message of the assistant's ({answered[0]}), and the model begins another "
+            "after it: if it is the answer, the model reads it before it replies; leave it out of the prompt"
+        )
     for task in tasks[:SHOWN_ROWS]:
         tokens = renderer.prompt(task, tools)
         label = "no label" if task.label is None else f"label {task.label!r}"

@@ -97,7 +97,8 @@ def read_score(value: object, score_key: str | None = None) -> Rewards:
     if isinstance(value, Mapping):
         if not value:
             raise ValueError("it returned an empty mapping; name at least one component")
-        components = {str(name): _number(part, f"component {name!r}") for name, part in value.items()}
+        otherwise = "; with reward.score_key naming the entry that is the reward, entries that are no numbers are left out"
+        components = {str(name): _number(part, f"component {name!r}", otherwise) for name, part in value.items()}
         total = components.pop("total") if "total" in components else math.fsum(components.values())
         return Rewards(_number(total, "the total"), components)
     return Rewards(_number(value, "the reward"))
@@ -127,11 +128,9 @@ def _rows(value: object) -> tuple[tuple[float, ...], ...] | None:
     return tuple(tuple(_number(x, f"token_rewards[{i}][{k}]") for k, x in enumerate(row)) for i, row in enumerate(value))
 
 
-def _number(value: object, what: str) -> float:
+def _number(value: object, what: str, otherwise: str = "") -> float:
     if not isinstance(value, Real):
-        raise ValueError(
-            f"{what} is {_shorten(value)} ({type(value).__name__}); return a float, a dict of floats, or Rewards"
-        )
+        raise ValueError(f"{what} is {_shorten(value)} ({type(value).__name__}); return a float, a dict of floats, or Rewards{otherwise}")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; it must be finite")

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.config import Config, validated
 from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
@@ -117,10 +117,6 @@ class BuiltIn(Generic[Options]):
     preload: tuple[str, ...] = ()
     """What a worker imports for it before its first deadline starts."""
 
-    def build(self, options: Mapping[str, Any], means: Means) -> Reward:
-        """Raises ValueError for options that it does not take."""
-        return self.make(self.options.model_validate(options), means)
-
 
 def _text(options: type[Options], rule: Callable[[Task, str, Options], Rewards]) -> BuiltIn[Options]:
     """A rule of the reply's text."""
@@ -170,6 +166,15 @@ REWARDS: dict[str, BuiltIn[Any]] = {
 }
 
 
+def options_of(name: str, options: Mapping[str, Any]) -> Any:
+    """The options of the built-in reward `name`, in the type that its entry of `REWARDS` gives.
+
+    Raises:
+        ConfigError: for options that it does not take.
+    """
+    return validated(REWARDS[name].options, options, f"the options of the reward {name!r}")
+
+
 def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: ScorerOf = lambda _: None) -> Reward:
     """The reward of single trajectories that a configuration asks for. Its worker processes start with the first call that needs one.
 
@@ -212,10 +217,10 @@ def reward_models(config: RewardConfig) -> Iterator[ModelRewardOptions]:
     """The reward models that a configuration asks for."""
     for part in components_of(config).values():
         if part.name == "model":
-            yield ModelRewardOptions.model_validate(part.options)
+            yield options_of(part.name, part.options)
         elif part.name == "dispatch":
-            choices = DispatchOptions.model_validate(part.options).choices().values()
-            yield from (ModelRewardOptions.model_validate(choice.options) for choice in choices if choice.name == "model")
+            choices = options_of(part.name, part.options).choices().values()
+            yield from (options_of(choice.name, choice.options) for choice in choices if choice.name == "model")
 
 
 class WeightedReward:
@@ -280,7 +285,7 @@ def components_of(config: RewardConfig) -> dict[str, ComponentConfig]:
 
 def _build(component: ComponentConfig, means: Means) -> Reward:
     if component.name in REWARDS:
-        return REWARDS[component.name].build(component.options, means)
+        return REWARDS[component.name].make(options_of(component.name, component.options), means)
     if ":" not in component.name:
         raise ValueError(f"there is no reward {component.name!r}; choose {_choices()}")
     return function_reward(component.name, component.options, means.pool, means.timeout_s, means.score_key)
@@ -289,7 +294,7 @@ def _build(component: ComponentConfig, means: Means) -> Reward:
 def _preload(name: str, options: Mapping[str, Any]) -> list[str]:
     """What a worker imports before its first deadline starts."""
     if name == "dispatch":
-        choices = DispatchOptions.model_validate(options).choices().values()
+        choices = options_of(name, options).choices().values()
         return [reference for choice in choices for reference in _preload(choice.name, choice.options)]
     if name in REWARDS:
         return list(REWARDS[name].preload)

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.reward.answers import score_f1, score_search
 from whet.reward.base import LabelError, label_of
-from whet.reward.build import REWARDS, RewardConfig, components_of
+from whet.reward.build import RewardConfig, components_of, options_of
 from whet.reward.dapo import slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, kind_of, row_reward
 from whet.reward.gpqa import score_gpqa
@@ -81,7 +81,7 @@ READERS: dict[str, Callable[[Any], Reader]] = {
 
 def reader_of(name: str, options: Mapping[str, Any]) -> Reader | None:
     """How a reward reads its rows; None: nobody knows beforehand, or any row will do."""
-    return READERS[name](REWARDS[name].options.model_validate(options)) if name in READERS else None
+    return READERS[name](options_of(name, options)) if name in READERS else None
 
 
 def readers_of(config: RewardConfig) -> list[Reader]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from whet.config import Config
+from whet.config import Config, validated
 from whet.rollout.sampling import RolloutConfig
 
 
@@ -47,4 +47,4 @@ class RolloutOverrides(Config):
     def over(self, base: RolloutConfig) -> RolloutConfig:
         """`base` with what is set here."""
         changes = {key: value for key, value in self.model_dump().items() if value is not None}
-        return RolloutConfig.model_validate({**base.model_dump(), **changes})
+        return validated(RolloutConfig, {**base.model_dump(), **changes}, "rollout of an evaluation set")
