@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -14,6 +16,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOGETHER_S = 0.5
+"""Signals that come within this time are one: `timeout` and other programs that start a run pass on what the terminal or they themselves
+have already sent to all of its processes."""
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -84,10 +89,14 @@ def on_signals() -> Iterator[Stop]:
     if _outermost is not None:
         yield _outermost
         return
-    stop = Stop()
+    stop, first_s = Stop(), -math.inf
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first_s
         name = signal.Signals(number).name
+        if time.monotonic() - first_s < TOGETHER_S:
+            return
+        first_s = time.monotonic()
         if stop.asked:
             _say(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{name} again: left at once, nothing was saved now")
             os._exit(128 + number)

@@ -315,6 +315,25 @@ def test_a_second_signal_leaves_at_once(tmp_path, folder):
     assert "SIGTERM again: left at once" in said
 
 
+def test_signals_that_come_together_are_one():
+    """As `timeout` sends them: to the run, and to the group of processes that it is in."""
+    code = (
+        "import os, signal, time\nfrom whet.stop import TOGETHER_S, on_signals\n"
+        "with on_signals() as stop:\n"
+        "    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):\n"
+        "        os.kill(os.getpid(), number)\n"
+        "    assert stop.asked\n"
+        "    os.write(2, b'still here')\n"
+        "    time.sleep(TOGETHER_S)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 128 + signal.SIGTERM
+    before, after = done.stderr.split("still here")
+    assert "SIGTERM: the run saves and ends" in before and "again" not in before and "SIGTERM again: left at once" in after
+
+
 def test_what_is_inside_shares_the_stop_of_what_is_around_it():
     """A quickstart is several runs: a signal in one of them ends all."""
     with on_signals() as outer:

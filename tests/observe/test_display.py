@@ -12,6 +12,7 @@ from whet.observe.display import (
     build_display,
     duration_text,
     printable,
+    say,
     seconds_text,
 )
 from whet.observe.live import LiveDisplay
@@ -246,3 +247,10 @@ def test_the_display_follows_the_terminal_and_the_setting(monkeypatch):
     assert type(build_display("none", HEADLINES)) is QuietDisplay
     monkeypatch.setenv("TERM", "dumb")
     assert type(build_display("auto", HEADLINES)) is PlainDisplay
+
+
+def test_letters_that_a_stream_lacks_are_spelled_out():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    for text in ("dé", "a\u21b5b \U0001f600"):
+        say(text, stream)
+    assert stream.buffer.getvalue() == b"d\xe9\na\\u21b5b \\U0001f600\n"

@@ -181,9 +181,11 @@ class PlainDisplay(QuietDisplay):
 
 def say(text: str, stream: TextIO) -> None:
     """Print a line. A reader that went away (`| head`, a `tee` that the same Ctrl-C ended) is no reason to end a run: from then on nobody
-    is told."""
+    is told. Letters that the stream's encoding lacks are spelled out."""
     try:
         print(text, file=stream, flush=True)
+    except UnicodeEncodeError:
+        say(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding), stream)
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
