@@ -200,7 +200,9 @@ def changed_settings(before: str, after: str) -> str:
         old, new = (_flat(tomllib.loads(text)) for text in (before, after))
     except tomllib.TOMLDecodeError as error:
         return f"the old ones cannot be read ({error})"
-    return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r})" for key in sorted(old | new) if old.get(key) != new.get(key))
+    weights = {"model.path": "; a checkpoint goes on with its own weights, and another run_dir begins with these"}
+    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r}{weights.get(key, '')})" for key in changed)
 
 
 def _set_aside(path: Path) -> Path:

@@ -53,6 +53,12 @@ def test_metrics_without_a_checkpoint_are_said_to_be_set_aside(begun):
     assert resume("num_steps=2")["ok"] == ["starts afresh: there is no checkpoint in sft, the metrics of an earlier start are set aside"]
 
 
+def test_another_model_is_told_not_to_give_its_weights_to_a_run_that_goes_on(begun):
+    shutil.copytree(begun / "model", begun / "other")
+    (told,) = resume("model.path=other")["warn"]
+    assert "model.path = 'other' (was 'model'; a checkpoint goes on with its own weights, and another run_dir begins with these)" in told
+
+
 def test_a_checkpoint_is_gone_on_from_and_so_says_the_run(begun, capsys):
     found = resume()
     assert found["ok"] == ["goes on from sft/checkpoints/rollout_000002 at step 2 of 4 (optimizer step 2)"]

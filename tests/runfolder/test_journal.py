@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 from whet.observe import Headline, PlainDisplay
 from whet.observe.files import BLOCK_BYTES, AppendedLines, replace_file
+from whet.opened import open_run
 from whet.runfolder import journal as journal_module
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, LoggedDisplay, read_rows
+from whet.supervised_settings import SupervisedRunConfig
 from whet.types import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,3 +289,13 @@ def test_a_display_told_alone_keeps_the_log_clean(tmp_path, journal):
     if journal.failure("t", FAILURE):
         display.display.warn(f"trajectory t failed: {FAILURE.message}")
     assert "Tom has" in shown.calls[0][1] and "Tom has" not in (tmp_path / LOG).read_text()
+
+
+def test_pythons_warnings_are_in_the_log_while_a_run_works(tmp_path):
+    config = SupervisedRunConfig.model_validate(
+        {"run_dir": str(tmp_path / "run"), "model": {"path": "model", "device": "cpu"}, "data": {"path": "rows.jsonl"}, "num_steps": 1}
+    )
+    before = warnings.showwarning
+    with open_run(config, "whet sft"):
+        warnings.showwarning("slowly does it", UserWarning, __file__, 1)
+    assert "warning slowly does it" in (tmp_path / "run/log.txt").read_text() and warnings.showwarning is before
