@@ -85,7 +85,7 @@ def test_where_a_teacher_teaches_rewards_may_be_constant():
 
 
 def test_where_the_limits_cut_most_replies_off_they_are_told_beside_a_constant_reward():
-    limits = r"of the last one 100% were cut off .*max_turn_tokens.*: are they too low\?"
+    limits = r"of the last one 100% were cut off .*max_turn_tokens.*: is the reward a constant, or are the limits too low\?"
     for ends, words in ((CUT, limits), (Outcome.COMPLETED, "0: is the reward a constant")):
         guard = RewardGuard(limit=3)
         (told,) = filter(None, [guard.see(rollout(0.0, 0.0, None, ends=ends)) for _ in range(3)])

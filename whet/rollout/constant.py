@@ -59,8 +59,8 @@ class RewardGuard:
         ends = [trajectory.outcome for group in groups for trajectory in group.played if trajectory.outcome.valid]
         self._cut = ends.count(Outcome.TRUNCATED) / len(ends)
         self._num_constant += 1
-        asked = "are they too low" if self._mostly_cut else "is the reward a constant"
-        return f"{self._told}: {asked}?" if self._num_constant == WARN_AFTER else None
+        limits = ", or are the limits too low" if self._mostly_cut else ""
+        return f"{self._told}: is the reward a constant{limits}?" if self._num_constant == WARN_AFTER else None
 
     def _lost(self, scores: Sequence[float]) -> str | None:
         """What to say of rewards that fell to one and the same number: nothing leads up again from there."""
