@@ -192,6 +192,24 @@ def test_retries_have_a_budget_between_two_updates():
     run(main())
 
 
+@pytest.mark.parametrize("refill", [True, False])
+def test_in_deterministic_mode_nothing_depends_on_which_group_ends_first(refill):
+    def told(waits):
+        async def late(trajectory):
+            for _ in range(waits(int(trajectory.task.id[1:]))):
+                await asyncio.sleep(0)
+            return Rewards(1.0)
+
+        control = ControlConfig.model_validate({"filters": [{"name": "zero_std"}], "refill": refill, "over_sample": 2.0})
+        world = World(control, deterministic=True, groups=3, samples=1, reward=late, keep=is_odd)
+        taken = run(world.roll())
+        return names(taken.groups), [(group.task.id, group.dropped) for group in taken.dropped]
+
+    kept, dropped = told(lambda n: 20 * n)
+    assert len(kept) == 3 and len(dropped) >= 3
+    assert told(lambda n: 400 - 20 * n) == (kept, dropped)
+
+
 def test_what_is_refused_is_not_played_again():
     world = World(ControlConfig(retries=5), groups=1, samples=1)
     calls = []

@@ -15,7 +15,7 @@ from whet.rollout.buffer import Buffer, Spare
 from whet.rollout.control import ControlConfig
 from whet.rollout.ending import end_jobs
 from whet.rollout.filters import Filter
-from whet.rollout.order import Order
+from whet.rollout.order import Order, begun
 from whet.rollout.play import Play
 from whet.rollout.player import Game, Player
 from whet.rollout.report import RolloutFailed
@@ -86,6 +86,8 @@ class Rollouts:
         self._entry: tuple[JSON, JSON] | None = None
         """In deterministic mode, what was before the rollout under way: source and self."""
         self._fault: BaseException | None = None
+        self._scored: dict[Play, Group] = {}
+        """Groups that have ended, as they were scored; no filter has seen them yet."""
         self._tally = Tally()
         self._pauses = Pauses()
         self._changed: asyncio.Event = asyncio.Event()
@@ -160,6 +162,7 @@ class Rollouts:
     async def close(self) -> None:
         """End whatever is under way, without a word."""
         await self._withdraw(self._buffer.playing, None)
+        self._scored.clear()
         self._buffer.forget_spare()
         self._fault = None
 
@@ -264,21 +267,30 @@ class Rollouts:
             if play.withdrawn:  # while its siblings were scored: it is finished another time
                 return
             self._tally.spoilt(play.group(), group)
-            reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
+            play.jobs.clear()
+            self._scored[play] = group
+            if not self._player.deterministic or len(self._scored) == len(self._buffer.playing):
+                self._settle()
         except Exception as error:  # a filter failed
             self._fault = self._fault or error
-        else:
+        self._changed.set()
+        if self._control.overlaps and not self._taking:
+            self._fill()
+
+    def _settle(self) -> None:
+        """Keep or drop what has ended, in the order in which it was begun: in deterministic mode all has ended by then, so that nothing
+        depends on what ended first."""
+        scored = sorted(self._scored.items(), key=lambda each: begun(each[0]))
+        self._scored.clear()
+        for play, group in scored:
+            reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
             self._buffer.playing.remove(play)
-            play.jobs.clear()
             if reason is None:
                 self._keep(play, group)
             elif self._control.refill:
                 self._judged(group, reason)
             else:
                 self._buffer.spare.append(Spare(play, group, reason))
-        self._changed.set()
-        if self._control.overlaps and not self._taking:
-            self._fill()
 
     def _keep(self, play: Play, group: Group) -> None:
         play.take_over(group)
