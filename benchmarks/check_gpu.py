@@ -78,7 +78,7 @@ def check(
     merged: dict[str, Any] = {
         "command": " ".join(["python benchmarks/check_gpu.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": f"{platform.python_version()} ({sys.executable})",
+        "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": packages(out, wheels, installed, environment),
         "sections": {},

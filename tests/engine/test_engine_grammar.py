@@ -14,6 +14,7 @@ from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded import core as core_module
 from whet.engine.embedded import grammar as grammar_module
+from whet.engine.embedded import grammar_trial
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.grammar import Grammars, Matching
@@ -274,6 +275,16 @@ def test_a_grammar_that_takes_any_time_to_build_is_refused(grammars, schema):
         with pytest.raises(ValueError, match="json_schema: it takes over 4 s of a processor or 512 MiB to build"):
             grammars.check(bomb)
     grammars.check(Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": 60})))
+
+
+def test_a_process_that_cannot_try_a_grammar_out_is_no_fault_of_the_grammar(grammars, monkeypatch, tmp_path):
+    (tmp_path / "trial.py").write_text("import llguidance_that_is_not_there")
+    monkeypatch.setattr(grammar_trial, "__file__", str(tmp_path / "trial.py"))
+    asked = Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": 61}))
+    with pytest.raises(RuntimeError, match=r"ended with status 1 before it began: .*trial\.py"):
+        grammars.check(asked)
+    monkeypatch.undo()
+    grammars.check(asked)  # nothing was kept of it
 
 
 def test_what_one_sequence_cannot_draw_from_is_its_own_failure(model, monkeypatch):

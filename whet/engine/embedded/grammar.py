@@ -6,12 +6,13 @@ What may come next is a function of a reply's own tokens, so neither preemption,
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,11 @@ class Grammars:
             raise ValueError(NEEDED) from error
         with _refused_as(grammar.kind):
             text = written(grammar)
-            _try_out(text)
+        fits = _can_be_built(text)
+        with _refused_as(grammar.kind):
+            if not fits:
+                limits = f"{grammar_trial.CPU_LIMIT_S} s of a processor or {grammar_trial.MEMORY_LIMIT_BYTES >> 20} MiB"
+                raise ValueError(f"it takes over {limits} to build: are its numbers too large?")
             limits = LLParserLimits(**LIMITS)  # pyright: ignore[reportArgumentType]
             matcher = LLMatcher(tokens, text, log_level=0, limits=limits)
             if matcher.is_error() and (wrong := _fault(text)):
@@ -210,21 +215,24 @@ def _refused_as(kind: str) -> Iterator[None]:
         raise ValueError(text if text.startswith(f"{kind}:") else f"{kind}: {text}") from None
 
 
-def _try_out(text: str) -> None:
-    """Build a grammar in another process, which can be stopped.
+def _can_be_built(text: str) -> bool:
+    """Tell whether a grammar can be built within bounds: tried in another process, which can be stopped.
 
     Raises:
-        ValueError: it takes too much.
+        RuntimeError: that process did not come so far as to try.
     """
     command = (sys.executable, "-P", grammar_trial.__file__)
-    request, ended = json.dumps({"text": text, "limits": LIMITS}).encode(), None
-    with suppress(subprocess.TimeoutExpired):
+    request = json.dumps({"text": text, "limits": LIMITS}).encode()
+    try:
         ended = subprocess.run(
-            command, input=request, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=child_environment(), timeout=TRIAL_LIMIT_S
+            command, input=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment(), timeout=TRIAL_LIMIT_S
         )
-    if ended is None or ended.returncode:
-        limits = f"{grammar_trial.CPU_LIMIT_S} s of a processor or {grammar_trial.MEMORY_LIMIT_BYTES >> 20} MiB"
-        raise ValueError(f"it takes over {limits} to build: are its numbers too large?")
+    except subprocess.TimeoutExpired:
+        return False
+    if ended.stdout != grammar_trial.BEGUN:
+        how = f"ended with status {ended.returncode} before it began: {shlex.join(command)}"
+        raise RuntimeError(f"the process that tries grammars out {how}")
+    return ended.returncode == 0
 
 
 def _first_line(text: str) -> str:

@@ -11,6 +11,8 @@ import sys
 CPU_LIMIT_S = 4
 MEMORY_LIMIT_BYTES = 1 << 29
 """Beside what the process has when it starts."""
+BEGUN = b"."
+"""Said on standard output when all is there to build with: what ends the process from then on is the grammar."""
 
 
 def main() -> None:
@@ -19,6 +21,8 @@ def main() -> None:
 
     request = json.load(sys.stdin.buffer)
     tokenizer = LLTokenizer("byte")
+    sys.stdout.buffer.write(BEGUN)
+    sys.stdout.flush()
     _limit()
     try:
         LLMatcher(tokenizer, request["text"], log_level=0, limits=LLParserLimits(**request["limits"]))
