@@ -41,6 +41,7 @@ def filtered_by(bench: Bench, *names: str) -> Told:
 def timing(bench: Bench) -> Told:
     return together(
         bench.refused("control.max_staleness=1", "deterministic=true"),
+        bench.refused("control.retries=1", "deterministic=true"),
         bench.refused("control.partial=true", "deterministic=true"),
         bench.refused("control.overlap=true"),
         bench.refused("control.max_staleness=1", "control.partial=true"),
@@ -105,6 +106,7 @@ CONTROL = (
         remedy="Change what the message names.",
         words=(
             "control.max_staleness=1 with deterministic=true",
+            "control.retries=1 with deterministic=true",
             "control.partial=True with deterministic=true",
             "control.overlap is true with max_staleness=0",
             "control.partial has no meaning with overlap",

@@ -52,7 +52,7 @@ class ControlConfig(Config):
     order: Reference | None = None
     """Which of the finished groups are trained on first: an import reference to a function that sorts them; none: the one begun first."""
     retries: int = Field(default=0, ge=0)
-    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed."""
+    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed. Not with deterministic=true."""
     retry_budget: int | None = Field(default=None, ge=0)
     """Retries in all between two updates; none: any number."""
     rollout: Reference | None = None
@@ -103,9 +103,9 @@ def refuse_timing(config: ControlConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
-    for key, used in (("max_staleness", config.overlaps), ("partial", config.partial)):
+    for key, used in (("max_staleness", config.overlaps), ("partial", config.partial), ("retries", config.retries > 0)):
         if used:
             raise ValueError(
-                f"control.{key}={getattr(config, key)} with deterministic=true: what is sampled under which version depends on how long "
-                f"things take, so the bits would differ; leave control.{key} out, or set deterministic=false"
+                f"control.{key}={getattr(config, key)} with deterministic=true: what is sampled when, and under which version, depends on "
+                f"how long things take, so the bits would differ; leave control.{key} out, or set deterministic=false"
             )
