@@ -52,7 +52,8 @@ class ControlConfig(Config):
     order: Reference | None = None
     """Which of the finished groups are trained on first: an import reference to a function that sorts them; none: the one begun first."""
     retries: int = Field(default=0, ge=0)
-    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed. Not with deterministic=true."""
+    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed. Not with
+    deterministic=true."""
     retry_budget: int | None = Field(default=None, ge=0)
     """Retries in all between two updates; none: any number."""
     rollout: Reference | None = None
