@@ -11,7 +11,7 @@ from whet.algo.dpo import DpoConfig
 from whet.algo.reward_model import RewardModelConfig
 from whet.cluster.config import ENGINE_KEYS
 from whet.config import Config, refuse_unread
-from whet.core.weights import ReducerName
+from whet.core.choices import ReducerName
 from whet.data.chat_config import ChatConfig
 from whet.data.preference import PreferenceConfig
 from whet.data.supervised import SupervisedConfig

@@ -11,18 +11,8 @@ from torch import Tensor
 from tests.parity.golden_batches import Rows, by_source
 from whet.algo.correction_presets import PRESETS, Preset
 from whet.core.batch import TrainBatch
-from whet.core.correction import (
-    Correction,
-    Rejection,
-    correct,
-    divergence,
-    kept,
-    level_log_ratio,
-    normalizer,
-    sampling_log_ratio,
-    vetoed,
-    within,
-)
+from whet.core.choices import Correction, Rejection
+from whet.core.correction import correct, divergence, kept, level_log_ratio, normalizer, sampling_log_ratio, vetoed, within
 from whet.core.losses import ratio_of
 from whet.core.mismatch import batch_mismatch, effective_sample_size, mismatch_of, spread_of
 from whet.core.segments import per_sample_max, per_sample_mean

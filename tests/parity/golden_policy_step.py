@@ -19,7 +19,8 @@ from whet.algo.policy import PolicyGradient
 from whet.algo.sft import sft_loss
 from whet.algo.surrogates import LossConfig
 from whet.core.batch import TokenOutputs
-from whet.core.correction import Correction, correct, sampling_log_ratio
+from whet.core.choices import Correction
+from whet.core.correction import correct, sampling_log_ratio
 from whet.core.logprobs import chunked_logprobs
 from whet.core.losses import sequence_log_ratio, value_loss
 from whet.core.segments import per_sample_count

@@ -12,19 +12,8 @@ from torch import Tensor
 from whet.algo.correction_presets import PRESETS, Preset, PresetName
 from whet.config import Config, refuse_unread
 from whet.core.batch import TrainBatch
-from whet.core.correction import (
-    Bound,
-    Correction,
-    Level,
-    Rejection,
-    Statistic,
-    Weights,
-    correct,
-    kept,
-    normalizer,
-    sampling_log_ratio,
-    vetoed,
-)
+from whet.core.choices import Bound, Correction, Level, Rejection, Statistic
+from whet.core.correction import Weights, correct, kept, normalizer, sampling_log_ratio, vetoed
 from whet.core.mismatch import effective_sample_size, mismatch_of
 from whet.core.segments import per_sample_count
 from whet.observe.metrics import Mean, Metrics

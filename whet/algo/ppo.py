@@ -10,9 +10,10 @@ from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, Credit, of_tokens
 from whet.algo.policy import PolicyConfig, PolicyGradient
 from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.choices import CreditOver, RewardAt
 from whet.core.losses import value_loss
 from whet.core.preference import last_tokens
-from whet.core.returns import CreditOver, RewardAt, gae, rewards_on_tokens, time_steps
+from whet.core.returns import gae, rewards_on_tokens, time_steps
 from whet.core.weights import ReducerName, ScaledReducerName
 from whet.observe.metrics import Mean
 

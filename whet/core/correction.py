@@ -11,24 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch
+from whet.core.choices import Correction, Level, Rejection, Statistic
 from whet.core.losses import MAX_LOG_RATIO
 from whet.core.segments import per_sample_count, per_sample_max, per_sample_mean, per_sample_sum
 from whet.core.whiten import masked_mean
-
-Level = Literal["token", "sequence", "geometric"]
-"""Whose ratio: each token's, the product over the sample, or the product's root (the geometric mean)."""
-Bound = Literal["truncate", "clip", "icepop", "mask"]
-"""What happens outside of the bounds. truncate: the weight is at most `high`; clip: it is within [low, high]; icepop: it is 0;
-mask: it stays, and the token is rejected."""
-Statistic = Literal[
-    "token_k1", "token_k2", "token_k3", "sum_k1", "sum_k2", "sum_k3", "mean_k1", "mean_k2", "mean_k3", "max_k2", "max_k3"
-]
 
 
 def sampling_log_ratio(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
@@ -42,26 +33,6 @@ def level_log_ratio(batch: TrainBatch, log_ratio: Tensor, level: Level) -> Tenso
         return log_ratio
     pooled = per_sample_sum(batch, log_ratio) if level == "sequence" else per_sample_mean(batch, log_ratio)
     return pooled[batch.sample_of_token]
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How importance weights are made."""
-
-    level: Level = "token"
-    bound: Bound = "truncate"
-    high: float = 2.0
-    low: float | None = None
-    """None: 1 / high."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.bottom < self.high:
-            raise ValueError(f"importance weights are bounded by low < high, but low is {self.bottom} and high is {self.high}")
-
-    @property
-    def bottom(self) -> float:
-        """The lower bound."""
-        return 1.0 / self.high if self.low is None else self.low
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,34 +97,6 @@ def divergence(batch: TrainBatch, log_ratio: Tensor, statistic: Statistic) -> Te
     column = {"k1": -clamped, "k2": 0.5 * clamped.square(), "k3": clamped.expm1() - clamped}[kind]
     pools = {"sum": per_sample_sum, "mean": per_sample_mean, "max": per_sample_max}
     return column if pool == "token" else pools[pool](batch, column)[batch.sample_of_token]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Tokens are kept where a statistic is within its bounds."""
-
-    statistic: Statistic
-    high: float
-    """Largest value. For k1: of the ratio pi_rollout / pi_train, and the bound is its logarithm."""
-    low: float | None = None
-    """For k1: smallest ratio; None: 1 / high. The others have no lower bound."""
-
-    def __post_init__(self) -> None:
-        if self.high <= 0 or (self.low is not None and self.low <= 0):
-            raise ValueError(f"{self.statistic}: bounds must be positive, not {self.low} and {self.high}")
-        if self.low is not None and not self.of_ratio:
-            raise ValueError(f"{self.statistic} has an upper bound alone: it is never negative, so leave out low={self.low}")
-
-    @property
-    def of_ratio(self) -> bool:
-        return self.statistic.endswith("k1")
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Of the statistic itself."""
-        if not self.of_ratio:
-            return 0.0, self.high
-        return math.log(1.0 / self.high if self.low is None else self.low), math.log(self.high)
 
 
 def kept(batch: TrainBatch, log_ratio: Tensor, rejections: Sequence[Rejection]) -> Tensor:

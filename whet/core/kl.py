@@ -6,13 +6,13 @@ policy loss has (`losses.ratio_of`); `low_var` is the one that stops where the p
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from whet.core.choices import KLName
 from whet.core.losses import MAX_EXPONENT
 
-KLName = Literal["k1", "k2", "k3", "low_var", "abs"]
 MAX_LOW_VAR = 10.0
 
 

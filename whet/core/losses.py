@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch
+from whet.core.choices import SequenceGradient
 from whet.core.segments import per_sample_mean
 
 MAX_LOG_RATIO = 20.0
@@ -17,10 +17,6 @@ MAX_EXPONENT = 80.0
 """exp(80) is 5e34: a thousandth of float32's range, which leaves room for what a ratio is multiplied by."""
 MAX_SEQUENCE_LOG_RATIO = 10.0
 """Upper clamp of a sequence's log-ratio, which is a mean over its tokens."""
-
-SequenceGradient = Literal["token", "sequence"]
-"""Where the gradient of a sequence's ratio goes. token: through each token's own log-prob (GSPO-token; verl); sequence:
-through the mean over the sequence (GSPO; slime). They differ only if advantages or weights differ within a sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,13 @@ advantage of what follows it, unchanged and undiscounted. Credit flows through a
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch
+from whet.core.choices import CreditOver, RewardAt
 from whet.core.segments import chains_of, reverse_scan
 from whet.types import Origin
-
-CreditOver = Literal["actions", "all"]
-"""actions: the trained tokens are the time steps (verl's convention); all: so are the environment's (slime's)."""
-RewardAt = Literal["last_action", "last_token"]
 
 
 def time_steps(batch: TrainBatch, over: CreditOver) -> Tensor:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch
+from whet.core.choices import Align
 from whet.core.segments import chains_of
 from whet.types import Origin
-
-Align = Literal["action", "position"]
-"""What counts as the same step in two trajectories. action: their n-th trained token (verl's tir_optimal_token_baseline);
-position: the n-th token after the prompt, whoever wrote it (verl's optimal_token_baseline)."""
 
 
 def optimal_token_baseline(

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whet.core.batch import TrainBatch, one_per_trajectory
+from whet.core.choices import ReducerName, ScaledReducerName
 from whet.core.segments import per_sample_count
 
-ReducerName = Literal["token_mean", "sample_mean", "group_mean", "token_sum_mean", "sequence_mean", "sequence_sum"]
-ScaledReducerName = Literal["constant", "constant_length"]
-"""These divide by a number of the user's."""
 Reducer = Callable[[TrainBatch], Tensor]
 
 
