@@ -54,7 +54,7 @@ def told_defaults(here: Page) -> None:
         mine = {key: value for key, value in defaults(policy_config(name)).items() if key not in shared or shared[key] != value}
         assert flat_toml(cell.text) == mine, name
         here.see(cell.start, cell.start + len(cell.text))
-    (given, unset) = here.found(r"Shared by all: ((?:.|\n)*?) Unset: (.*)\.\n")
+    (given, unset) = here.found(r"Shared by all: ((?:.|\n)*?) Unset: ((?:.|\n)*?)\.\n")
     assert flat_toml(given.text) == {key: value for key, value in shared.items() if value is not None}
     assert set(re.findall(r"`([\w.]+)`", unset.text)) == {key for key, value in shared.items() if value is None}
     for name, (config, heading) in SUPERVISED.items():
