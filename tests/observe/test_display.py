@@ -160,6 +160,12 @@ def test_pace_of_the_last_step_alone(clock):
     assert pace.eta_s == 0.0
 
 
+def test_a_time_within_a_phase_is_not_counted_beside_it(clock):
+    pace = Pace(1, clock)
+    pace.step(1, {"time/rollout_s": 1.0, "time/engine_busy_s": 0.9, "time/update_s": 3.0, "time/compile_s": 2.0, "time/step_s": 4.0})
+    assert pace.split() == [("update", 0.75), ("rollout", 0.25)]
+
+
 def test_the_panel_shows_progress_phase_bottleneck_and_headlines(live, clock):
     live.start("whet quickstart", 300, {"model": "tiny model", "device": "cpu"})
     for step in range(1, 13):

@@ -16,6 +16,8 @@ Clock = Callable[[], float]
 
 WINDOW_STEPS = 20
 """Steps that the estimated time and the time split look back on."""
+NO_PHASES = ("time/step_s", "time/engine_busy_s", "time/compile_s")
+"""Times that are no phase of their own: the whole step, and what lies within phases that are counted already."""
 MIN_SHARE = 0.1
 """The smallest share of a step that the line of a step names."""
 
@@ -259,4 +261,4 @@ def check_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
 def _phase_seconds(values: Mapping[str, float]) -> dict[str, float]:
     """The top-level phases of `Phases.take()`, with `other`; nested ones are part of them, `step` is their sum."""
     keys = [key for key in values if key.startswith("time/") and key.endswith("_s") and key.count("/") == 1]
-    return {key.removeprefix("time/").removesuffix("_s"): values[key] for key in keys if key != "time/step_s"}
+    return {key.removeprefix("time/").removesuffix("_s"): values[key] for key in keys if key not in NO_PHASES}
