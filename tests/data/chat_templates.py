@@ -47,6 +47,19 @@ LAST_USER = """\
 {%- for message in messages %}{% if message.role == 'user' %}{% set last.place = loop.index0 %}{% endif %}{% endfor %}
 {%- set ns_last = [last.place] %}"""
 
+THINKING = """\
+{%- set last = namespace(place=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set last.place = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' and loop.index0 > last.place and (loop.last or message.reasoning_content) %}
+{{- '<think>\\n' + (message.reasoning_content or '').strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""As Qwen3's: thinking is a field of its own, and written behind the last user's turn alone."""
+
 LLAMA3 = """\
 {{- bos_token }}
 {%- for message in messages %}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from chat_templates import KINDS, tokenizer_of
+from chat_templates import KINDS, THINKING, tokenizer_of
 from pydantic import ValidationError
 
 from whet.data.masks import frame_lengths, mask_conversation
 from whet.data.messages import messages_from
 from whet.data.supervised import SupervisedConfig, supervised_source
 from whet.data.template import Renderer
-from whet.types import Message, ToolCall
+from whet.types import Message, Task, ToolCall
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 OPENING = (Message("system", "sys"), Message("user", "ask"))
@@ -147,6 +148,43 @@ def test_a_template_that_wants_arguments_as_text_gets_those_of_the_row():
     for given, shown in (('{"b":2}', '{"b":2}'), ({"b": 2}, '{"b": 2}')):
         tokens, _ = mask_conversation("delta", renderer, messages_from(rows_of_calls(given), "row"))
         assert f'"arguments": {shown}}}' in renderer.decode(tokens)
+
+
+THOUGHTS = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b", "reasoning_content": "hmm"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [{"name": "f", "arguments": '{"x": 1}'}]},
+    {"role": "tool", "content": "1"},
+    {"role": "assistant", "content": "d", "reasoning_content": "then"},
+)
+
+
+def test_thinking_that_is_kept_apart_and_flat_calls_train_as_the_template_writes_them():
+    renderer, messages = renderer_with(THINKING), messages_from(list(THOUGHTS), "row")
+    assert messages[3].tool_calls == (ToolCall("f", {"x": 1}),)
+    first, call, last = "<think>\nhmm\n</think>\n\nb<|im_end|>", "<think>\nso\n</think>\n\n", "<think>\nthen\n</think>\n\nd<|im_end|>"
+    call += '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>'
+    assert trained(renderer, mask_conversation("delta", renderer, messages)) == [first, call, last]
+    rendered = [text.replace("<think>\n", "", 1) + "\n" for text in (call, last)]  # its mask begins behind the opening
+    assert trained(renderer, mask_conversation("qwen3_5", renderer, messages)) == ["b<|im_end|>\n", *rendered]
+
+
+@pytest.mark.parametrize(("name", "template"), [("delta", "chatml"), ("qwen3_5", "chatml"), ("qwen", None), ("distill_qwen", None)])
+def test_thinking_that_is_not_written_is_refused(name, template):
+    renderer = renderer_with(THINKING if template is None else KINDS[template].template)
+    messages = messages_from([*THOUGHTS[:1], THOUGHTS[5]], "row")
+    with pytest.raises(ValueError, match=r"leaves out the thinking \(reasoning_content\) of message 1 \(?assistant"):
+        mask_conversation(name, renderer, messages)
+    silent = [messages[0], replace(messages[1], reasoning_content="")]
+    assert any(mask_conversation(name, renderer, silent)[1])
+
+
+def test_a_prompt_s_thinking_that_the_template_drops_is_told():
+    renderer, messages = renderer_with(THINKING), messages_from(list(THOUGHTS), "row")
+    with pytest.raises(ValueError, match=r"leaves out the thinking \(reasoning_content\) of message 1 \(assistant\)"):
+        renderer.prompt(Task("t", messages[:3]))
+    assert "so\n</think>" in renderer.decode(renderer.prompt(Task("t", messages[2:5])))
 
 
 def test_distill_qwen_trains_the_last_answer_alone():

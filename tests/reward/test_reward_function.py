@@ -63,9 +63,9 @@ def test_a_trajectory_survives_the_wire():
     )
     assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(trajectory)))) == trajectory
     call = ToolCall("add", {"a": 1}, "c1", '{"a":1}')
-    asked = replace(trajectory, task=replace(trajectory.task, prompt=(Message("assistant", "so", (call,)),)))
+    asked = replace(trajectory, task=replace(trajectory.task, prompt=(Message("assistant", "so", (call,), reasoning_content="hm"),)))
     (message,) = trajectory_from_json(json.loads(json.dumps(trajectory_to_json(asked)))).task.prompt
-    assert message.tool_calls == (call,) and message.tool_calls[0].text == call.text
+    assert message.tool_calls == (call,) and message.tool_calls[0].text == call.text and message.reasoning_content == "hm"
     light = trajectory_from_json(trajectory_to_json(trajectory, nuclei=False))
     assert light.turns[0] == replace(trajectory.turns[0], nucleus=None)
 

@@ -107,11 +107,9 @@ class ChatTemplate:
         ids: dict[str | None, tuple[int, int]] = {
             call.id: (i, k) for i, message in enumerate(messages) for k, call in enumerate(message.tool_calls)
         }
-        form = (
-            tuple((m.role, bool(m.content), tuple(bool(c.arguments) for c in m.tool_calls), ids.get(m.tool_call_id)) for m in messages),
-            bool(tools),
-            first,
-        )
+        calls = [tuple(bool(call.arguments) for call in message.tool_calls) for message in messages]
+        said = [(m.role, bool(m.content), bool(m.reasoning_content), ids.get(m.tool_call_id)) for m in messages]
+        form = (*said, *calls, bool(tools), first)
         if len(self._forms) > MAX_FORMS:
             self._forms.clear()
         if form not in self._forms:
@@ -119,7 +117,8 @@ class ChatTemplate:
                 self._forms[form] = left_out(self, messages, [dict(tool) for tool in tools], first)
             except ValueError:  # it takes these messages, but not such with numbers in them
                 text = self([message.to_dict() for message in messages], [dict(tool) for tool in tools], False)
-                missing = next((i for i, message in enumerate(messages) if i >= first and message.content.strip() not in text), None)
+                parts = [(m.content.strip(), (m.reasoning_content or "").strip()) for m in messages]
+                missing = next((i for i, pair in enumerate(parts) if i >= first and any(part not in text for part in pair)), None)
                 self._forms[form] = "" if missing is None else f"the words of message {missing} ({messages[missing].role})"
         if self._forms[form]:
             raise ValueError(

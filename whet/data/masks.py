@@ -8,6 +8,7 @@ are here for runs that have to match theirs. A tool's or a user's words train un
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from whet.data.chat_template import Tools
@@ -19,6 +20,8 @@ MaskName = Literal["delta", "qwen", "qwen3", "qwen3_5", "distill_qwen"]
 Masked = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids, and which of them train."""
 
+_THOUGHT = "836194725083"
+"""Digits in the place of a message's thinking."""
 _PROBE = Message("user", "FOR TESTING ONLY")
 _HEADER, _THINK, _END = "<|im_start|>assistant\n", "<think>\n", "<|im_end|>"
 
@@ -43,6 +46,8 @@ def mask_conversation(
     if name == "delta":
         return renderer.supervised(messages, tools, first_trained, silent)
     trains = [message.role == "assistant" and i >= first_trained and i not in silent for i, message in enumerate(messages)]
+    if any(message.reasoning_content for message in messages):
+        _refuse_no_thinking(name, renderer, messages, tools, trains)
     return _WAYS[name](renderer, messages, tools, trains)
 
 
@@ -137,6 +142,18 @@ _WAYS: dict[str, Callable[[Renderer, Sequence[Message], Tools, Sequence[bool]], 
     "qwen3_5": whole_text,
     "distill_qwen": last_answer,
 }
+
+
+def _refuse_no_thinking(name: str, renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> None:
+    """See that the last thinking is written. That of earlier turns may be dropped by the template's own rule, as the others train."""
+    last = max(i for i, message in enumerate(messages) if message.reasoning_content)
+    probe = [replace(message, reasoning_content=_THOUGHT) if i == last else message for i, message in enumerate(messages)]
+    tokens, _ = _WAYS[name](renderer, probe, tools, trains)
+    if _THOUGHT not in renderer.decode(tokens):
+        raise ValueError(
+            f"mask = {name} with this chat template leaves out the thinking (reasoning_content) of message {last} "
+            f"({messages[last].role}); use mask = delta, or a template that writes it there (data.template)"
+        )
 
 
 def _ids(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:

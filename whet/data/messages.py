@@ -13,7 +13,7 @@ from whet.data.files import describe_value
 from whet.data.strict_json import parse_json
 from whet.types import JSON, Message, ToolCall
 
-_KEYS = ("role", "content", "tool_calls", "name", "tool_call_id")
+_KEYS = ("role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content")
 
 
 def messages_from(value: JSON, where: str) -> tuple[Message, ...]:
@@ -108,7 +108,7 @@ def _message(value: JSON, where: str) -> Message:
     value = {key: item for key, item in value.items() if item is not None}
     if unknown := [key for key in value if key not in _KEYS]:
         raise ValueError(f"{where} has the key {unknown[0]!r}, which is not supported; known are {', '.join(_KEYS)}")
-    for key in ("role", "name", "tool_call_id"):
+    for key in ("role", "name", "tool_call_id", "reasoning_content"):
         if not isinstance(value.get(key, ""), str):
             raise ValueError(f"{where}: {key} is {describe_value(value[key])}, expected text")
     if not value.get("role"):
@@ -124,6 +124,7 @@ def _message(value: JSON, where: str) -> Message:
         tool_calls=tuple(_tool_call(call, f"{where}, tool call {index}") for index, call in enumerate(calls)),
         name=value.get("name"),
         tool_call_id=value.get("tool_call_id"),
+        reasoning_content=value.get("reasoning_content"),
     )
 
 
@@ -147,7 +148,9 @@ def _part(part: JSON, where: str) -> str:
 
 
 def _tool_call(value: JSON, where: str) -> ToolCall:
-    function = value.get("function") if isinstance(value, dict) else None
+    """A call in OpenAI's form, or flat, with name and arguments beside each other."""
+    flat = isinstance(value, dict) and value.get("function") is None and value.get("arguments") is not None
+    function = value.get("function") if isinstance(value, dict) and not flat else value
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         form = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
         raise ValueError(f"{where} is {describe_value(value)}, expected {form}")

@@ -114,6 +114,8 @@ class SpecialText:
         out = message.to_dict()
         out["role"] = self._role(message.role)
         out["content"] = self.text(message.content, inner=message.role in WORDS)
+        if message.reasoning_content is not None:
+            out["reasoning_content"] = self.text(message.reasoning_content, inner=message.role in WORDS)
         for key in ("name", "tool_call_id"):
             if key in out:
                 out[key] = self._name(out[key])

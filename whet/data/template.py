@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -198,7 +199,7 @@ class Renderer:
                 context = self._answer(messages[i + 1 : following], marked[i + 1 : following], said)
                 tokens.extend(context)
                 mask.extend([False] * len(context))
-        self._template.refuse_left_out(messages[: places[-1] + 1], tools)
+        self._refuse_left_out(messages[: places[-1] + 1], tools)
         return tuple(tokens), tuple(mask)
 
     def render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
@@ -271,6 +272,14 @@ class Renderer:
         stop = next(iter(self._ends.of(calls=calls)), None)
         ends = self.stop_token_ids[0] if stop is None else cast(int, self.tokenizer.convert_tokens_to_ids(stop))
         return (*self._encoder.encode(said, before_it), ends)
+
+    def _refuse_left_out(self, messages: Sequence[Message], tools: Tools) -> None:
+        """See that nothing of a conversation is left out turn by turn: thinking that the template drops later is written in its turn."""
+        silent = [replace(message, reasoning_content=None) for message in messages]
+        self._template.refuse_left_out(silent, tools)
+        for i, message in enumerate(messages):
+            if message.reasoning_content:
+                self._template.refuse_left_out([*silent[:i], message], tools, first=i)
 
     def _marked(self, messages: Sequence[Message]) -> list[dict[str, JSON]]:
         came_as_text = any(call.text is not None for message in messages for call in message.tool_calls)

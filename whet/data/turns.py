@@ -129,9 +129,10 @@ def left_out(apply: Apply, messages: Sequence[Message], tools: Dicts, first: int
     numbered = [_numbered(i, message) for i, message in enumerate(messages)]
     text = _Text(apply([message.to_dict() for message in numbered], tools, False))
     for i, message in enumerate(numbered[first:], start=first):
+        thinking = [] if text.has(message.reasoning_content or "") else ["the thinking (reasoning_content)"]
         words = [] if text.has(message.content) else ["the words"]
         calls = (f"call {k}" for k, call in enumerate(message.tool_calls) if not _shows(text, call))
-        if missing := [*islice(calls, MAX_TOLD), *words]:
+        if missing := [*islice(calls, MAX_TOLD), *thinking, *words]:
             what = " and ".join(missing)
             return f"{what} of message {i} ({message.role})"
     return ""
@@ -153,10 +154,12 @@ class _Text:
 
 def _numbered(place: int, message: Message) -> Message:
     calls = tuple(
-        ToolCall(_number(place, 2 * k + 1), {key: _number(place, 2 * k + 2) for key in list(call.arguments)[:1]}, call.id)
+        ToolCall(_number(place, 2 * k + 2), {key: _number(place, 2 * k + 3) for key in list(call.arguments)[:1]}, call.id)
         for k, call in enumerate(message.tool_calls)
     )
-    return Message(message.role, _number(place, 0) if message.content else "", calls, message.name, message.tool_call_id)
+    words = _number(place, 0) if message.content else ""
+    thinking = _number(place, 1) if message.reasoning_content else message.reasoning_content
+    return Message(message.role, words, calls, message.name, message.tool_call_id, thinking)
 
 
 def _number(place: int, part: int) -> str:

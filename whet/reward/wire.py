@@ -97,12 +97,13 @@ def _message_to_json(message: Message) -> JSON:
         "tool_calls": [[call.name, dict(call.arguments), call.id, call.text] for call in message.tool_calls],
         "name": message.name,
         "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
     }
 
 
 def _message_from_json(data: JSON) -> Message:
     calls = tuple(ToolCall(*call) for call in data["tool_calls"])
-    return Message(data["role"], data["content"], calls, data["name"], data["tool_call_id"])
+    return Message(data["role"], data["content"], calls, data["name"], data["tool_call_id"], data["reasoning_content"])
 
 
 def _turn_to_json(turn: Turn) -> JSON:

@@ -78,6 +78,8 @@ class Message:
     name: str | None = None
     """For a tool's reply: which tool."""
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """An assistant's thinking, where it is kept apart from the words; where it goes is up to the chat template."""
 
     def to_dict(self, *, as_written: bool = False) -> dict[str, JSON]:
         """The form that chat templates read; `as_written`: the arguments of calls that came as JSON text are that text."""
@@ -98,6 +100,8 @@ class Message:
             out["name"] = self.name
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            out["reasoning_content"] = self.reasoning_content
         return out
 
 
