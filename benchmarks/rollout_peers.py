@@ -22,7 +22,8 @@ from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 EOS = 5

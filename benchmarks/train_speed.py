@@ -29,7 +29,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import token_mean
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.types import Origin, Sample
 

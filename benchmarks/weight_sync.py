@@ -28,7 +28,8 @@ from machine import RESULTS, machine
 from transformers import Qwen3Config
 
 from whet.algo.sft import sft_loss
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.meta import without_contents
 from whet.model.naming import Naming

@@ -30,12 +30,15 @@ from whet.engine.pool.pool import to_errors
 from whet.env.build import EnvConfig, build_env_factory
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
 from whet.loop import Observer
-from whet.model.causal import CausalModel, ModelConfig, load_causal, pick_device, torch_thread
+from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
+from whet.model.config import ModelConfig
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import ScalarModel, load_scalar
-from whet.observe import Headline, Phases, RecordWriter, build_display, build_trackers
+from whet.observe.display import Headline, build_display
 from whet.observe.files import replace_file
-from whet.observe.trackers import JsonlTracker
+from whet.observe.records import RecordWriter
+from whet.observe.spans import Phases
+from whet.observe.trackers import JsonlTracker, build_trackers
 from whet.opened import OpenRun
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.model import ScorerOf

@@ -19,7 +19,8 @@ from whet.engine.embedded.stops import Decode
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Tell
 from whet.engine.pool.pool import to_errors
-from whet.model.causal import CausalModel, ModelConfig, pick_device
+from whet.model.causal import CausalModel, pick_device
+from whet.model.config import ModelConfig
 from whet.transport.settings import Syncing
 
 

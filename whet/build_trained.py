@@ -9,8 +9,9 @@ import torch
 
 from whet.checkpoint.store import MANIFEST, CheckpointConfig, CheckpointStore
 from whet.model.causal import CausalModel
+from whet.model.config import LoraConfig
 from whet.model.lora import FILE as ADAPTER_FILE
-from whet.model.lora import LoraConfig, add_adapter
+from whet.model.lora import add_adapter
 from whet.runfolder.journal import END
 from whet.train.torch_native.backend import check_base
 from whet.train.torch_native.saving import BASE, BUFFERS, WEIGHTS, check_buffers, read_tensors

@@ -221,7 +221,7 @@ def score(
     """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
     from whet.config import load_config
     from whet.evaluate.score import ScoreConfig, score_file, short_overrides
-    from whet.observe import build_display
+    from whet.observe.display import build_display
 
     summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(_typed(None, overrides))), output))
     display = build_display("plain", ())
@@ -306,7 +306,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
     Example: whet check examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B --json check.json
     """
     from whet.build import write_summary
-    from whet.observe import build_display
+    from whet.observe.display import build_display
     from whet.preflight.check import AREAS, check
     from whet.preflight.findings import line, summary
 

@@ -43,7 +43,9 @@ from whet.engine.base import Engine, EngineFailed
 from whet.engine.pool.pool import EnginePool
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
-from whet.observe import Display, Metric, Metrics, RecordWriter, build_display, flatten, merge_metrics
+from whet.observe.display import Display, build_display
+from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
+from whet.observe.records import RecordWriter
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
 from whet.rollout.constant import ConstantReward, RewardGuard

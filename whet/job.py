@@ -25,7 +25,7 @@ from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal, pick_device
-from whet.observe import build_display
+from whet.observe.display import build_display
 from whet.preflight.auto import Chosen, auto_degrees, with_degrees
 from whet.process import prepare_process
 from whet.settings import BaseRunConfig, RunConfig

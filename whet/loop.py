@@ -15,8 +15,12 @@ from whet.checkpoint.run_state import RunState, Stateful
 from whet.config import Hook
 from whet.core.batch import TrainBatch, batch_of
 from whet.evaluate.evaluation import EvaluationSet, set_folders
-from whet.observe import Display, Mean, Metrics, Phases, RecordWriter, Tracker, flatten, memory, merge_metrics
-from whet.observe.records import drop_records
+from whet.observe.display import Display
+from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
+from whet.observe.peaks import memory
+from whet.observe.records import RecordWriter, drop_records
+from whet.observe.spans import Phases
+from whet.observe.trackers import Tracker
 from whet.rollout.constant import RewardGuard
 from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe

@@ -14,15 +14,16 @@ from whet.algo import AlgorithmConfig
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread, validated
-from whet.data.chat_config import ChatConfig
+from whet.data.config import ChatConfig
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.env.build import EnvConfig
 from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
-from whet.model.causal import ModelConfig, pick_device
-from whet.observe import ObserveConfig
+from whet.model.causal import pick_device
+from whet.model.config import ModelConfig
+from whet.observe.trackers import ObserveConfig
 from whet.reward import RewardConfig
 from whet.rollout.control import ControlConfig, refuse_timing
 from whet.rollout.sampling import RolloutConfig

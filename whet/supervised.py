@@ -20,7 +20,8 @@ from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_renderer
 from whet.loop import Evaluated
 from whet.model.decoder import DecoderModel
-from whet.observe import Headline, Metrics, merge_metrics
+from whet.observe.display import Headline
+from whet.observe.metrics import Metrics, merge_metrics
 from whet.opened import OpenRun, open_run
 from whet.settings import BaseRunConfig
 from whet.supervised_loop import HeldOut, SupervisedRun, train_supervised

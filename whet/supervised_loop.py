@@ -9,7 +9,7 @@ from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
 from whet.data.special import SPELLED_METRIC
 from whet.loop import Evaluated, Observer
-from whet.observe import Metrics, Total, flatten, merge_metrics
+from whet.observe.metrics import Metrics, Total, flatten, merge_metrics
 from whet.stop import Stop
 from whet.train.batching import due
 from whet.train.supervised import SupervisedLearner

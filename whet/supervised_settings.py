@@ -12,9 +12,7 @@ from whet.algo.reward_model import RewardModelConfig
 from whet.cluster.config import ENGINE_KEYS
 from whet.config import Config, refuse_unread
 from whet.core.choices import ReducerName
-from whet.data.chat_config import ChatConfig
-from whet.data.preference import PreferenceConfig
-from whet.data.supervised import SupervisedConfig
+from whet.data.config import ChatConfig, PreferenceConfig, SupervisedConfig
 from whet.settings import BaseRunConfig, DataConfig, RunConfig
 
 

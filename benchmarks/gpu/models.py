@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import token_mean
 from whet.model.attention import ATTENTION
-from whet.model.causal import CausalModel, ModelConfig, prepare
+from whet.model.causal import CausalModel, prepare
+from whet.model.config import ModelConfig
 from whet.types import Origin, Sample
 
 SHAPES = {

@@ -28,7 +28,8 @@ from whet.checkpoint.convert import convert
 from whet.checkpoint.store import CheckpointStore, find_checkpoint
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.model.causal import ModelConfig, load_causal
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.folders import INDEX, read_weights
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
@@ -215,7 +216,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 from whet.checkpoint.convert import convert
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.folders import write_weights
 from whet.model.meta import meta_causal
 

@@ -15,7 +15,7 @@ import pytest
 from cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 
 from tests.e2e.tiny_run import QUESTIONS
-from whet.observe import read_records
+from whet.observe.records import read_records
 
 DEADLINE_S = 90
 OURS = ("whet.rank", "whet.cluster.engine_worker")

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from whet.data.config import SupervisedConfig
 from whet.data.files import read_rows
 from whet.data.messages import messages_from, tools_from
-from whet.data.supervised import SupervisedConfig, read_conversations
+from whet.data.supervised import read_conversations
 
 
 def both(tmp_path, rows, **options):

@@ -9,9 +9,10 @@ import pytest
 from chat_templates import KINDS, THINKING, tokenizer_of
 from pydantic import ValidationError
 
+from whet.data.config import SupervisedConfig
 from whet.data.masks import frame_lengths, mask_conversation
 from whet.data.messages import messages_from
-from whet.data.supervised import SupervisedConfig, supervised_source
+from whet.data.supervised import supervised_source
 from whet.data.template import Renderer
 from whet.types import Message, Task, ToolCall
 

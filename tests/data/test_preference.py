@@ -5,7 +5,8 @@ import json
 import pytest
 from chat_templates import tokenizer_of
 
-from whet.data.preference import PreferenceConfig, preference_source
+from whet.data.config import PreferenceConfig
+from whet.data.preference import preference_source
 from whet.data.template import Renderer
 
 

@@ -8,14 +8,9 @@ import pytest
 from chat_templates import tokenizer_of
 from pydantic import ValidationError
 
+from whet.data.config import SupervisedConfig
 from whet.data.source import SourceConfig, TaskSource
-from whet.data.supervised import (
-    Conversation,
-    SupervisedConfig,
-    SupervisedSource,
-    read_conversations,
-    supervised_source,
-)
+from whet.data.supervised import Conversation, SupervisedSource, read_conversations, supervised_source
 from whet.data.template import Renderer
 from whet.types import UNSAMPLED, Message, Origin
 

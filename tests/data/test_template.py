@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from tokenizers import AddedToken
 
-from whet.data.chat_config import ChatConfig
+from whet.data.config import ChatConfig
 from whet.data.parsers import parse_none
 from whet.data.template import MARK, Renderer, load_renderer, load_tokenizer
 from whet.data.turns import left_out

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
 from whet.preflight import doctor
 from whet.preflight.check import AREAS, check

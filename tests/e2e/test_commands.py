@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.quickstart.model import SmallModelConfig, make_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from whet.cli import app
 from whet.commands import evaluate, train
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.rollout.report import RolloutFailed
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher

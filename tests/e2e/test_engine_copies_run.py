@@ -10,7 +10,7 @@ import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 from whet.commands import train
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
 
 COPIES = {"embedded": {"copies": 2, "cache_tokens": 2048}}

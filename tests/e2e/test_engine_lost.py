@@ -14,7 +14,7 @@ from whet.commands import train
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.pool.reply import PooledReply
-from whet.observe import read_records
+from whet.observe.records import read_records
 
 ENGINE = {"embedded": {"copies": 2, "cache_tokens": 2048}, "pool": {"restart_backoff_s": 0.1, "health_every_s": 0.5}}
 LONG = {"max_turn_tokens": 90, "max_tokens": 200}

@@ -8,7 +8,7 @@ import pytest
 from tiny_run import make_files, run_config
 
 from whet.commands import evaluate, train
-from whet.observe import read_records
+from whet.observe.records import read_records
 
 
 @pytest.fixture(scope="module", params=["whole", "adapter"])

@@ -15,7 +15,7 @@ from tiny_run import make_files, metrics_of, run_config
 from whet.commands import train
 from whet.data.parsers import parse_hermes
 from whet.env.build import EnvConfig, build_env_factory
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.rollout.control import ControlConfig
 from whet.rollout.filters import build_filters
 from whet.settings import RunConfig

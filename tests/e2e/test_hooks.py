@@ -7,7 +7,7 @@ from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights
 
 from whet.commands import train
 from whet.config import HookFailed
-from whet.observe import read_records
+from whet.observe.records import read_records
 
 CODE = '''
 from dataclasses import replace

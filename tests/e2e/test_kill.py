@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.observe.trackers import is_measurement
 from whet.quickstart.run import QuickstartConfig
 

@@ -25,7 +25,7 @@ from learning import (
 
 from whet.algo.policy import PolicyGradient
 from whet.commands import train
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.supervised import dpo, reward_model, sft
 from whet.types import Origin
 

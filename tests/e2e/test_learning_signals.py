@@ -9,7 +9,7 @@ import pytest
 from learning import chance_of_wanted, make_start, rl_config
 
 from whet.commands import train
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.types import Origin
 
 BY_TOKEN = {"name": f"{Path(__file__).parent / 'token_reward.py'}:score"}

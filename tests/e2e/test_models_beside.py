@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from whet.commands import train
 from whet.model import forest_check
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.quickstart.model import make_model
 from whet.replay import replay_batch
 from whet.train.base import NonFinite

@@ -9,7 +9,7 @@ from sampling_spy import Spy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from whet.config import load_config
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.quickstart.problems import draw_many
 from whet.quickstart.run import QuickstartConfig, run_quickstart
 from whet.settings import RunConfig

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 from whet.commands import train
 from whet.config import dump_toml
 from whet.data.template import Renderer, load_tokenizer
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.preflight.check import check
 from whet.replay import replay_batch
 from whet.supervised import reward_model

@@ -16,7 +16,7 @@ from tiny_run import HERE, checkpoints_of, make_files, metrics_of, run_config, w
 
 from whet.commands import train
 from whet.engine.embedded.core import EngineCore
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
 from whet.stop import Stopped
 

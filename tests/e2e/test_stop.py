@@ -16,7 +16,7 @@ from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights
 from whet.commands import train
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.reward.model_reward import OneScorer
 from whet.stop import Stop, Stopped, on_signals

@@ -19,7 +19,8 @@ from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.launch import LocalProcess
 from whet.engine.embedded.stops import Decode
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Chunk, Finish, Request
 
 VOCAB = 97

@@ -30,7 +30,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}

@@ -14,7 +14,8 @@ from whet.engine.embedded import static
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.paged import grouped_attention
 from whet.engine.embedded.sampler import sample
-from whet.model.causal import ModelConfig, random_causal, torch_thread
+from whet.model.causal import random_causal, torch_thread
+from whet.model.config import ModelConfig
 from whet.model.meta import copied_to
 from whet.model.recompute import recompute_layers
 from whet.types import Request, SamplingParams

@@ -19,7 +19,8 @@ from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.dialing import DialingLauncher
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import State
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.shared import attach, share
 from whet.sync.shared import SharedPublisher

@@ -19,7 +19,8 @@ from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.dialing import DialingLauncher, Invitation
 from whet.engine.embedded.launch import LocalLauncher
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 SIZES = EmbeddedConfig(cache_tokens=512, block_size=4, max_running=8, max_batch_tokens=128, copies=2)

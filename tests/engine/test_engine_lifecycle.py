@@ -24,7 +24,8 @@ from engine_setup import (
 
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.model.causal import ModelConfig, prepare, random_causal
+from whet.model.causal import prepare, random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.transport.base import Stream
 from whet.types import Chunk, Finish, Request, SamplingParams

@@ -19,7 +19,8 @@ from whet.engine.embedded.compiled import NotCompiled
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.native import checked
 from whet.engine.embedded.scheduler import Sequence
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")

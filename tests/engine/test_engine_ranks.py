@@ -20,7 +20,8 @@ from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.ranks import Follower, Leader, check_split, keep_part
 from whet.engine.pool.config import PoolConfig
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import differences, digests_of
 from whet.transport.base import SharedTicket
 from whet.transport.land import copy_weights

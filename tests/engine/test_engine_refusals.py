@@ -24,7 +24,8 @@ from transformers import (
 
 from whet.engine.base import EngineRefused
 from whet.model.attention import whet_attention
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 WINDOW = SHAPE | {"sliding_window": 4}

@@ -10,7 +10,8 @@ from engine_setup import DEVICE, SHAPE, engine_of, reply_to, tiny
 from transformers import Qwen3Config
 
 from whet.engine.base import EngineFailed
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
 
 

@@ -72,7 +72,8 @@ def test_scores_go_through_it_too():
 
 
 def test_steps_are_made_anew_where_the_cache_or_the_weights_lie_elsewhere():
-    from whet.model.causal import ModelConfig, random_causal
+    from whet.model.causal import random_causal
+    from whet.model.config import ModelConfig
 
     held = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device=DEVICE), seed=0)
     other = random_causal(tiny().config, ModelConfig(path="", dtype="float64", device=DEVICE), seed=1)

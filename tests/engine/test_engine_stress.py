@@ -15,7 +15,8 @@ from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.logits import adjusted
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Sequence
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.types import Chunk, Finish, Request, SamplingParams
 
 NUM_GROUPS = 290

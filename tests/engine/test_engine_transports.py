@@ -17,7 +17,8 @@ from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.copies import EngineCopies
 from whet.engine.pool.config import PoolConfig
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from whet.cli import main
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS
 

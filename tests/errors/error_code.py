@@ -8,7 +8,7 @@ from pathlib import Path
 from error_bench import Bench, Case, Told, together, with_message
 from transformers import AutoTokenizer
 
-from whet.observe import read_records
+from whet.observe.records import read_records
 from whet.types import Origin
 
 KEYS = ("reward.name={}", "env.name={}", "algo.name={}", "env.parser={}", 'observe.trackers=["{}"]')

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig
-from whet.observe import flatten
+from whet.observe.metrics import flatten
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.report import RolloutFailed
 from whet.rollout.sampling import RolloutConfig

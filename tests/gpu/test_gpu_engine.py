@@ -13,7 +13,8 @@ from whet.core.batch import batch_of
 from whet.core.weights import token_mean
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.sampler import sample
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.types import Origin, Request, Sample, SamplingParams
 

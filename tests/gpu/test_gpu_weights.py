@@ -12,7 +12,8 @@ from transformers import Qwen3Config
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import token_mean
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of, tensor_digest
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.transport.handles import handed, opened

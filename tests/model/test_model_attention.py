@@ -11,7 +11,8 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from whet.model.attention import PackedRow, whet_attention, whet_mask
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 
 DEVICE = torch.device(os.environ.get("WHET_TEST_DEVICE", "cpu"))
 

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, Qwen3Config, Qwen3MoeConfig
 
 from whet.model import folders, headers
-from whet.model.causal import ModelConfig, load_causal, random_causal
+from whet.model.causal import load_causal, random_causal
+from whet.model.config import ModelConfig
 from whet.model.contents import Contents
 from whet.model.headers import read_header, weight_files, weight_headers
 from whet.model.meta import meta_causal, read_meta

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
 from whet.model.naming import Box, Naming, Scattered, place_in
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from whet.model import contents as contents_module
-from whet.model.causal import ModelConfig, load_causal, random_causal
+from whet.model.causal import load_causal, random_causal
+from whet.model.config import ModelConfig
 from whet.model.pieces import Files, InFile, Joined, Stacked, taken
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForSequenceClassification
 
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel, load_scalar
 
 SIZES = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, Qwen3Config, Qwen3NextConfig
 
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.twin import VOCAB, NoTwin, layers_to_keep, small_twin
 
 SIZES = {

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from whet.data.template import load_tokenizer
-from whet.model.causal import ModelConfig, load_causal
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.quickstart.model import SmallModelConfig, make_model
 
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=32)

@@ -80,7 +80,7 @@ def test_each_phase_has_a_peak_of_its_own():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_peak_of_who_started_a_process_is_not_its_own():
     mine = bytearray(2**30)
-    told = "from whet.observe import flatten, memory; print(flatten(memory())['memory/rss_peak_gib'])"
+    told = "from whet.observe import metrics, peaks; print(metrics.flatten(peaks.memory())['memory/rss_peak_gib'])"
     peak = float(subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout)
     assert 0.05 < peak < len(mine) / 2**30
 

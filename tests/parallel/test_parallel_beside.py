@@ -14,7 +14,8 @@ from whet.algo.reward_model import RewardModelConfig, reward_model_loss
 from whet.build_learners import build_learners, check_models
 from whet.core.batch import batch_of
 from whet.data.template import load_tokenizer
-from whet.model.causal import ModelConfig, load_causal
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.model.shards import whole
 from whet.quickstart.model import SmallModelConfig, make_model

@@ -19,7 +19,7 @@ from whet.commands import STOPS
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
 from whet.job import train
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.train.torch_native.backend import TorchBackend
 

@@ -16,7 +16,8 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.train.torch_native.mesh import ParallelConfig, mesh_of
 
 WIDE = {**SIZES, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128, "vocab_size": 256}

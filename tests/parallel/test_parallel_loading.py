@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from whet.algo import Need
 from whet.core.batch import batch_of
-from whet.model.causal import ModelConfig, load_causal
-from whet.model.lora import LoraConfig
+from whet.model.causal import load_causal
+from whet.model.config import LoraConfig, ModelConfig
 from whet.model.pieces import Files
 from whet.model.scalar import load_scalar
 from whet.train.torch_native.mesh import ParallelConfig

@@ -14,7 +14,7 @@ from tiny_models import STEPS, backend_of, model_of, relative, step_of
 from transformers import AutoModelForCausalLM
 
 from whet.algo import Need
-from whet.model.lora import LoraConfig
+from whet.model.config import LoraConfig
 from whet.model.shards import spread_like, whole
 from whet.train.torch_native.mesh import ParallelConfig
 

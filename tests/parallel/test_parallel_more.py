@@ -23,8 +23,8 @@ from whet.core.batch import batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
 from whet.model import dcp_files
-from whet.model.causal import ModelConfig, settle
-from whet.model.lora import LoraConfig
+from whet.model.causal import settle
+from whet.model.config import LoraConfig, ModelConfig
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.train.base import NonFinite

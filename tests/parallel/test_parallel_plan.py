@@ -15,8 +15,8 @@ from transformers import Qwen3Config
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
-from whet.model.causal import ModelConfig
-from whet.model.lora import LoraConfig, add_adapter
+from whet.model.config import LoraConfig, ModelConfig
+from whet.model.lora import add_adapter
 from whet.model.meta import meta_causal
 from whet.preflight.layouts import Devices, Step, choose, degrees_for, layouts, reasons
 from whet.preflight.memory import Workload, checkpoint_bytes

@@ -10,7 +10,8 @@ from transformers import Glm4MoeConfig, Qwen3Config, Qwen3MoeConfig
 
 from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
 from whet.core.batch import TrainBatch, batch_of
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.train.torch_native.backend import TorchBackend, TrainConfig

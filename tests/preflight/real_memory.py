@@ -12,7 +12,8 @@ from transformers import DeepseekV3Config, PreTrainedConfig, Qwen3Config, Qwen3M
 
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.weights import REDUCERS
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
 from whet.types import Origin, Sample
 

@@ -12,7 +12,8 @@ from small_run import ROWS, SHAPE, look, of
 
 from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig, load_causal
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.preflight.beside import parts_beside
 from whet.preflight.budget import workload

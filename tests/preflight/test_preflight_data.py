@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from small_run import look, module, of, write_rows
 
+from whet.data.config import SupervisedConfig
 from whet.data.source import TaskSource
-from whet.data.supervised import SupervisedConfig, supervised_source
+from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
 from whet.preflight import data, faults
 from whet.preflight.faults import visible

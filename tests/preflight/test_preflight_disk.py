@@ -13,8 +13,9 @@ from small_run import look, of
 
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
-from whet.model.causal import ModelConfig, load_causal
-from whet.observe import RecordWriter
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
+from whet.observe.records import RecordWriter
 from whet.preflight import disk
 from whet.preflight.memory import checkpoint_bytes
 from whet.rollout.samples import samples_of_groups

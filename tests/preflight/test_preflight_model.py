@@ -9,7 +9,8 @@ from small_run import look, module, of
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Gemma2Config
 
-from whet.model.causal import ModelConfig, load_causal
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.preflight import model as preflight_model
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.reward import RewardConfig, RewardError, build_reward

@@ -14,7 +14,7 @@ from scripted import RENDERER, STOP, ids
 
 from whet.engine.base import Capabilities
 from whet.env.base import SingleTurn
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.rollout.control import ControlConfig
 from whet.rollout.player import Player
 from whet.rollout.scheduler import Rollouts, Taken, Wanted

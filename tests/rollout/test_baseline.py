@@ -12,8 +12,8 @@ from scripted import ANSWER, CALL, HANG, RENDERER, STOP, FakeEnv, ListSource, Sc
 from whet.core.batch import batch_of
 from whet.engine.base import EngineRefused
 from whet.env.base import Step
-from whet.env.rollout import Limits
-from whet.observe import flatten
+from whet.env.limits import Limits
+from whet.observe.metrics import flatten
 from whet.reward import RewardError
 from whet.rollout.control import ControlConfig
 from whet.rollout.player import Player, Stalled, greedily

@@ -24,7 +24,7 @@ from scripted import (
 
 from whet.engine.base import EngineRefused
 from whet.env.base import Step
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.reward import LabelError, RewardError, RewardTimeout
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.player import Player, seed_of

@@ -10,7 +10,7 @@ import pytest
 from scripted import RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, run, says
 
 from whet.engine.base import EngineRefused
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.reward import LabelError, RewardConfig, RewardError, RewardTimeout, build_group_reward, build_reward
 from whet.rollout.control import ControlConfig, FilterConfig
 from whet.rollout.filters import build_filters

@@ -9,8 +9,8 @@ import pytest
 from scripted import RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, run, says
 
 from whet.config import ConfigError, Hook, HookFailed
-from whet.env.rollout import Limits
-from whet.observe import flatten
+from whet.env.limits import Limits
+from whet.observe.metrics import flatten
 from whet.reward import LabelError
 from whet.rollout.control import ControlConfig
 from whet.rollout.own import OwnRollouts

@@ -8,7 +8,8 @@ import pytest
 from scripted import HANG, RENDERER, STOP, TASK, FakeEnv, ScriptedEngine, chunk, run, says, turns
 
 from whet.env.deadline import Deadline, Pauses
-from whet.env.rollout import Limits, TrajectoryRun
+from whet.env.limits import Limits
+from whet.env.rollout import TrajectoryRun
 from whet.types import Finish, Origin, Outcome, SamplingParams
 
 PARAMS = SamplingParams(999, stop_token_ids=(STOP,), seed=7)

@@ -19,11 +19,13 @@ from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.env.base import Step
 from whet.env.calculator import calculator
-from whet.env.rollout import Limits, TrajectoryRun
+from whet.env.limits import Limits
+from whet.env.rollout import TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.rollout.player import Player
 from whet.rollout.samples import samples_of_groups
 from whet.types import UNSAMPLED, Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task

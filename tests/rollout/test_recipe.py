@@ -10,7 +10,7 @@ import pytest
 from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
 from whet.config import ConfigError, Hook, HookFailed
 from whet.core.batch import batch_of
-from whet.observe import flatten
+from whet.observe.metrics import flatten
 from whet.rollout.recipe import Recipe
 from whet.rollout.samples import samples_of_groups
 from whet.types import Failure, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn

@@ -11,7 +11,7 @@ from rolling import World, names, until, versions
 from scripted import run
 
 from whet.engine.base import EngineRefused
-from whet.observe import flatten
+from whet.observe.metrics import flatten
 from whet.reward import RewardError
 from whet.rollout.control import ControlConfig, FilterConfig
 from whet.rollout.report import RolloutFailed

@@ -11,7 +11,7 @@ from scripted import FakeEnv, run
 
 from whet.engine.base import EngineFailed
 from whet.env.base import Resumable, SingleTurn, Step
-from whet.observe import flatten
+from whet.observe.metrics import flatten
 from whet.rollout.control import ControlConfig
 from whet.types import Outcome, Rewards
 

@@ -21,7 +21,7 @@ from whet.data.parsers import Malformed, Parsed
 from whet.data.template import Renderer
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.env.calculator import calculator
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.reward.function import function_reward

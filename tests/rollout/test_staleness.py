@@ -16,10 +16,10 @@ from scripted import run
 from tiny_engine import STOPS, TEMPERATURE, TURNS, Policy, tiny_engine
 
 from whet.env.calculator import calculator
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
-from whet.observe import flatten
+from whet.observe.metrics import flatten
 from whet.rollout.control import ControlConfig
 from whet.rollout.samples import samples_of, samples_of_groups
 from whet.rollout.staleness import bounded

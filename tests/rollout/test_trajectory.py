@@ -31,7 +31,8 @@ from whet.env import rollout, sampling
 from whet.env.base import SingleTurn, Step
 from whet.env.calculator import calculator
 from whet.env.deadline import Deadline
-from whet.env.rollout import Limits, TrajectoryRun
+from whet.env.limits import Limits
+from whet.env.rollout import TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.rollout.samples import samples_of

@@ -18,7 +18,8 @@ from whet.data.template import Renderer
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.attention import PackedRow
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.transport.land import copy_weights
 from whet.types import Message, Sample, ToolCall
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.observe import Headline, PlainDisplay
+from whet.observe.display import Headline, PlainDisplay
 from whet.observe.files import BLOCK_BYTES, AppendedLines, replace_file
 from whet.opened import open_run
 from whet.runfolder import journal as journal_module

@@ -19,7 +19,7 @@ from whet.checkpoint.store import MANIFEST, CheckpointStore
 from whet.cli import app
 from whet.config import dump_toml
 from whet.env.rollout import failure_of
-from whet.observe import JsonlTracker
+from whet.observe.trackers import JsonlTracker
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import Journal
 from whet.runfolder.lock import claim

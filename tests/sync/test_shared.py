@@ -14,7 +14,8 @@ from whet.engine.embedded import rows as rows_module
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.native import NativeDecode
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite

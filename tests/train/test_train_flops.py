@@ -12,7 +12,8 @@ from tests.conftest import cuts_layers
 from whet.algo import LossTerms, Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
-from whet.model.causal import ModelConfig, random_causal, settle
+from whet.model.causal import random_causal, settle
+from whet.model.config import ModelConfig
 from whet.model.forest import Segment, spans_of
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native import layout

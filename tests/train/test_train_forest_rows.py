@@ -18,7 +18,8 @@ from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.model import forest_check
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.forest import ForestRow
 from whet.observe.metrics import flatten
 from whet.train.torch_native.backend import TorchBackend, TrainConfig

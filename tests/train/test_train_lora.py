@@ -12,9 +12,10 @@ from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import token_mean
 from whet.model.attention import ATTENTION
-from whet.model.causal import CausalModel, ModelConfig, prepare, random_causal, settle
+from whet.model.causal import CausalModel, prepare, random_causal, settle
+from whet.model.config import LoraConfig, ModelConfig
 from whet.model.digest import digests_of
-from whet.model.lora import FILE, LoraConfig, add_adapter
+from whet.model.lora import FILE, add_adapter
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.train.torch_native.optim_config import OptimConfig

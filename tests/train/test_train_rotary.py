@@ -8,7 +8,8 @@ from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
 from whet.algo.base import Need
 from whet.core.batch import batch_of
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.rotary import rotary_limit
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.types import Origin, Sample

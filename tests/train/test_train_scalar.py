@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, Qwen3ForSequenceCla
 from whet.algo.base import LossTerms, Need
 from whet.algo.ppo import PPOConfig, value_terms
 from whet.core.weights import REDUCERS
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel, load_scalar
 from whet.train.torch_native.backend import TorchBackend, TrainConfig
 from whet.train.torch_native.optim_config import OptimConfig

@@ -9,7 +9,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from whet.core.batch import TrainBatch, batch_of
-from whet.model.causal import CausalModel, ModelConfig, random_causal
+from whet.model.causal import CausalModel, random_causal
+from whet.model.config import ModelConfig
 from whet.types import Origin, Sample
 
 VOCAB = 61

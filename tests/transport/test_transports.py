@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config, Qw
 
 from whet.engine.base import EngineLost
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig, load_causal, random_causal
+from whet.model.causal import load_causal, random_causal
+from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.meta import without_contents
 from whet.model.naming import Naming

@@ -20,7 +20,7 @@ from whet.checkpoint.dcp import DcpReader, write_dcp
 from whet.checkpoint.run_state import STATE
 from whet.checkpoint.store import MANIFEST, find_checkpoint, write_manifest
 from whet.data.hub import resolve_model_path
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.model.dcp_files import META
 from whet.model.digest import differences, digests_of
 from whet.model.folders import dtype_named, read_weights, weight_files, write_weights

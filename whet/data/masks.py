@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from whet.data.chat_template import Tools
+from whet.data.config import MaskName
 from whet.data.template import Renderer
 from whet.types import Message
-
-MaskName = Literal["delta", "qwen", "qwen3", "qwen3_5", "distill_qwen"]
 
 Masked = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids, and which of them train."""

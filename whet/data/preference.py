@@ -7,50 +7,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import Field
-
-from whet.config import Config
-from whet.data.chat_config import ChatConfig
+from whet.data.config import MaskName, PairColumns, PreferenceConfig
 from whet.data.cursor import Cursor
 from whet.data.files import Row, describe_value
-from whet.data.masks import MaskName
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import read_all, renamed_columns
 from whet.data.supervised import Conversation, TokenRow, required, tokenise
 from whet.data.template import Renderer
 from whet.types import JSON, Message, Pair
-
-
-class PairColumns(Config):
-    """The columns of preference rows."""
-
-    prompt_key: str | None = None
-    """Column of the prompt, text or a list of OpenAI messages; unset: chosen and rejected are whole conversations, and what they begin with
-    alike is the prompt."""
-    chosen_key: str = "chosen"
-    """Column of the preferred reply: a list of OpenAI messages or, with prompt_key, text. What its assistant says after the prompt
-    trains."""
-    rejected_key: str = "rejected"
-    """Column of the other reply, in the same form."""
-    margin_key: str | None = None
-    """Column of a number by how much the chosen reply is to win; unset: 0 for all. `dpo.loss = "ipo"` has none."""
-    tools_key: str | None = "tools"
-    """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
-    mask: MaskName = "delta"
-    """How the template is applied and which tokens train, as for `whet sft`."""
-    max_tokens: int | None = Field(default=None, ge=2)
-    """Drop the pairs with a longer conversation (they are counted)."""
-
-
-class PreferenceConfig(PairColumns, ChatConfig):
-    """Data files of preference pairs, and their order."""
-
-    path: str | list[str] = Field(min_length=1)
-    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
-    shuffle: bool = True
-    """A new order in every epoch; false: the order of the files."""
-    seed: int | None = None
-    """Of the shuffles; unset: the run's own."""
 
 
 @dataclass(frozen=True, slots=True)

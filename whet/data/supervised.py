@@ -8,55 +8,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import Field, model_validator
-
-from whet.data.chat_config import ChatConfig
+from whet.data.config import MaskName, SupervisedConfig
 from whet.data.cursor import Cursor
 from whet.data.files import Row, describe_value
-from whet.data.masks import MaskName, mask_conversation
+from whet.data.masks import mask_conversation
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import fail_missing, read_all, renamed_columns
 from whet.data.template import Renderer
 from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
-
-
-class SupervisedConfig(ChatConfig):
-    """Data files of conversations to learn from, and their order."""
-
-    path: str | list[str] = Field(min_length=1)
-    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
-    messages_key: str | None = "messages"
-    """Column of a conversation: a list of OpenAI messages. Every message of an assistant trains, except with `step_loss_mask` 0."""
-    prompt_key: str | None = None
-    """Instead of messages_key, with response_key: column of the prompt, text or a list of OpenAI messages."""
-    response_key: str | None = None
-    """Column of the reply to the prompt: text. It trains."""
-    tools_key: str | None = "tools"
-    """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
-    mask: MaskName = "delta"
-    """How the template is applied and which tokens train. delta: as in a rollout that says the same; qwen, qwen3, qwen3_5, distill_qwen: as
-    slime does under these names, to match its runs."""
-    max_tokens: int | None = Field(default=None, ge=2)
-    """Drop the conversations with more tokens (they are counted)."""
-    shuffle: bool = True
-    """A new order in every epoch; false: the order of the files."""
-    seed: int | None = None
-    """Of the shuffles; unset: the run's own."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prompts_replace_messages(cls, values: JSON) -> JSON:
-        if isinstance(values, dict) and "messages_key" not in values and values.get("prompt_key") is not None:
-            return {**values, "messages_key": None}
-        return values
-
-    @model_validator(mode="after")
-    def _one_form(self) -> SupervisedConfig:
-        if (self.prompt_key is None) != (self.response_key is None):
-            raise ValueError("prompt_key and response_key go together; set both, or neither and messages_key")
-        if (self.messages_key is None) == (self.prompt_key is None):
-            raise ValueError("set either messages_key, or prompt_key and response_key")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
-from whet.data.chat_config import ChatConfig
 from whet.data.chat_template import ChatTemplate, Tools
+from whet.data.config import ChatConfig
 from whet.data.encoder import Encoder
 from whet.data.parsers import Parsed, Parser, parse_hermes
 from whet.data.special import SpecialText

@@ -20,6 +20,7 @@ from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
+from whet.env.limits import Limits
 from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
@@ -27,22 +28,6 @@ PLAY = "rollout.play"
 """Where a trajectory is while a user's function plays it and the engine is not at work."""
 CLOSE_TIMEOUT_S = 30.0
 """For an environment to close, whatever time its trajectory had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a trajectory is cut."""
-
-    max_turns: int
-    max_tokens: int
-    """Of the whole trajectory: prompt, replies and the environment's answers. Where the history was rewritten, of each chain."""
-    max_turn_tokens: int
-    """Sampled in one turn."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens", "max_turn_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 class Aborted(Exception):

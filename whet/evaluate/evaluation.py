@@ -12,7 +12,8 @@ from whet.config import Config
 from whet.data.rows import RowConfig
 from whet.env.build import EnvConfig
 from whet.evaluate.passk import pass_at_k
-from whet.observe import Mean, Metrics, RecordWriter, Total
+from whet.observe.metrics import Mean, Metrics, Total
+from whet.observe.records import RecordWriter
 from whet.reward import RewardConfig
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.player import Player

@@ -5,45 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from whet.config import Config, refuse_unread
 from whet.model.attention import ATTENTION
+from whet.model.config import ModelConfig
 from whet.model.contents import Contents, settle_rest, without_tensors
 from whet.model.decoder import DecoderModel
-from whet.model.recompute import Recompute, recompute_layers
+from whet.model.recompute import recompute_layers
 
-DType = Literal["float32", "bfloat16", "float64"]
 Model = TypeVar("Model", bound=DecoderModel)
-
-
-class ModelConfig(Config):
-    """Which model, and how it is held."""
-
-    path: str
-    """A folder in Hugging Face format, or a name on the Hugging Face hub."""
-    dtype: DType = "float32"
-    """Of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
-    device: str = "auto"
-    """auto picks cuda, then mps, then cpu."""
-    trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
-    gradient_checkpointing: Recompute = False
-    """Recompute each layer's activations in the backward pass: least memory, about a third more compute; selective: keep what matrix
-    products and attention gave, and recompute the rest, for a few per cent."""
-    gradient_checkpointing_every: int = Field(default=1, ge=1)
-    """Of so many layers one recomputes; the others keep all their activations."""
-
-    @model_validator(mode="after")
-    def _read(self) -> ModelConfig:
-        if not self.gradient_checkpointing:
-            refuse_unread(self, ["gradient_checkpointing_every"], "without gradient_checkpointing", "set gradient_checkpointing=true")
-        return self
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-from pydantic import Field
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from whet.config import Config
 from whet.model.causal import CausalModel
+from whet.model.config import LoraConfig
 from whet.model.decoder import DecoderModel
 from whet.model.digest import digests_of
 from whet.model.scalar import ScalarModel
@@ -29,25 +28,6 @@ PREFIX = "base_model.model."
 """Of every name in peft's files."""
 FILE = "adapter_model.safetensors"
 BASE = "base_layer."
-
-
-class LoraConfig(Config):
-    """An adapter of `alpha / rank` times B A on each of some linear layers. Only A and B train, and a new score head."""
-
-    rank: int = Field(default=16, ge=1)
-    """Rows of A, columns of B."""
-    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
-    """What B A is multiplied by, times the rank."""
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """all-linear: every linear layer but the output, and in a mixture of experts but those that are named like an expert's (gate_proj,
-    up_proj, down_proj), since experts, whose weights are one tensor, have no adapter; or the ends of layers' names, for example
-    ["q_proj", "v_proj"]."""
-    rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
-    init: Literal["kaiming", "gaussian"] = "kaiming"
-    """How A begins; B begins as 0, so that the first policy is the base, bit for bit."""
-    export_merged: bool = False
-    """Beside the adapter in `<run_dir>/model`, write the whole model with the adapter added to its weights, to `<run_dir>/merged`."""
 
 
 class Adapter:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.causal import CausalModel, ModelConfig, read_config, unloadable
+from whet.model.causal import CausalModel, read_config, unloadable
+from whet.model.config import ModelConfig
 from whet.model.contents import without_tensors
 from whet.model.decoder import DecoderModel
 from whet.model.recompute import recompute_layers

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-Recompute = bool | Literal["selective"]
+from whet.model.config import Recompute
+
 KEPT = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "aten::_flash_attention_forward", "aten::_efficient_attention_forward")
 """Matrix products and attention: dear to compute, and what they give is no larger than what they take."""
 ATTENTION = "aten::_scaled_dot_product_"

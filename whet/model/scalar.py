@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.causal import ModelConfig, bare_model, contents_of, read_config, settle
+from whet.model.causal import bare_model, contents_of, read_config, settle
+from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
 
 HEAD = "score"

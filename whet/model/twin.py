@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from whet.model.attention import ATTENTION
-from whet.model.causal import CausalModel, ModelConfig
+from whet.model.causal import CausalModel
+from whet.model.config import ModelConfig
 
 VOCAB = 64
 WIDTH = 64

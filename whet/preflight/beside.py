@@ -9,7 +9,8 @@ from pathlib import Path
 from whet.algo.base import Algorithm, Need
 from whet.build_learners import check_same_tokens, critic_train, parallel_key, train_beside
 from whet.data.hub import resolve_model_path
-from whet.model.causal import ModelConfig, pick_device
+from whet.model.causal import pick_device
+from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
 from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.scalar import ScalarModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 from whet.preflight.findings import bytes_text
 from whet.preflight.memory import PHASES, MemoryPlan, Part, Workload, plan_memory
 from whet.preflight.mesh_memory import MeshPlanner, Planned, check_divides

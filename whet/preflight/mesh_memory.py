@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from whet.model.causal import CausalModel, ModelConfig
+from whet.model.causal import CausalModel
+from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
 from whet.model.lora import add_adapter
 from whet.model.meta import meta_like

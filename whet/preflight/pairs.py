@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from whet.data.config import PreferenceConfig
 from whet.data.files import paths_text
-from whet.data.preference import PreferenceConfig, PreferenceSource, preference_from, preference_source, read_preferences
+from whet.data.preference import PreferenceSource, preference_from, preference_source, read_preferences
 from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told
 from whet.preflight.findings import Note, fail, need, ok
 from whet.preflight.scene import Scene

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from whet.data.hub import resolve_model_path
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.model.causal import CausalModel, ModelConfig
-from whet.model.lora import LoraConfig, add_adapter
+from whet.model.causal import CausalModel
+from whet.model.config import LoraConfig, ModelConfig
+from whet.model.lora import add_adapter
 from whet.model.meta import read_meta
 from whet.preflight.findings import bytes_text
 from whet.preflight.layouts import FULL, Devices, Layout, Step, choose, layout_of, layouts, name_of, reasons

@@ -20,7 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from whet.config import Config
-from whet.model.causal import ModelConfig, random_causal
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
 from whet.model.tensor_files import save_model
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -20,8 +20,9 @@ from whet.config import Config, dump_toml
 from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
-from whet.observe import build_display, read_records
+from whet.observe.display import build_display
 from whet.observe.files import replace_file
+from whet.observe.records import read_records
 from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many

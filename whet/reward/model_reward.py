@@ -16,7 +16,8 @@ import torch
 from whet.data.hub import resolve_model_path
 from whet.data.template import Renderer, load_tokenizer
 from whet.model.attention import PackedRow
-from whet.model.causal import ModelConfig, pick_device
+from whet.model.causal import pick_device
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.reward.base import RewardError, call_name
 from whet.reward.model import ModelRewardOptions, Scorer

@@ -14,7 +14,8 @@ from whet.engine.base import Engine, EngineLost, StaleCache
 from whet.env.base import Env, Resumable
 from whet.env.deadline import Deadline, Pauses
 from whet.env.failure import failure_of
-from whet.env.rollout import Limits, Play, TrajectoryRun
+from whet.env.limits import Limits
+from whet.env.rollout import Play, TrajectoryRun
 from whet.reward.base import GroupReward, LabelError, Reward, RewardTimeout, place_token_rewards, read_score
 from whet.rollout.siblings import judge_siblings
 from whet.types import Group, Outcome, SamplingParams, Task, Trajectory

@@ -8,7 +8,7 @@ from numbers import Real
 
 from whet.config import Hook
 from whet.data.special import SPELLED, SPELLED_METRIC
-from whet.observe import Mean, Metrics, Total, distribution
+from whet.observe.metrics import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
 from whet.types import Failure, Group, Outcome, Trajectory
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from whet.config import Config, Reference
-from whet.env.rollout import Limits
+from whet.env.limits import Limits
 from whet.types import Grammar, SamplingParams
 
 

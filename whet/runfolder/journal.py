@@ -14,8 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from whet.observe import Display, Headline, PlainDisplay
-from whet.observe.display import Cell, printable
+from whet.observe.display import Cell, Display, Headline, PlainDisplay, printable
 from whet.observe.files import AppendedLines, parse_object, replace_file
 from whet.runfolder.environment import differences
 from whet.runfolder.frames import frames_of, in_user_code

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from whet.config import Config
-from whet.data.chat_config import ChatConfig
+from whet.data.config import ChatConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
-from whet.model.causal import ModelConfig
+from whet.model.config import ModelConfig
 
 
 class Limits(Config):

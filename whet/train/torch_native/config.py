@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from whet.config import Config
-from whet.model.lora import LoraConfig
+from whet.model.config import LoraConfig
 from whet.train.torch_native.layout import Rows
 from whet.train.torch_native.mesh import ParallelConfig
 from whet.train.torch_native.optim_config import OptimConfig

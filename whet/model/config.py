@@ -1,0 +1,55 @@
+"""The settings of a model, and of an adapter on it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from whet.config import Config, refuse_unread
+
+DType = Literal["float32", "bfloat16", "float64"]
+Recompute = bool | Literal["selective"]
+
+
+class ModelConfig(Config):
+    """Which model, and how it is held."""
+
+    path: str
+    """A folder in Hugging Face format, or a name on the Hugging Face hub."""
+    dtype: DType = "float32"
+    """Of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    device: str = "auto"
+    """auto picks cuda, then mps, then cpu."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+    gradient_checkpointing: Recompute = False
+    """Recompute each layer's activations in the backward pass: least memory, about a third more compute; selective: keep what matrix
+    products and attention gave, and recompute the rest, for a few per cent."""
+    gradient_checkpointing_every: int = Field(default=1, ge=1)
+    """Of so many layers one recomputes; the others keep all their activations."""
+
+    @model_validator(mode="after")
+    def _read(self) -> ModelConfig:
+        if not self.gradient_checkpointing:
+            refuse_unread(self, ["gradient_checkpointing_every"], "without gradient_checkpointing", "set gradient_checkpointing=true")
+        return self
+
+
+class LoraConfig(Config):
+    """An adapter of `alpha / rank` times B A on each of some linear layers. Only A and B train, and a new score head."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rows of A, columns of B."""
+    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """What B A is multiplied by, times the rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """all-linear: every linear layer but the output, and in a mixture of experts but those that are named like an expert's (gate_proj,
+    up_proj, down_proj), since experts, whose weights are one tensor, have no adapter; or the ends of layers' names, for example
+    ["q_proj", "v_proj"]."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """How A begins; B begins as 0, so that the first policy is the base, bit for bit."""
+    export_merged: bool = False
+    """Beside the adapter in `<run_dir>/model`, write the whole model with the adapter added to its weights, to `<run_dir>/merged`."""
