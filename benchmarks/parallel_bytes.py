@@ -23,8 +23,7 @@ from whet.preflight.layouts import name_of
 from whet.preflight.memory import Workload
 from whet.preflight.mesh_memory import MeshPlanner
 from whet.preflight.traffic import Passes, flows_of, groups_of
-from whet.train.torch_native.backend import TrainConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig, TrainConfig
 
 KEPT = ("parameters", "gradients", "optimizer moments")
 

@@ -25,7 +25,8 @@ from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import token_mean
 from whet.engine.embedded.core import EngineCore
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Origin, Request, Sample, SamplingParams
 
 ROUNDS = 3

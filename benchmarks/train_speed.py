@@ -31,7 +31,8 @@ from whet.core.batch import batch_of
 from whet.core.weights import token_mean
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Origin, Sample
 
 FILE = RESULTS / "train_speed.json"

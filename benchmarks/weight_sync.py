@@ -33,7 +33,8 @@ from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import Stream
 from whet.transport.changes import change_of
 from whet.transport.land import copy_weights

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy"}
-LIGHT = ["whet", "whet.cli", "whet.config", "whet.core.choices", "whet.rollout.overrides", "whet.serve.settings", "whet.observe.trackers"]
+LIGHT = ["whet", "whet.cli", "whet.config", "whet.core.choices", "whet.serve.settings", "whet.evaluate.config", "whet.train.config"]
 
 
 @pytest.mark.parametrize("module", LIGHT)

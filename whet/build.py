@@ -28,7 +28,8 @@ from whet.engine.embedded.grammar import Grammars
 from whet.engine.pool.member import Incident, Tell
 from whet.engine.pool.pool import to_errors
 from whet.env.build import EnvConfig, build_env_factory
-from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig, set_folder
+from whet.evaluate.config import EvaluationSetConfig
+from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.loop import Observer
 from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
 from whet.model.config import ModelConfig

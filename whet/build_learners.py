@@ -18,12 +18,11 @@ from whet.observe.meter import Devices, Meter
 from whet.settings import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend, Mirror
 from whet.train.batching import BatchPlan
-from whet.train.critic import CriticConfig
-from whet.train.frozen import ReferenceConfig, TeacherConfig
+from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
 from whet.train.lead import ALONE, Lead
 from whet.train.learners import Critic, Learners, Refresh
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.config import check_compiled
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig, check_compiled
 
 SHOWN = 3
 """Tokens that an error names of many."""

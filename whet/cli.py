@@ -220,7 +220,8 @@ def score(
 ) -> None:
     """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
     from whet.config import load_config
-    from whet.evaluate.score import ScoreConfig, score_file, short_overrides
+    from whet.evaluate.config import ScoreConfig, short_overrides
+    from whet.evaluate.score import score_file
     from whet.observe.display import build_display
 
     summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(_typed(None, overrides))), output))

@@ -28,7 +28,7 @@ from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig, command_of
 from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
-from whet.train.critic import CriticConfig
+from whet.train.config import CriticConfig
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
 from whet.train.learners import optimizer_step
 from whet.train.torch_native.backend import TorchBackend

@@ -20,17 +20,15 @@ from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.env.build import EnvConfig
-from whet.evaluate.evaluation import EvaluateConfig, EvaluationSetConfig
-from whet.model.causal import pick_device
+from whet.evaluate.config import EvaluateConfig, EvaluationSetConfig
 from whet.model.config import ModelConfig
 from whet.observe.trackers import ObserveConfig
 from whet.reward import RewardConfig
 from whet.rollout.control import ControlConfig, refuse_timing
 from whet.rollout.sampling import RolloutConfig
 from whet.train.batching import BatchConfig
-from whet.train.critic import CriticConfig
-from whet.train.frozen import ReferenceConfig, TeacherConfig
-from whet.train.torch_native.backend import TrainConfig
+from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.settings import SyncConfig
 
 
@@ -175,6 +173,8 @@ class RunConfig(BaseRunConfig):
         """Whether the engine gives its memory back while the trainer computes."""
         if self.engine.sleep is not None:
             return self.engine.sleep
+        from whet.model.causal import pick_device
+
         shares_gpus = self.num_engines_apart > 0 and not self.cluster.engine_apart and pick_device(self.model.device).type == "cuda"
         return shares_gpus and not self.control.overlaps
 

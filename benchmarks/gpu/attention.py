@@ -21,7 +21,8 @@ from gpu.models import SHAPES, batch_of_lengths, made
 from gpu.record import Case, NotRun
 from whet.algo.sft import sft_loss
 from whet.engine.embedded.core import EngineCore
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Request, SamplingParams
 
 

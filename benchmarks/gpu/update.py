@@ -20,7 +20,8 @@ from whet.algo.sft import sft_loss
 from whet.model.meta import meta_causal
 from whet.observe.devices import peak_tflops
 from whet.preflight.memory import Workload, plan_memory
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

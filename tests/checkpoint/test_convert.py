@@ -32,7 +32,8 @@ from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.folders import INDEX, read_weights
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Progress
 
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}

@@ -27,7 +27,8 @@ from whet.model.digest import digests_of
 from whet.model.shared import attach, share
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.land import Arrived, copy_weights
 from whet.types import Finish, Request, SamplingParams, Scored
 

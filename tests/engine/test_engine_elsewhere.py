@@ -24,7 +24,8 @@ from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.shared import attach, share
 from whet.sync.shared import SharedPublisher
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.settings import SyncConfig, Syncing
 from whet.types import Request, SamplingParams
 

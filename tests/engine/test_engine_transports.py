@@ -22,7 +22,8 @@ from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport import delta
 from whet.transport.base import Stream
 from whet.transport.settings import SyncConfig, Syncing

@@ -3,7 +3,8 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from whet.evaluate.evaluation import EvaluationSet, EvaluationSetConfig
+from whet.evaluate.config import EvaluationSetConfig
+from whet.evaluate.evaluation import EvaluationSet
 from whet.observe.metrics import flatten
 from whet.rollout.overrides import RolloutOverrides
 from whet.rollout.report import RolloutFailed

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from whet.config import load_config
+from whet.evaluate.config import ScoreConfig, short_overrides
 from whet.evaluate.recorded import read_trajectories
-from whet.evaluate.score import ScoreConfig, score_file, short_overrides
+from whet.evaluate.score import score_file
 from whet.observe.records import RecordWriter
 from whet.rollout.samples import samples_of_groups
 from whet.types import Failure, Finish, Group, Message, Origin, Outcome, Rewards, Task, ToolCall, Trajectory, Turn

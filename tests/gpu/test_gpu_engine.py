@@ -15,7 +15,8 @@ from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.sampler import sample
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Origin, Request, Sample, SamplingParams
 
 pytestmark = pytest.mark.cuda

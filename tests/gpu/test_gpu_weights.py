@@ -15,7 +15,8 @@ from whet.core.weights import token_mean
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of, tensor_digest
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.handles import handed, opened
 from whet.types import Origin, Sample
 

@@ -23,7 +23,8 @@ from transformers import (
 from whet.model.attention import PackedRow
 from whet.model.causal import load_causal, pick_device, prepare, random_causal, read_config
 from whet.model.config import ModelConfig
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 
 SIZES = {
     "vocab_size": 61,

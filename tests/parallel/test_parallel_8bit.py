@@ -12,10 +12,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from whet.model.shards import whole
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import OptimConfig, ParallelConfig
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.optim_8bit import blocks_of
-from whet.train.torch_native.optim_config import OptimConfig
 
 CONFIG = OptimConfig(name="adamw_8bit", lr=0.01, weight_decay=0.1, clip_grad=None)
 CUTS = {

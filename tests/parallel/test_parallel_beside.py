@@ -21,7 +21,7 @@ from whet.model.shards import whole
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.train.batching import plan_batch
 from whet.train.torch_native.backend import TorchBackend
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 from whet.types import Progress
 
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48)

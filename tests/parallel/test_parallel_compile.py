@@ -10,7 +10,7 @@ import torch
 from ranks import on_ranks
 from tiny_models import alone, relative, three_steps
 
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 
 def compiled(compiler, kind, degrees, recompute):

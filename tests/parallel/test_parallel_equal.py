@@ -7,7 +7,7 @@ import torch
 from ranks import on_ranks
 from tiny_models import alone, relative, three_steps
 
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 
 def assert_equal_to_one_process(kind, algorithm, degrees, settings=None):

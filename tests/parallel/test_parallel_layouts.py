@@ -18,7 +18,8 @@ from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.train.torch_native.mesh import ParallelConfig, mesh_of
+from whet.train.torch_native.config import ParallelConfig
+from whet.train.torch_native.mesh import mesh_of
 
 WIDE = {**SIZES, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128, "vocab_size": 256}
 MOE = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}

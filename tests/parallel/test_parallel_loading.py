@@ -15,7 +15,7 @@ from whet.model.causal import load_causal
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.pieces import Files
 from whet.model.scalar import load_scalar
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 LAYOUTS = [
     ("tied", {"shard": 2}, "float32", {}),

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from whet.algo import Need
 from whet.model.config import LoraConfig
 from whet.model.shards import spread_like, whole
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 

@@ -28,7 +28,7 @@ from whet.model.config import LoraConfig, ModelConfig
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.train.base import NonFinite
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 from whet.types import UNSAMPLED, Origin, Pair, Sample
 
 SHARD = ParallelConfig(shard=2)

@@ -22,8 +22,7 @@ from whet.preflight.layouts import Devices, Step, choose, degrees_for, layouts, 
 from whet.preflight.memory import Workload, checkpoint_bytes
 from whet.preflight.mesh_memory import MeshPlanner, check_spread, local_tensors
 from whet.preflight.traffic import Passes, flows_of, groups_of
-from whet.train.torch_native.backend import TrainConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import Origin, Sample
 
 CONFIG = ModelConfig(path="tiny", device="cpu")

@@ -14,8 +14,8 @@ from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import Origin, Sample
 
 VOCAB = 64

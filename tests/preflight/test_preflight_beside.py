@@ -21,7 +21,8 @@ from whet.preflight.findings import bytes_text
 from whet.preflight.memory import checkpoint_bytes
 from whet.preflight.saved import checkpoint_sizes
 from whet.quickstart.model import make_model
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 
 AREAS = ("batch", "algorithm", "model", "data", "tokenizer", "evaluation", "memory", "disk")
 CONFIG = ModelConfig(path="model", device="cpu")

@@ -20,7 +20,8 @@ from whet.preflight import disk
 from whet.preflight.memory import checkpoint_bytes
 from whet.rollout.samples import samples_of_groups
 from whet.runfolder.lock import FolderInUse, claim
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Finish, Group, Message, Origin, Outcome, Progress, Rewards, Task, Trajectory, Turn
 
 AREAS = ("batch", "algorithm", "model", "tokenizer", "environment", "data", "evaluation", "length", "disk")

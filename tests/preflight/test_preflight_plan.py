@@ -15,7 +15,7 @@ from whet.preflight.plan import parse_degrees
 from whet.quickstart.model import make_model
 from whet.settings import RunConfig
 from whet.supervised_settings import SupervisedRunConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 AREAS = ("batch", "algorithm", "device", "model", "memory")
 

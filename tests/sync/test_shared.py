@@ -19,7 +19,8 @@ from whet.model.config import ModelConfig
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import TransportError
 from whet.types import Request, SamplingParams, Scored
 

@@ -17,8 +17,8 @@ from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim_config import OptimConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import OptimConfig, TrainConfig
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 CLIP = OptimConfig(lr=1e-3, clip_grad=0.5)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tiny_policy import trajectory
 
 from whet.core.batch import batch_of
-from whet.train.batching import BatchConfig, BatchPlan, due, plan_batch, steps_of
+from whet.train.batching import BatchConfig, BatchPlan, due, plan_batch
+from whet.train.learners import steps_of
 
 NAMES = ("prompts_per_rollout", "samples_per_prompt", "samples_per_step", "steps_per_rollout")
 

@@ -13,7 +13,8 @@ from whet.algo import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.model import compiled
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 
 
 def backend_of(recompute=False, **settings):

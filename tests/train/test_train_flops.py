@@ -17,7 +17,8 @@ from whet.model.config import ModelConfig
 from whet.model.forest import Segment, spans_of
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native import layout
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 
 CONFIG = ModelConfig(path="tiny", dtype="float64", device="cpu")  # mixtures compute each expert by itself in float64, for exact counts
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -22,7 +22,8 @@ from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.forest import ForestRow
 from whet.observe.metrics import flatten
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Origin, Sample
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}

@@ -12,9 +12,10 @@ from whet.algo import GRPOConfig, StepPlan
 from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten
-from whet.train.batching import BatchPlan, steps_of
-from whet.train.learners import Learners
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.batching import BatchPlan
+from whet.train.learners import Learners, steps_of
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Progress
 
 SEED, ROLLOUT_ID = 5, 3

@@ -17,8 +17,8 @@ from whet.model.config import LoraConfig, ModelConfig
 from whet.model.digest import digests_of
 from whet.model.lora import FILE, add_adapter
 from whet.model.scalar import ScalarModel
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim_config import OptimConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import OptimConfig, TrainConfig
 
 TOKENS = torch.tensor([[5, 9, 2, 44, 17, 3, 8]])
 

@@ -19,7 +19,8 @@ from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.samples import samples_of
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.types import Finish, Message, Origin, Outcome, Request, Rewards, SamplingParams, Task, Trajectory, Turn
 
 PROMPT = tuple(range(3, 23))

@@ -8,8 +8,8 @@ from torch import nn
 
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
-from whet.train.torch_native.optim import Optimizer
-from whet.train.torch_native.optim_config import OptimConfig, lr_at
+from whet.train.torch_native.config import OptimConfig
+from whet.train.torch_native.optim import Optimizer, lr_at
 
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.98), "weight_decay": 0.1}
 

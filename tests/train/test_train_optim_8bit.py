@@ -15,10 +15,10 @@ from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.preflight.memory import Workload, optimizer_bytes, optimizer_parts
 from whet.train.torch_native import optim_8bit
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim import Optimizer
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import OptimConfig, TrainConfig
+from whet.train.torch_native.optim import Optimizer, lr_at
 from whet.train.torch_native.optim_8bit import Blocks, blocks_of, check_blocks
-from whet.train.torch_native.optim_config import OptimConfig, lr_at
 
 SHAPES = {"rows": (32, 512), "across": (48, 96), "stack": (3, 16, 256), "small": (16, 32), "vector": (8192,)}
 CONFIG = OptimConfig(name="adamw_8bit", lr=0.01, betas=(0.9, 0.98), weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_grad=2.0)

@@ -16,8 +16,8 @@ from whet.algo.ppo import PPOConfig, value_terms
 from whet.core.weights import REDUCERS
 from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel, load_scalar
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
-from whet.train.torch_native.optim_config import OptimConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import OptimConfig, TrainConfig
 
 DTYPES = {"float32": 1e-5, "float64": 1e-10}
 PPO = PPOConfig()

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from whet.train.torch_native.optim_config import OptimConfig, lr_at
+from whet.train.torch_native.config import OptimConfig
+from whet.train.torch_native.optim import lr_at
 
 
 def curve(total, **settings):

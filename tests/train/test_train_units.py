@@ -9,7 +9,8 @@ from tiny_policy import VOCAB, gradients, policy, relative
 from whet.algo.base import Need
 from whet.algo.dpo import DpoConfig, dpo_loss
 from whet.core.preference import pair_batch
-from whet.train.torch_native.backend import TorchBackend, TrainConfig
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
 from whet.train.torch_native.layout import plan_rows
 from whet.types import UNSAMPLED, Origin, Pair, Sample
 

@@ -14,22 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from pydantic import Field
-
-from whet.config import Config
+from whet.evaluate.config import ScoreConfig
 from whet.evaluate.recorded import read_trajectories
 from whet.observe.display import Cell
-from whet.reward import LabelError, Reward, RewardConfig, RewardError, RewardTimeout, build_reward
+from whet.reward import LabelError, Reward, RewardError, RewardTimeout, build_reward
 from whet.types import JSON, Outcome, Rewards, Trajectory
-
-
-class ScoreConfig(Config):
-    """What `whet score` takes as overrides."""
-
-    reward: RewardConfig
-    """How the replies are scored; reward=NAME is short for reward.name=NAME."""
-    concurrency: int = Field(default=64, ge=1)
-    """Replies that are being scored at once."""
 
 
 @dataclass(slots=True)
@@ -62,11 +51,6 @@ class ScoreSummary:
             rows += [("reward, least", min(self.totals)), ("reward, greatest", max(self.totals))]
         rows += [(f"{name}, mean", math.fsum(values) / len(values)) for name, values in self.components.items()]
         return [*rows, ("seconds", self.seconds)]
-
-
-def short_overrides(overrides: list[str]) -> list[str]:
-    """`reward=NAME` as `reward.name=NAME`, so that further settings of the reward fit beside it."""
-    return [f"reward.name={text.removeprefix('reward=')}" if text.startswith("reward=") and "{" not in text else text for text in overrides]
 
 
 def score_file(path: str, config: ScoreConfig, output: Path) -> ScoreSummary:

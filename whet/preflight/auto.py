@@ -23,7 +23,7 @@ from whet.preflight.scene import Scene
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import RewardModelRunConfig
 from whet.train.batching import plan_batch
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 

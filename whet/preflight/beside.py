@@ -24,8 +24,8 @@ from whet.reward.model import ModelRewardOptions
 from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
 from whet.settings import RunConfig, reward_tables
-from whet.train.critic import CriticConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.config import CriticConfig
+from whet.train.torch_native.config import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from whet.data.rows import task_from
 from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import Conversation, conversation_from, read_conversations, supervised_source
 from whet.data.template import Renderer
-from whet.evaluate.evaluation import EvaluationSetConfig
+from whet.evaluate.config import EvaluationSetConfig
 from whet.preflight.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told, visible
 from whet.preflight.findings import Note, fail, need, ok, several, warn
 from whet.preflight.own_source import check_source

@@ -13,7 +13,7 @@ from whet.preflight.findings import bytes_text
 from whet.preflight.memory import PHASES, MemoryPlan, Part, Workload, plan_memory
 from whet.preflight.mesh_memory import MeshPlanner, Planned, check_divides
 from whet.preflight.traffic import Flow, Passes, flows_of, seconds_of
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 
 FULL = 0.9
 """Share of a device's memory that a plan may take: the rest is for the allocator's gaps and the libraries' own buffers."""

@@ -23,7 +23,8 @@ from whet.model.decoder import DecoderModel
 from whet.model.recompute import recomputes
 from whet.preflight.activations import META, activation_bytes, drop_gradient, trained_weights
 from whet.preflight.live import LiveBytes
-from whet.train.torch_native.backend import TrainConfig, rows_per_chunk
+from whet.train.torch_native.backend import rows_per_chunk
+from whet.train.torch_native.config import TrainConfig
 from whet.train.torch_native.optim import Optimizer
 from whet.types import SamplingParams
 

@@ -29,10 +29,9 @@ from whet.preflight.memory import (
 )
 from whet.preflight.traffic import REDUCED_BYTES, Groups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
-from whet.train.torch_native.config import TrainConfig, check_compiled
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig, TrainConfig, check_compiled
 from whet.train.torch_native.mesh_ranks import attention_of, head_size
-from whet.train.torch_native.optim_config import IN_A_LAYER
+from whet.train.torch_native.optim import IN_A_LAYER
 
 Planned = CausalModel | ScalarModel
 """What is planned."""

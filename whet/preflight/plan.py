@@ -16,8 +16,7 @@ from whet.preflight.layouts import FULL, Devices, Layout, Step, choose, layout_o
 from whet.preflight.memory import Sampling, Workload, engine_parts, largest_row
 from whet.preflight.mesh_memory import MeshPlanner
 from whet.process import quiet_transformers
-from whet.train.torch_native.backend import TrainConfig
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import SamplingParams
 
 SHOWN = 6

@@ -12,7 +12,7 @@ from whet.preflight.memory import ALWAYS, Part, checkpoint_bytes
 from whet.preflight.scene import Scene
 from whet.settings import BaseRunConfig, RunConfig
 from whet.supervised_settings import DpoRunConfig
-from whet.train.critic import CriticConfig
+from whet.train.config import CriticConfig
 
 
 def checkpoint_sizes(scene: Scene, model: DecoderModel, *, spread: bool) -> dict[str, int]:

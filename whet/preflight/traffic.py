@@ -15,7 +15,7 @@ from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
 from whet.model.scalar import ScalarModel
-from whet.train.torch_native.mesh import ParallelConfig
+from whet.train.torch_native.config import ParallelConfig
 from whet.train.torch_native.mesh_ranks import head_size
 
 REDUCED_BYTES = 4

@@ -1,15 +1,12 @@
-"""Batch arithmetic, and how a rollout's samples become optimizer steps."""
+"""Batch arithmetic: how many prompts, samples and optimizer steps a rollout has, and what is due after it."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from whet.config import Config, Reference
-from whet.core.batch import TrainBatch, as_list
 
 TrainOn = Literal["model", "all"]
 
@@ -97,43 +94,7 @@ def _equation(known: dict[str, int]) -> str:
     return text
 
 
-def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:
-    """Cut a rollout's samples into its optimizer steps, every epoch in a new order.
-
-    The samples of one trajectory stay in one step. Where a rollout feeds a single step, that step is the batch as it is.
-    Trajectories that left no sample make steps smaller; there are fewer only if trajectories are fewer than steps.
-
-    Args:
-        batch: all samples of the rollout.
-        plan: the batch arithmetic.
-        seed: of the shuffles; give each rollout its own.
-    """
-    if plan.optimizer_steps == 1:
-        yield batch
-        return
-    by_trajectory: dict[int, list[int]] = {}
-    for i, trajectory in enumerate(as_list(batch.trajectory)):
-        by_trajectory.setdefault(trajectory, []).append(i)
-    trajectories = list(by_trajectory)
-    rng = random.Random(seed)
-    for _ in range(plan.epochs):
-        rng.shuffle(trajectories)
-        for part in _even(trajectories, plan.steps_per_rollout):
-            if part:
-                yield batch.select([i for t in part for i in by_trajectory[t]])
-
-
 def due(done: int, total: int, interval: int | None) -> bool:
     """Whether something that recurs is due after `done` of `total` rollouts: after every `interval` of them (None: not in between), and
     after the last."""
     return done > 0 and (done == total or (interval is not None and done % interval == 0))
-
-
-def _even(items: list[int], parts: int) -> Iterator[list[int]]:
-    """Cut a list into parts whose sizes differ by one at most."""
-    size, spare = divmod(len(items), parts)
-    start = 0
-    for i in range(parts):
-        stop = start + size + (i < spare)
-        yield items[start:stop]
-        start = stop

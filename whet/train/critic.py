@@ -1,37 +1,9 @@
-"""PPO's critic: what it is made of, and how well it predicts."""
+"""How well PPO's critic predicts, and what its metrics are called."""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from whet.config import Config
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Mean, Metrics
-from whet.train.torch_native.mesh import ParallelConfig
-from whet.train.torch_native.optim_config import OptimConfig
-
-
-class CriticOptimConfig(OptimConfig):
-    """AdamW for the critic, and its schedule over the critic's own steps."""
-
-    lr: float = Field(default=1e-5, ge=0)
-    """Peak learning rate."""
-
-
-class CriticConfig(Config):
-    """The critic of an algorithm that needs values (`ppo`). Type, device and row budget are the policy's.
-
-    It is trained whole, also beside a policy that is an adapter."""
-
-    path: str | None = None
-    """A folder or a name on the hub: a language model, whose scores then begin at 0, or a reward model, whose head is kept. Unset: the
-    policy's model."""
-    optim: CriticOptimConfig = Field(default_factory=CriticOptimConfig)
-    """The critic's own optimizer."""
-    parallel: ParallelConfig | None = None
-    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
-    warmup_rollouts: int = Field(default=0, ge=0)
-    """In so many first rollouts the critic learns alone, and the policy stays as it is."""
 
 
 def fit_of(batch: TrainBatch) -> Metrics:

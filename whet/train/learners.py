@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from whet.algo.base import Algorithm, LossFunction, Need
-from whet.core.batch import TrainBatch
+from whet.core.batch import TrainBatch, as_list
 from whet.core.kl import k3
 from whet.model.causal import release_unused
 from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Learner, Mirror, NonFinite
-from whet.train.batching import BatchPlan, steps_of
+from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of, named_for_critic
 from whet.train.lead import ALONE, LEARNERS, Call, Lead
 from whet.types import Origin, Progress
@@ -232,3 +233,39 @@ def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
         "mismatch/logprob_max": Max(difference.abs().max()),
         "mismatch/kl": Mean(kl.sum(), count),
     }
+
+
+def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:
+    """Cut a rollout's samples into its optimizer steps, every epoch in a new order.
+
+    The samples of one trajectory stay in one step. Where a rollout feeds a single step, that step is the batch as it is.
+    Trajectories that left no sample make steps smaller; there are fewer only if trajectories are fewer than steps.
+
+    Args:
+        batch: all samples of the rollout.
+        plan: the batch arithmetic.
+        seed: of the shuffles; give each rollout its own.
+    """
+    if plan.optimizer_steps == 1:
+        yield batch
+        return
+    by_trajectory: dict[int, list[int]] = {}
+    for i, trajectory in enumerate(as_list(batch.trajectory)):
+        by_trajectory.setdefault(trajectory, []).append(i)
+    trajectories = list(by_trajectory)
+    rng = random.Random(seed)
+    for _ in range(plan.epochs):
+        rng.shuffle(trajectories)
+        for part in _even(trajectories, plan.steps_per_rollout):
+            if part:
+                yield batch.select([i for t in part for i in by_trajectory[t]])
+
+
+def _even(items: list[int], parts: int) -> Iterator[list[int]]:
+    """Cut a list into parts whose sizes differ by one at most."""
+    size, spare = divmod(len(items), parts)
+    start = 0
+    for i in range(parts):
+        stop = start + size + (i < spare)
+        yield items[start:stop]
+        start = stop

@@ -27,9 +27,9 @@ from whet.model.tensor_files import write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.flops import PassSize, pass_size
-from whet.train.torch_native.config import TrainConfig, check_compiled, rows_per_chunk
+from whet.train.torch_native.config import Rows, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
-from whet.train.torch_native.layout import MicroBatch, Row, Rows, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.layout import MicroBatch, Row, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer

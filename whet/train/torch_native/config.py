@@ -6,14 +6,84 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.config import Config, refuse_unread
 from whet.model.config import LoraConfig
-from whet.train.torch_native.layout import Rows
-from whet.train.torch_native.mesh import ParallelConfig
-from whet.train.torch_native.optim_config import OptimConfig
 
+ContextAttention = Literal["ulysses", "gather"]
+Rows = Literal["auto", "forest", "chains"]
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
+
+
+class OptimConfig(Config):
+    """The optimizer and its schedule."""
+
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw (arXiv 1711.05101), by torch's fused kernels where the device has them; adamw_8bit: matrices of 4096 entries and more on
+    a rank keep their moments in eight bits (arXiv 2110.02861, by torchao: `whet[8bit]`), and all else is adamw's; muon: layers' matrices
+    are stepped by their orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else is adamw's."""
+    lr: float = Field(default=1e-6, ge=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Of muon."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay; not applied to vectors (norms, biases)."""
+    clip_grad: float | None = Field(default=1.0, gt=0)
+    """Gradient norm that is not exceeded; unset: no clipping."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up, over the run's optimizer steps."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises from 0."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak that linear and cosine end at."""
+
+    @model_validator(mode="after")
+    def _read(self) -> OptimConfig:
+        if self.name != "muon":
+            refuse_unread(self, ["momentum"], f"with name={self.name}", "set name=muon")
+        return self
+
+
+class ParallelConfig(Config):
+    """How a model is spread over ranks (processes, one per device). There are replicate x shard x context x tensor of them."""
+
+    replicate: int = Field(default=1, ge=1)
+    """Copies of the sharded model, each with samples of its own (HSDP)."""
+    shard: int = Field(default=1, ge=1)
+    """Ranks with samples of their own, over which parameters, gradients and optimizer are cut (FSDP)."""
+    context: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens; parameters are cut over them, too."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that share each layer's matrices and the vocabulary, by the model's own plan."""
+    expert: int = Field(default=1, ge=1)
+    """Ranks that the experts of a mixture are spread over: a multiple of `tensor` that divides shard x context x tensor."""
+    context_attention: Literal["auto"] | ContextAttention = "auto"
+    """ulysses: each of the ranks that share a row attends with some of the heads; gather: each has all keys and values, and its own
+    queries, in chains only; auto: ulysses where the heads divide."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes."""
+        return self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def num_data(self) -> int:
+        """Ranks with samples of their own, those that share samples counted once."""
+        return self.replicate * self.shard
+
+    @model_validator(mode="after")
+    def _divides(self) -> ParallelConfig:
+        block = self.shard * self.context * self.tensor
+        if self.expert > 1 and (self.expert % self.tensor or block % self.expert):
+            raise ValueError(
+                f"expert is {self.expert}, but it must be a multiple of tensor ({self.tensor}) that divides "
+                f"shard x context x tensor ({block})"
+            )
+        return self
 
 
 class TrainConfig(Config):

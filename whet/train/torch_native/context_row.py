@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,7 @@ from torch.distributed import ProcessGroup
 
 from whet.model.attention import Attend
 from whet.train.torch_native.collectives import exchange, gather_rows, together
-
-ContextAttention = Literal["ulysses", "gather"]
+from whet.train.torch_native.config import ContextAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
 from whet.model.forest import Segment, forest_row, spans_of
 from whet.train.flops import pairs_of
+from whet.train.torch_native.config import Rows
 from whet.train.torch_native.context_row import Context, GatheredRow, RowPart, UlyssesRow
 from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
 from whet.train.torch_native.packing import pack, pack_units
 
-Rows = Literal["auto", "forest", "chains"]
 RowKind = Literal["forest", "chains"]
 
 WORTH_SHARING = 0.2

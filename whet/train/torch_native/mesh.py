@@ -4,54 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, model_validator
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from whet.config import Config
-from whet.train.torch_native.context_row import ContextAttention
-
-
-class ParallelConfig(Config):
-    """How a model is spread over ranks (processes, one per device). There are replicate x shard x context x tensor of them."""
-
-    replicate: int = Field(default=1, ge=1)
-    """Copies of the sharded model, each with samples of its own (HSDP)."""
-    shard: int = Field(default=1, ge=1)
-    """Ranks with samples of their own, over which parameters, gradients and optimizer are cut (FSDP)."""
-    context: int = Field(default=1, ge=1)
-    """Ranks that share each row of tokens; parameters are cut over them, too."""
-    tensor: int = Field(default=1, ge=1)
-    """Ranks that share each layer's matrices and the vocabulary, by the model's own plan."""
-    expert: int = Field(default=1, ge=1)
-    """Ranks that the experts of a mixture are spread over: a multiple of `tensor` that divides shard x context x tensor."""
-    context_attention: Literal["auto"] | ContextAttention = "auto"
-    """ulysses: each of the ranks that share a row attends with some of the heads; gather: each has all keys and values, and its own
-    queries, in chains only; auto: ulysses where the heads divide."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes."""
-        return self.replicate * self.shard * self.context * self.tensor
-
-    @property
-    def num_data(self) -> int:
-        """Ranks with samples of their own, those that share samples counted once."""
-        return self.replicate * self.shard
-
-    @model_validator(mode="after")
-    def _divides(self) -> ParallelConfig:
-        block = self.shard * self.context * self.tensor
-        if self.expert > 1 and (self.expert % self.tensor or block % self.expert):
-            raise ValueError(
-                f"expert is {self.expert}, but it must be a multiple of tensor ({self.tensor}) that divides "
-                f"shard x context x tensor ({block})"
-            )
-        return self
+from whet.train.torch_native.config import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
 from whet.train.flops import PassSize
-from whet.train.torch_native.context_row import Context, ContextAttention
+from whet.train.torch_native.config import ContextAttention, ParallelConfig
+from whet.train.torch_native.context_row import Context
 from whet.train.torch_native.layout import Plan, Turn
-from whet.train.torch_native.mesh import Mesh, ParallelConfig
+from whet.train.torch_native.mesh import Mesh
 from whet.train.torch_native.packing import split_rows
 from whet.train.torch_native.ranks import Found
 from whet.train.torch_native.sharding import shard_model

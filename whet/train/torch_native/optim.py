@@ -1,17 +1,31 @@
-"""Optimizer steps with a schedule and clipping; float32 master weights where the model's are of lower precision, or lie elsewhere."""
+"""Optimizer steps with a schedule and clipping, by torch's optimizers; float32 master weights where the model's are of lower precision,
+or lie elsewhere."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from whet.model.shards import spread_like, whole
 from whet.observe.metrics import Last, Mean, Metrics
 from whet.train.base import NonFinite
-from whet.train.torch_native.optim_8bit import AdamW8bit, check_blocks
-from whet.train.torch_native.optim_config import OptimConfig, by_mesh, lr_at, torch_optimizers
+from whet.train.torch_native.config import OptimConfig
+from whet.train.torch_native.optim_8bit import AdamW8bit, blocks_of, check_blocks
+from whet.train.torch_native.optim_muon import SpreadMuon
+
+IN_A_LAYER = re.compile(r"\.\d+\.")
+"""Of a parameter's name: that it is one of a numbered layer's, not of embedding or head."""
+MatrixOptimizer = AdamW8bit | torch.optim.Muon
+"""What may step matrices in AdamW's place."""
+FUSED = ("cpu", "cuda")
+"""Devices on which AdamW's step is one kernel, without copies of what it steps."""
 
 
 class Optimizer:
@@ -203,3 +217,68 @@ def _entry(tensors: Mapping[str, Tensor], key: str, name: str, like: Tensor) -> 
         found, wanted = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, like))
         raise ValueError(f"the optimizer's checkpoint has {key} of {name} as {found}, not {wanted}")
     return tensor
+
+
+def lr_at(config: OptimConfig, step: int, total_steps: int) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `total_steps`."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    span = max(total_steps - config.warmup_steps, 1)
+    done = min((step - config.warmup_steps) / span, 1.0)
+    if config.schedule == "constant":
+        share = 1.0
+    elif config.schedule == "linear":
+        share = 1.0 - done
+    else:
+        share = 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+
+
+def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[torch.optim.AdamW | None, MatrixOptimizer | None]:
+    """The optimizers of some parameters: torch's AdamW, and another one for the matrices that it is for, if it is asked for. None: it has
+    nothing to step.
+
+    Args:
+        named: what they step, by the parameters' names; of one device.
+        config: the settings.
+
+    Raises:
+        ValueError: if torchao is asked for and not installed.
+    """
+    chosen = _matrices(named, config)
+    other = _optimizer_of(chosen.values(), config) if chosen else None
+    groups: list[dict[str, Any]] = []
+    for members in by_mesh(p for name, p in named.items() if name not in chosen):
+        groups.append({"params": [m for m in members if m.dim() >= 2], "weight_decay": config.weight_decay})
+        groups.append({"params": [m for m in members if m.dim() < 2], "weight_decay": 0.0})
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        return None, other
+    fused = all(p.device.type in FUSED for p in named.values())
+    way = {"fused": True} if fused else {"foreach": True}
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, **way), other
+
+
+def _matrices(named: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
+    """Those that AdamW does not step."""
+    if config.name == "adamw_8bit":
+        return {name: p for name, p in named.items() if blocks_of(p) is not None}
+    if config.name == "muon":
+        return {name: p for name, p in named.items() if p.dim() == 2 and IN_A_LAYER.search(name)}
+    return {}
+
+
+def _optimizer_of(matrices: Collection[Tensor], config: OptimConfig) -> MatrixOptimizer:
+    if config.name == "adamw_8bit":
+        return AdamW8bit(matrices, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+    how = {"momentum": config.momentum, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    muon = SpreadMuon if any(isinstance(p, DTensor) for p in matrices) else torch.optim.Muon
+    return muon(matrices, lr=config.lr, **how)
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that one operation can take together: those that are spread over other ranks are apart. One list, if none is."""
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())

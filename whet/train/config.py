@@ -1,0 +1,52 @@
+"""The settings of the models beside the policy: the critic, and those that are asked and do not learn, the reference and the teacher."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.train.torch_native.config import OptimConfig, ParallelConfig
+
+
+class CriticOptimConfig(OptimConfig):
+    """AdamW for the critic, and its schedule over the critic's own steps."""
+
+    lr: float = Field(default=1e-5, ge=0)
+    """Peak learning rate."""
+
+
+class CriticConfig(Config):
+    """The critic of an algorithm that needs values (`ppo`). Type, device and row budget are the policy's.
+
+    It is trained whole, also beside a policy that is an adapter."""
+
+    path: str | None = None
+    """A folder or a name on the hub: a language model, whose scores then begin at 0, or a reward model, whose head is kept. Unset: the
+    policy's model."""
+    optim: CriticOptimConfig = Field(default_factory=CriticOptimConfig)
+    """The critic's own optimizer."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
+    warmup_rollouts: int = Field(default=0, ge=0)
+    """In so many first rollouts the critic learns alone, and the policy stays as it is."""
+
+
+class ReferenceConfig(Config):
+    """The frozen policy that a KL is measured to. An algorithm keeps one if its KL has a weight, or with `reference = true`."""
+
+    path: str | None = None
+    """A folder or a name on the hub; unset: the policy's first weights, also where `checkpoint.restore` gave them. Of a policy that is an
+    adapter: its base."""
+    refresh_every: int | None = Field(default=None, gt=0)
+    """After every so many rollouts the reference becomes a copy of the policy; unset: it stays what it is."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
+
+
+class TeacherConfig(Config):
+    """The frozen model that on-policy distillation pulls the policy to (`distill_coef`)."""
+
+    path: str
+    """A folder or a name on the hub; its tokenizer must be the policy's."""
+    parallel: ParallelConfig | None = None
+    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
