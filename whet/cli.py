@@ -236,12 +236,13 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A Hugging Face folder, a run's folder, a checkpoint, or a DCP folder.", metavar="SRC")],
     target: Annotated[Path, typer.Argument(help="A folder that is not there yet.", metavar="DST")],
     to: Annotated[str, typer.Option(help="hf or dcp.")] = "hf",
+    model: Annotated[str | None, typer.Option(help="For a checkpoint of a run: the folder or hub name of its model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of all floating point tensors, bfloat16 say; default: as they are.")] = None,
     shard_size: Annotated[int, typer.Option(help="MiB of a file of weights.", min=1)] = 5 * 2**10,
 ) -> None:
     """Convert weights between Hugging Face folders, runs and DCP, without ever holding the whole model, and read them back.
 
-    Example: whet convert runs/gsm8k policy --to hf --dtype bfloat16
+    Example: whet convert runs/gsm8k policy --model Qwen/Qwen3-0.6B --to hf --dtype bfloat16
     """
     from typing import get_args
 
@@ -249,7 +250,8 @@ def convert(
 
     if to not in get_args(To):
         raise typer.BadParameter(f"{to!r} is neither hf nor dcp", param_hint="--to")
-    found = guarded(lambda: convert(source, target, "hf" if to == "hf" else "dcp", dtype=dtype, shard_bytes=shard_size * 2**20))
+    kind: To = "hf" if to == "hf" else "dcp"
+    found = guarded(lambda: convert(source, target, kind, model=model, dtype=dtype, shard_bytes=shard_size * 2**20))
     _echo(f"{target}: {found.num_tensors} tensors, {found.size_bytes / 1e6:.1f} MB, read back as they were written")
     if found.left_out:
         _echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")

@@ -25,7 +25,7 @@ from transformers import (
 from tests.parallel.tiny_models import SIZES, step_of
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.convert import convert
-from whet.checkpoint.store import CheckpointStore, find_checkpoint
+from whet.checkpoint.store import CheckpointStore, find_checkpoint, write_manifest
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import load_causal
@@ -117,7 +117,7 @@ def test_the_round_trip_through_training_gives_equal_logits(kind, tmp_path):
     assert digests_of(read_weights(tmp_path / "back")) == digests_of(read_weights(source)), "to the bit, under the names of files"
     assert (tmp_path / "back" / INDEX).is_file() and torch.equal(logits(tmp_path / "back"), logits(source))
     run, backend = trained(tmp_path / "dcp", source)
-    convert(run, tmp_path / "trained", "hf")
+    convert(run, tmp_path / "trained", "hf", model=str(source))
     backend.model.hf.set_attn_implementation("eager")
     with torch.no_grad():
         own = backend.model.hf(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
@@ -194,6 +194,25 @@ def test_nothing_outside_a_models_folder_is_copied(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} leads out of the folder, and no such link is followed"):
         convert(source, tmp_path / "out", "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "secret"]
+
+
+@pytest.mark.parametrize("settings", ['[model]\npath = "{secret}"\n', "model = 3", "[", "[model]"])
+def test_no_path_that_a_checkpoint_s_settings_name_is_followed(settings, tmp_path):
+    source = folder_of("llama", tmp_path / "hf")
+    convert(source, tmp_path / "start", "dcp")
+    run, _ = trained(tmp_path / "start", source)
+    saved = find_checkpoint(run)
+    named = source.rename(tmp_path / "secret")
+    (saved.folder / "config.toml").write_text(settings.format(secret=named))
+    (saved.folder / "manifest.json").unlink()
+    write_manifest(saved.folder, saved.progress, saved.metrics, saved.facts)
+    with pytest.raises(ValueError, match=r"holds weights alone.* by --model: no path in a checkpoint is followed"):
+        convert(run, tmp_path / "out", "hf")
+    assert not (tmp_path / "out").exists()
+    convert(run, tmp_path / "out", "hf", model=str(named))
+    for own in (named, tmp_path / "start"):
+        with pytest.raises(ValueError, match=r"has a config\.json of its own: leave --model out"):
+            convert(own, tmp_path / "again", "hf", model=str(named))
 
 
 def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(tmp_path):

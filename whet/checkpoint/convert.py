@@ -27,6 +27,7 @@ from whet.model.folders import dtype_named, read_weights, weight_files, write_we
 from whet.model.meta import read_meta
 from whet.model.naming import Naming
 from whet.model.tensor_files import write_tensors
+from whet.observe.inside import open_inside
 from whet.train.torch_native.saving import BASE, BUFFERS
 from whet.types import Progress
 
@@ -59,7 +60,9 @@ class Source:
     """Files that hold what no optimizer changes, by the model's own names, where `read` does not have it."""
 
 
-def convert(source: Path, target: Path, to: To, *, dtype: str | None = None, shard_bytes: int = 5 * 2**30) -> Converted:
+def convert(
+    source: Path, target: Path, to: To, *, model: str | None = None, dtype: str | None = None, shard_bytes: int = 5 * 2**30
+) -> Converted:
     """Convert weights, without ever holding more than one file of them.
 
     Args:
@@ -67,6 +70,8 @@ def convert(source: Path, target: Path, to: To, *, dtype: str | None = None, sha
         target: a folder that is not there yet.
         to: hf: safetensors with an index, config.json and the tokenizer; dcp: the same files beside a checkpoint of the weights alone, with
             which a run can begin (`checkpoint.restore`).
+        model: for a checkpoint of a run, which has weights alone: the folder or hub name with the model's other files. What the
+            checkpoint's own settings name is not followed: it may come from anywhere.
         dtype: of all floating point tensors; None: as they are.
         shard_bytes: of a file; a larger tensor has one of its own.
 
@@ -77,7 +82,7 @@ def convert(source: Path, target: Path, to: To, *, dtype: str | None = None, sha
     if target.exists():
         raise ValueError(f"{target} is there already; choose another folder, or remove it")
     kind = None if dtype is None else dtype_named(dtype)
-    found = open_source(source)
+    found = open_source(source, model)
     naming = Naming(read_meta(found.described, ModelConfig(path=str(found.described), device="cpu")))
     draft = target.with_name(f".{target.name}.writing")
     shutil.rmtree(draft, ignore_errors=True)
@@ -134,14 +139,15 @@ def _own_tensor(source: Source, naming: Naming, name: str) -> Tensor:
     return naming.from_files(name, source.read) if source.as_in_files else naming.fitting(name, source.read(name))
 
 
-def open_source(path: Path) -> Source:
-    """What a path names.
+def open_source(path: Path, model: str | None = None) -> Source:
+    """What a path names; `model` has what a run's checkpoint lacks.
 
     Raises:
         ValueError: if it is nothing that can be converted, or it is damaged.
     """
     if (path / WEIGHTS / META).is_file() or (path / MANIFEST).is_file() or (path / "checkpoints").is_dir():
-        return _checkpoint(find_checkpoint(path).folder)
+        return _checkpoint(find_checkpoint(path).folder, model)
+    _refuse_model(path, model)
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no model folder (it has no config.json), no run's folder and no checkpoint")
     if "quantization_config" in json.loads(_own_file(path, "config.json").read_text()):
@@ -150,13 +156,20 @@ def open_source(path: Path) -> Source:
     return Source(path, set(places), lambda name: _read_file(places[name], name), as_in_files=True, buffers={})
 
 
-def _checkpoint(folder: Path) -> Source:
-    """A checkpoint of a run, or one that was written here. What no optimizer changes is beside it, or where the run's model came from."""
+def _checkpoint(folder: Path, model: str | None) -> Source:
+    """A checkpoint of a run, or one that was written here. What no optimizer changes is beside it, or with the other files of the model."""
     if (folder / BASE).is_file():
         raise ValueError(f"{folder} holds an adapter alone; the run's folder has the model that it was added to, `merged`, if asked for")
-    described = folder
-    if not (folder / "config.json").is_file():
-        described = resolve_model_path(tomllib.loads((folder / "config.toml").read_text())["model"]["path"])
+    if (folder / "config.json").is_file():
+        _refuse_model(folder, model)
+        described = folder
+    elif model is None:
+        raise ValueError(
+            f"{folder} holds weights alone{_named_model(folder)}; give the folder with its config.json and tokenizer by --model: no path "
+            "in a checkpoint is followed"
+        )
+    else:
+        described = resolve_model_path(model)
     file = folder / f"{WEIGHTS}.safetensors"
     if file.is_file():
         names, read = _names(file), lambda name: _read_file(file, name)
@@ -168,6 +181,20 @@ def _checkpoint(folder: Path) -> Source:
     else:
         beside = _safetensors(described)
     return Source(described, names, read, as_in_files=False, buffers=beside)
+
+
+def _refuse_model(folder: Path, model: str | None) -> None:
+    if model is not None:
+        raise ValueError(f"{folder} has a config.json of its own: leave --model out")
+
+
+def _named_model(folder: Path) -> str:
+    """What a run's settings name, to be told."""
+    try:
+        with open_inside(folder, "config.toml") as file:
+            return f" of the model {str(tomllib.load(file)['model']['path'])[:200]!r}"
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # settings that are none: there is no name to tell
+        return ""
 
 
 def _safetensors(folder: Path) -> dict[str, Path]:
