@@ -4,10 +4,15 @@ import os
 import pickle
 import struct
 import sys
+from copy import copy, deepcopy
+from dataclasses import replace
 from enum import Enum
+from itertools import product
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -23,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from whet.checkpoint.dcp import DcpReader, write_dcp
 from whet.model import plain_pickle
-from whet.model.dcp_files import META, DcpFiles
+from whet.model.dcp_files import META, DcpFiles, _fill
 from whet.model.dcp_slice import DTYPES
 from whet.train.torch_native.saving import read_tensors
 
@@ -313,6 +318,60 @@ def test_what_is_left_out_or_there_twice_is_no_tensor(read, folder):
     describe(folder, found)
     with pytest.raises(ValueError, match=r"a cannot be read: its parts leave something out"):
         read(folder)
+
+
+class Counted(list):
+    looked = 0
+
+    def __getitem__(self, place):
+        Counted.looked += 1
+        return list.__getitem__(self, place)
+
+
+def test_parts_are_compared_in_work_that_grows_with_their_number():
+    looked = []
+    for n in (100, 1000):
+        Counted.looked = 0
+        boxes = [Counted([(i, i + 1), (k, k + 1)]) for i in range(n) for k in range(2)]
+        assert _fill(boxes, [(0, n), (0, 2)])
+        looked.append(Counted.looked)
+    assert looked[1] <= 10 * looked[0] + 10
+    assert not _fill([*boxes[1:], boxes[1]], [(0, n), (0, 2)]), "as many places, one of them twice"
+    with pytest.raises(ValueError, match="parted in 5 dimensions, and at most 4 are read"):
+        _fill([[(k, k + 1)] * 5 for k in range(2)], [(0, 2)] * 5)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2)), min_size=2, max_size=2), max_size=5), st.integers(1, 3))
+def test_parts_fill_a_tensor_where_each_place_is_in_one_of_them(drawn, end):
+    boxes = [[(low, low + size) for low, size in box] for box in drawn]
+    whole = [(0, end), (0, end)]
+    places = [place for box in boxes for place in product(*(range(low, high) for low, high in box))]
+    assert _fill(boxes, whole) == (sorted(places) == sorted(product(range(end), repeat=2)))
+
+
+FILLERS = {"lists": b"]", "dicts": b"}", "marks": b"(", "the memo": b"\x94", "tuples": b"\x85", "pairs": b"NN"}
+
+
+@pytest.mark.parametrize("kind", FILLERS)
+def test_a_description_makes_no_more_than_its_size_allows(kind, folder, monkeypatch):
+    """Fifty million empty dicts would take six gigabytes."""
+    monkeypatch.setattr(plain_pickle, "ROOM_BYTES", 2000)
+    begin, end = (b"}(", b"u") if kind == "pairs" else (b"N", b"")
+    (folder / META).write_bytes(proto(begin + FILLERS[kind] * 5000 + end))
+    with pytest.raises(ValueError, match=r"makes more objects than a checkpoint of its [0-9]+ bytes needs"):
+        DcpReader(folder)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_large_descriptions_have_the_room_that_they_need(protocol, folder, monkeypatch):
+    monkeypatch.setattr(plain_pickle, "ROOM_BYTES", 2000)
+    found = described(folder)
+    entry, info = found.state_dict_metadata["b"], found.storage_data[MetadataIndex("b", (0, 0))]
+    for i in range(500):
+        found.state_dict_metadata[f"w{i}"] = TensorStorageMetadata(copy(entry.properties), size(2, 4), [deepcopy(entry.chunks[0])])
+        found.storage_data[MetadataIndex(f"w{i}", size(0, 0))] = replace(info, offset=info.offset + (i + 1) * info.length)
+    describe(folder, found, protocol)
+    assert len(DcpFiles(folder).entries) == 502
 
 
 def test_parts_that_overlap_are_refused(tmp_path):

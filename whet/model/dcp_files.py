@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from whet.observe.inside import is_file_inside, open_inside
 META = ".metadata"
 MAX_META_BYTES = 1 << 29
 """Of a description; a shard takes some 250 bytes."""
+MAX_PARTED = 4
+"""Dimensions in which a tensor is cut into parts."""
 SEEN_S = 10.0
 """For a file that another machine has written to be seen on this one."""
 _TORCH, _OLDER = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
@@ -42,6 +46,8 @@ ALLOWED = frozenset(
 """What a description may name."""
 
 Sizes = tuple[int, ...]
+Box = list[tuple[int, int]]
+"""From and to in each dimension."""
 _ODD = "it is damaged, or made to mislead"
 
 
@@ -125,7 +131,7 @@ class DcpFiles:
         end = [begin + size for begin, size in zip(offsets, part.shape, strict=True)]
         try:
             found = [(chunk, common) for chunk in entry.chunks if (common := _common(chunk, offsets, end)) is not None]
-            if sum(math.prod(high - low for low, high in common) for _, common in found) != part.numel() or _overlap([c for _, c in found]):
+            if not _fill([common for _, common in found], list(zip(offsets, end, strict=True))):
                 raise ValueError("its parts leave something out, or overlap")
             for chunk, common in found:
                 saved = self._chunk(chunk, entry.dtype)
@@ -155,23 +161,29 @@ class DcpFiles:
             time.sleep(0.2)
 
 
-def _common(chunk: Chunk, begin: Sequence[int], end: Sequence[int]) -> list[tuple[int, int]] | None:
+def _common(chunk: Chunk, begin: Sequence[int], end: Sequence[int]) -> Box | None:
     """What a chunk and a part have in common, from and to in each dimension."""
     dims = zip(chunk.offsets, chunk.sizes, begin, end, strict=True)
     common = [(max(at, low), min(at + size, high)) for at, size, low, high in dims]
     return common if all(low < high for low, high in common) else None
 
 
-def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
-    """Whether any two boxes have a place in common."""
-    if len(boxes) < 2 or not boxes[0]:
-        return len(boxes) > 1
-    corners = torch.tensor(boxes)  # [box, dimension, from and to]
-    for number in range(len(boxes) - 1):
-        one, others = corners[number], corners[number + 1 :]
-        if bool(((one[:, 0] < others[..., 1]) & (others[..., 0] < one[:, 1])).all(dim=-1).any()):
-            return True
-    return False
+def _fill(boxes: list[Box], whole: Box) -> bool:
+    """Whether boxes fill another one, each place once: that is so where their corners, with signs, are those of the whole.
+
+    Raises:
+        ValueError: if they part it in more dimensions than `MAX_PARTED`.
+    """
+    parted = [i for i, side in enumerate(whole) if any(box[i] != side for box in boxes)]
+    if len(parted) > MAX_PARTED:
+        raise ValueError(f"it is parted in {len(parted)} dimensions, and at most {MAX_PARTED} are read")
+    left: Counter[tuple[int, ...]] = Counter()
+    for box, sign in (*((box, 1) for box in boxes), (whole, -1)):
+        if any(low == high for low, high in box):
+            continue
+        for ends in product((0, 1), repeat=len(parted)):
+            left[tuple(box[i][end] for i, end in zip(parted, ends, strict=True))] += sign * (-1) ** sum(ends)
+    return not any(left.values())
 
 
 def _entries(found: Any) -> dict[str, Entry]:

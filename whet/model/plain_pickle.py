@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 MAX_STEPS = 50_000_000
-"""Of one pickle: some 800,000 shards are described in as many, and no more than 4 GB of memory is taken."""
+"""Of one pickle: some 800,000 shards are described in as many."""
+ROOM_BYTES, ROOM_PER_BYTE, MAX_ROOM_BYTES = 1 << 24, 44, 1 << 32
+"""Memory for what is made: so much, so much more for each byte of the pickle, and the most. Checkpoints take up to 35 for each byte."""
 
 
 class Name(NamedTuple):
@@ -93,9 +95,11 @@ class _Machine:
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._room = min(ROOM_BYTES + ROOM_PER_BYTE * len(data), MAX_ROOM_BYTES)
 
     def run(self) -> Any:
         steps = [_STEPS.get(code, _Machine._refuse) for code in range(256)]
+        costs = [_COSTS.get(code, _PLACE_BYTES) for code in range(256)]
         for _ in range(MAX_STEPS):
             code = self._data[self._at]
             self._at += 1
@@ -103,8 +107,14 @@ class _Machine:
                 if len(self._stack) != 1 or self._marked:
                     raise ValueError(_DAMAGED)
                 return self._stack[0]
+            self._take_room(costs[code])
             steps[code](self)
         raise ValueError(f"it has over {MAX_STEPS} steps, which no checkpoint needs")
+
+    def _take_room(self, size_bytes: int) -> None:
+        self._room -= size_bytes
+        if self._room < 0:
+            raise ValueError(f"it makes more objects than a checkpoint of its {len(self._data)} bytes needs: {_ODD}")
 
     def _refuse(self) -> None:
         place = self._at - 1
@@ -198,6 +208,7 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not Pairs or len(items) % 2:
             raise ValueError(f"it sets items of what is no dict: {_ODD}")
+        self._take_room(_PAIR_BYTES * (len(items) // 2))
         self._stack[-1].items.extend(zip(items[::2], items[1::2], strict=True))
 
     def _global(self) -> None:
@@ -276,3 +287,15 @@ _STEPS: Mapping[int, Callable[[_Machine], None]] = {
     ord("Q"): _Machine._persistent,
 }
 """The opcodes of plain data."""
+_PLACE_BYTES, _PAIR_BYTES = 16, 72
+_COSTS: Mapping[int, int] = {
+    **dict.fromkeys(b"MJG\x8a", 48),  # numbers
+    **dict.fromkeys(b"X\x8c\x8dCB\x8e", 72),  # texts and bytes
+    **dict.fromkeys(b"\x85\x86\x87t", 72),  # tuples
+    **dict.fromkeys(b"](", 80),  # lists
+    ord("a"): 48,
+    **dict.fromkeys(b"}R\x81", 128),  # dicts and objects
+    **dict.fromkeys(b"qr\x94c\x93", 112),  # the memo, and names
+    ord("Q"): 64,
+}
+"""Memory that an opcode takes at most, in bytes; the others take a place on the stack and in what it becomes a part of."""
