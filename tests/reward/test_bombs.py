@@ -169,7 +169,7 @@ def test_a_label_beyond_the_bounds_is_a_label_error():
 @pytest.mark.parametrize("name", ["math", "math_verify", "prime_math", "slime_math"])
 def test_a_comparison_that_gets_no_time_is_a_wrong_answer_not_a_timeout(name, monkeypatch):
     """The last resort, should a machine stand still: the answer is the model's, so it earns nothing and masks nothing."""
-    reward = build_reward(RewardConfig(name=name, timeout_s=0.001))
+    reward = build_reward(RewardConfig(name=name, timeout_s=1e-6))
     text = FRAMES.get(name, r"\boxed{{{}}}").format("x+" + r"\sqrt{2}" * 20)
     try:
         scored = asyncio.run(reward(make_trajectory(text, r"x\sqrt{3}")))
