@@ -1,7 +1,10 @@
 """The quickstart, shortened: the whole path from random weights to reinforcement learning with real tool calls."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from whet.quickstart.problems import draw_many
 from whet.quickstart.run import QuickstartConfig, run_quickstart
 from whet.settings import RunConfig
 from whet.types import Origin
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +148,12 @@ def test_a_run_says_how_to_repeat_it(quickstart):
     config = load_config(RunConfig, Path(folder / "run/rl/config.toml"))
     assert config.num_rollouts == 5
     assert config.env.tools == ["calculator"]
+
+
+def test_the_front_pages_pictures_are_drawn_from_its_folder(quickstart):
+    folder, results, _ = quickstart
+    subprocess.run([sys.executable, ROOT / "docs/draw_front_page.py", folder / "run", folder], check=True, timeout=120)
+    learning, terminal = ("".join(ElementTree.parse(folder / name).getroot().itertext()) for name in ("learning.svg", "terminal.svg"))
+    assert f"{results['accuracy_warmup']:.3f}" in learning and f"{results['accuracy_rl']:.3f}" in learning
+    shown = terminal.replace("\xa0", " ")
+    assert "5/5" in shown and f"{results['accuracy_rl']:.4g}" in shown and "tool_call" in shown

@@ -109,7 +109,7 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
     write_summary(run_dir / "summary.json", results)
     if summary is not None:
         write_summary(summary, results)
-    _show(results, run_dir)
+    show(results, run_dir)
     return results
 
 
@@ -259,7 +259,8 @@ def _pieces(row: Mapping[str, Any], model: Path) -> Iterable[tuple[str, str]]:
         yield Origin(origin).name.lower(), str(text).replace("\n", "\u21b5")
 
 
-def _show(results: Mapping[str, JSON], run_dir: Path) -> None:
+def show(results: Mapping[str, JSON], run_dir: Path) -> None:
+    """Print the results, and a trajectory of the last rollout with who wrote what."""
     display = build_display("plain", ())
     display.table(
         f"quickstart, seed {results['seed']}: greedy accuracy on held-out problems",
