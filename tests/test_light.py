@@ -1,16 +1,69 @@
-"""What reads settings and speaks of their errors does it without the heavy libraries."""
+"""Settings, and what the command line says of them, are read without the heavy libraries, some of which take seconds to load."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy"}
-LIGHT = ["whet", "whet.cli", "whet.config", "whet.core.choices", "whet.serve.settings", "whet.evaluate.config", "whet.train.config"]
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy")
+LIGHT = ["whet", "whet.cli", "whet.serve.settings", "whet.evaluate.config", "whet.train.config", "whet.stop"]
+GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n'
 
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_importing_loads_nothing_heavy(module):
-    script = f"import sys, {module}; print(*sorted({HEAVY} & sys.modules.keys()))"
+    script = f"import sys, {module}; print(*sorted({set(HEAVY)} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of settings, and in `broken` packages of the heavy libraries' names that cannot be imported."""
+    made = tmp_path_factory.mktemp("light")
+    for name in HEAVY:
+        package = made / "broken" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"raise ImportError('{name} is broken here')\n")
+    (made / "good.toml").write_text(GOOD)
+    (made / "typo.toml").write_text("num_rolouts = 3\n" + GOOD)
+    (made / "torn.toml").write_text(GOOD + "[model\n")
+    return made
+
+
+def whet(folder, *arguments):
+    path = os.pathsep.join([str(folder / "broken"), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "whet", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=env)
+
+
+TOLD = [
+    ("serve model prot=80", "prot"),
+    ("serve model --config missing.toml", "missing.toml"),
+    ("serve model port=seventy", "port"),
+    ("score replies.jsonl reward=math reward.timeot_s=3", "reward.timeot_s"),
+    ("check good.toml --threads 3", "there is no option --threads"),
+]
+
+
+@pytest.mark.parametrize(("typed", "told"), TOLD)
+def test_what_is_wrong_with_settings_is_told_without_them(folder, typed, told):
+    done = whet(folder, *typed.split())
+    assert (done.returncode, done.stderr[:7]) == (2, "error: "), done.stderr
+    assert told in done.stderr and "broken" not in done.stderr
+
+
+@pytest.mark.parametrize("typed", ["--help", "--version", "train --help", "serve --help", "check --help"])
+def test_help_needs_none_of_them(folder, typed):
+    done = whet(folder, *typed.split())
+    assert done.returncode == 0, done.stderr
+    assert ("whet 0" if typed == "--version" else "Usage") in done.stdout
+
+
+def test_a_server_of_good_settings_needs_them(folder):
+    done = whet(folder, "serve", "model", "port=0")
+    assert done.returncode == 1 and "is broken here" in done.stderr

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version as package_version
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from whet.evaluate.score import ScoreSummary
 
 T = TypeVar("T")
 
@@ -139,7 +141,9 @@ def evaluate(
         settings, told = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
         if told:
             _echo(told)
-        _commands().evaluate(settings, _command_line(), base=base)
+        from whet.commands import evaluate
+
+        evaluate(settings, _command_line(), base=base)
 
     guarded(work)
 
@@ -156,7 +160,13 @@ def generate(
     from whet.config import load_config
     from whet.settings import RunConfig
 
-    guarded(lambda: _commands().generate(load_config(RunConfig, config, _typed(config, overrides)), output, prompts))
+    def work() -> None:
+        settings = load_config(RunConfig, config, _typed(config, overrides))
+        from whet.commands import generate
+
+        generate(settings, output, prompts)
+
+    guarded(work)
 
 
 @app.command(context_settings=SETTINGS)
@@ -173,7 +183,13 @@ def serve(
     from whet.config import load_config
     from whet.serve.settings import ServeConfig
 
-    guarded(lambda: _commands().serve(load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])))
+    def work() -> None:
+        settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
+        from whet.commands import serve
+
+        serve(settings)
+
+    guarded(work)
 
 
 @app.command()
@@ -221,10 +237,15 @@ def score(
     """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
     from whet.config import load_config
     from whet.evaluate.config import ScoreConfig, short_overrides
-    from whet.evaluate.score import score_file
     from whet.observe.display import build_display
 
-    summary = guarded(lambda: score_file(file, load_config(ScoreConfig, None, short_overrides(_typed(None, overrides))), output))
+    def work() -> ScoreSummary:
+        settings = load_config(ScoreConfig, None, short_overrides(_typed(None, overrides)))
+        from whet.evaluate.score import score_file
+
+        return score_file(file, settings, output)
+
+    summary = guarded(work)
     display = build_display("plain", ())
     display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
     if summary.first_failure:
@@ -308,15 +329,16 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
 
     Example: whet check examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B --json check.json
     """
-    from whet.build import write_summary
-    from whet.observe.display import build_display
-    from whet.preflight.check import AREAS, check
-    from whet.preflight.findings import line, summary
-
-    display = build_display("plain", ())
 
     def work() -> int:
-        found = check(config, _typed(config, overrides), lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
+        typed = _typed(config, overrides)
+        from whet.build import write_summary
+        from whet.observe.display import build_display
+        from whet.preflight.check import AREAS, check
+        from whet.preflight.findings import line, summary
+
+        display = build_display("plain", ())
+        found = check(config, typed, lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
         if report is not None:
             write_summary(report, found.to_dict())
         display.note(summary(found.findings))
@@ -351,16 +373,9 @@ def version() -> None:
     _echo(f"python {sys.version.split()[0]}")
 
 
-def _commands() -> ModuleType:
-    import whet.commands
-
-    return whet.commands
-
-
 def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
     from whet.config import ConfigError, load_config, read_tree
-    from whet.job import train
     from whet.run_dirs import Finished, placed, something_to_do
     from whet.supervised_settings import RUN_CONFIGS, command_of
 
@@ -376,6 +391,8 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
         if told:
             _echo(told)
         with something_to_do(config):
+            from whet.job import train
+
             train(config, _command_line())
 
     try:
@@ -408,9 +425,9 @@ def _command_line() -> str:
 def guarded(work: Callable[[], T], command: str | None = None) -> T:
     """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
     that was stopped ends with the status that a shell gives to the signal. `command` is what was typed, if it is not this process's own."""
-    from whet.commands import STOPS
     from whet.observe.display import printable
     from whet.stop import Stopped
+    from whet.types import STOPS
 
     try:
         return work()

@@ -35,11 +35,10 @@ from whet.build_rollouts import TRAINING, build_hooks, build_rollouts, check_lab
 from whet.build_scores import SpreadScores
 from whet.build_trained import is_whole_model, newest_weights
 from whet.checkpoint.run_state import Stateful
-from whet.cluster.supervise import JobFailed
 from whet.config import dump_toml
 from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
-from whet.engine.base import Engine, EngineFailed
+from whet.engine.base import Engine
 from whet.engine.pool.pool import EnginePool
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
@@ -48,9 +47,8 @@ from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
 from whet.observe.records import RecordWriter
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
-from whet.rollout.constant import ConstantReward, RewardGuard
-from whet.rollout.player import Stalled
-from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
+from whet.rollout.constant import RewardGuard
+from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.sampling import check_trainable
 from whet.rollout.scheduler import Wanted
@@ -58,9 +56,8 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
 from whet.supervised_settings import chat_of
-from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
-from whet.train.alarm import RankHung, Situation
+from whet.train.alarm import Situation
 from whet.train.base import Backend, Learner, NonFinite
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
@@ -69,9 +66,6 @@ from whet.train.torch_native.backend import TorchBackend
 from whet.types import Group, Task
 
 T = TypeVar("T")
-
-STOPS = (ValueError, OSError, RolloutFailed, ConstantReward, Stalled, NonFinite, SyncError, EngineFailed, RankHung, JobFailed)
-"""What ends a command with words instead of a traceback."""
 
 
 def train(

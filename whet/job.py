@@ -35,6 +35,7 @@ from whet.train.alarm import Alarm
 from whet.train.batching import plan_batch
 from whet.train.lead import ALONE, LEARNERS, Job
 from whet.train.torch_native.backend import TorchBackend
+from whet.types import STOPS
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
@@ -109,7 +110,7 @@ def join(config: BaseRunConfig, command: str) -> None:
             return follow(config, job)
         try:
             PROGRAMS[type(config)].lead(config, command, job, notes)
-        except (*commands.STOPS, Stopped, KeyboardInterrupt):
+        except (*STOPS, Stopped, KeyboardInterrupt):
             with suppress(RuntimeError):  # where the others failed too, nobody listens
                 job.end()
             raise

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
 from whet.algo.base import Need
-from whet.commands import STOPS
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
 from whet.job import train
 from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.train.torch_native.backend import TorchBackend
+from whet.types import STOPS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,6 +15,7 @@ from types import FrameType
 
 from whet.cluster.process import LAST_WORDS_S, Ended, Event, Process, Said, Silent, Tell
 from whet.observe.display import printable, say
+from whet.types import RunFailed
 
 LAST_LINES = 20
 """Of what a process said, for the error that names it."""
@@ -34,7 +35,7 @@ Start = Callable[[int, Tell], Process]
 """Starts the process of a rank."""
 
 
-class JobFailed(RuntimeError):
+class JobFailed(RunFailed):
     """A process of the job ended that should not have; the text says which, how, and what it said last."""
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from whet.types import Chunk, Receipt, Request, Scored
+from whet.types import Chunk, Receipt, Request, RunFailed, Scored
 
 SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
 """Largest difference in nats between what two processes, on whatever machines, find for the same tokens under the same weights, by dtype.
@@ -27,7 +27,7 @@ class EngineRefused(ValueError):
     """The engine will never be able to run this request; the text says why."""
 
 
-class EngineFailed(RuntimeError):
+class EngineFailed(RunFailed):
     """The engine gave up a request or call that it had taken: a step raised (the cause), or it was closed."""
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from whet.rollout.samples import score_of
-from whet.types import JSON, Group, Outcome
+from whet.types import JSON, Group, Outcome, RunFailed
 
 WARN_AFTER = 3
 """Rollouts with one and the same reward before the guard says so."""
@@ -16,7 +16,7 @@ MOSTLY = 0.5
 """Share of trajectories that were cut off from which the limits are told beside a reward that never varies."""
 
 
-class ConstantReward(RuntimeError):
+class ConstantReward(RunFailed):
     """Every reward of the run so far was the same number."""
 
 

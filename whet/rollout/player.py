@@ -18,10 +18,10 @@ from whet.env.limits import Limits
 from whet.env.rollout import Play, TrajectoryRun
 from whet.reward.base import GroupReward, LabelError, Reward, RewardTimeout, place_token_rewards, read_score
 from whet.rollout.siblings import judge_siblings
-from whet.types import Group, Outcome, SamplingParams, Task, Trajectory
+from whet.types import Group, Outcome, RunFailed, SamplingParams, Task, Trajectory
 
 
-class Stalled(RuntimeError):
+class Stalled(RunFailed):
     """In deterministic mode something took longer than its limit: an outcome that hangs on time would not be the same again."""
 
     def __init__(self, trajectory: Trajectory) -> None:

@@ -10,10 +10,10 @@ from whet.config import Hook
 from whet.data.special import SPELLED, SPELLED_METRIC
 from whet.observe.metrics import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
-from whet.types import Failure, Group, Outcome, Trajectory
+from whet.types import Failure, Group, Outcome, RunFailed, Trajectory
 
 
-class RolloutFailed(RuntimeError):
+class RolloutFailed(RunFailed):
     """Every trajectory of a rollout failed, or every greedy one that they are compared with: there is nothing to learn from."""
 
 

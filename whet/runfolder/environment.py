@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from whet.types import JSON
 
@@ -39,6 +38,8 @@ number of threads does.)"""
 
 def environment() -> dict[str, JSON]:
     """The environment of this process now, as JSON: `versions`, `platform`, `cpu`, `accelerators`, `deterministic`."""
+    import torch
+
     return {
         "versions": {
             "python": platform.python_version(),
@@ -59,7 +60,7 @@ def environment() -> dict[str, JSON]:
             "capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
         },
-        "accelerators": [_accelerator(i) for i in range(torch.cuda.device_count())],
+        "accelerators": [_accelerator(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
@@ -88,8 +89,7 @@ def _cpu_model() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _accelerator(index: int) -> dict[str, JSON]:
-    found = torch.cuda.get_device_properties(index)
+def _accelerator(found: Any) -> dict[str, JSON]:
     return {"name": found.name, "capability": f"{found.major}.{found.minor}", "memory_gib": round(found.total_memory / GIB, 1)}
 
 

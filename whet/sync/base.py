@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from whet.observe.metrics import Max, Metrics, Total
-from whet.types import Receipt
+from whet.types import Receipt, RunFailed
 
 
-class SyncError(RuntimeError):
+class SyncError(RunFailed):
     """An engine does not hold what the trainer holds. No token is sampled under the new version."""
 
 

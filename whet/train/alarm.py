@@ -35,6 +35,7 @@ from torch.distributed.distributed_c10d import (
 from whet.observe.display import say
 from whet.runfolder.failures import FailureFiles
 from whet.runfolder.stacks import SAY_STACKS, TIMEOUT_S, own_stacks, spied
+from whet.types import RunFailed
 
 POLL_S = 1.0
 """Between looks at whether there is an alarm."""
@@ -50,7 +51,7 @@ BROKEN = re.compile(r"gloo|nccl|connection|socket|broken pipe", re.IGNORECASE)
 """In its words for one that broke off, because another process saw that first, or is gone."""
 
 
-class RankHung(RuntimeError):
+class RankHung(RunFailed):
     """A process of the job did not come to an exchange in time; the text names it and says where to read on."""
 
 

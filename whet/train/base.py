@@ -13,12 +13,13 @@ from torch import Tensor
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
+from whet.types import RunFailed
 
 Learner = Literal["policy", "critic"]
 """The models that learn in a run."""
 
 
-class NonFinite(RuntimeError):
+class NonFinite(RunFailed):
     """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
 
     batch: TrainBatch | None = None

@@ -1,5 +1,6 @@
 """The records that cross whet's boundaries. Standard library only: every layer may import this one."""
 
+from whet.types.errors import STOPS, RunFailed
 from whet.types.records import (
     JSON,
     UNSAMPLED,
@@ -22,6 +23,7 @@ from whet.types.requests import Chunk, Grammar, Receipt, Request, SamplingParams
 
 __all__ = [
     "JSON",
+    "STOPS",
     "UNSAMPLED",
     "Chunk",
     "Failure",
@@ -36,6 +38,7 @@ __all__ = [
     "Receipt",
     "Request",
     "Rewards",
+    "RunFailed",
     "Sample",
     "SamplingParams",
     "Scored",
