@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
@@ -387,6 +388,17 @@ def test_a_second_call_and_words_beside_a_call_are_not_left_out_in_silence(templ
         renderer.supervised([Message("user", "u"), Message("assistant", "", calls)])
     with pytest.raises(ValueError, match=r"leaves out .*the words of message 1 \(assistant\)"):
         renderer.supervised([Message("user", "u"), Message("assistant", "so", calls[:1])])
+
+
+def test_what_is_remembered_of_a_long_conversation_is_short():
+    renderer = Renderer(tokenizer_of("chatml"))
+    for num_turns in (300, 301):
+        renderer.prompt(Task("t", (Message("user", "u"), Message("assistant", "a")) * num_turns))
+    with pytest.raises(ValueError, match="leaves out the words") as error:
+        other("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}").prompt(Task("t", (Message("r" * 5000, "u"),)))
+    assert len(str(error.value).partition(" of a conversation")[0]) < 200
+    forms = renderer._template._forms
+    assert len(forms) > 1 and len(pickle.dumps(forms)) < 100 * len(forms)
 
 
 def test_a_template_that_wants_arguments_as_text_gets_them():

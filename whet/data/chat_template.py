@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from whet.data.encoder import mend
 from whet.data.template_process import TEMPLATES
-from whet.data.turns import Dicts, left_out
+from whet.data.turns import MAX_ROLE, Dicts, left_out
 from whet.types import JSON, Message
 
 Tools = Sequence[Mapping[str, JSON]]
@@ -34,8 +35,8 @@ class ChatTemplate:
         self._text = tokenizer.chat_template if text is None else text
         self._text_arguments = False
         """Whether the last calls were taken with their arguments as text alone."""
-        self._forms: dict[object, str] = {}
-        """By the form of a conversation, what the template leaves out."""
+        self._forms: dict[bytes, str] = {}
+        """By the digest of a conversation's form, what the template leaves out: a form is as long as the conversation."""
 
     @property
     def source(self) -> str:
@@ -109,7 +110,7 @@ class ChatTemplate:
         }
         calls = [tuple(bool(call.arguments) for call in message.tool_calls) for message in messages]
         said = [(m.role, bool(m.content), bool(m.reasoning_content), ids.get(m.tool_call_id)) for m in messages]
-        form = (*said, *calls, bool(tools), first)
+        form = hashlib.sha256(repr((said, calls, bool(tools), first)).encode("utf-8", "surrogatepass")).digest()
         if len(self._forms) > MAX_FORMS:
             self._forms.clear()
         if form not in self._forms:
@@ -119,7 +120,7 @@ class ChatTemplate:
                 text = self([message.to_dict() for message in messages], [dict(tool) for tool in tools], False)
                 parts = [(m.content.strip(), (m.reasoning_content or "").strip()) for m in messages]
                 missing = next((i for i, pair in enumerate(parts) if i >= first and any(part not in text for part in pair)), None)
-                self._forms[form] = "" if missing is None else f"the words of message {missing} ({messages[missing].role})"
+                self._forms[form] = "" if missing is None else f"the words of message {missing} ({messages[missing].role[:MAX_ROLE]})"
         if self._forms[form]:
             raise ValueError(
                 f"the chat template leaves out {self._forms[form]} of a conversation of {[m.role for m in messages]}; write what is "

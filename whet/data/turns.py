@@ -15,6 +15,8 @@ from whet.types import JSON, Message, ToolCall
 MARK = "\u2063whet\u2063"
 """Stands for an assistant's text while a delta is cut out; invisible separators keep it from occurring in real text."""
 
+MAX_ROLE = 80
+"""Characters of a role that are told where a template leaves its words out."""
 MAX_TOLD = 3
 """Calls of a message that are named where a template leaves them out."""
 
@@ -134,7 +136,7 @@ def left_out(apply: Apply, messages: Sequence[Message], tools: Dicts, first: int
         calls = (f"call {k}" for k, call in enumerate(message.tool_calls) if not _shows(text, call))
         if missing := [*islice(calls, MAX_TOLD), *thinking, *words]:
             what = " and ".join(missing)
-            return f"{what} of message {i} ({message.role})"
+            return f"{what} of message {i} ({message.role[:MAX_ROLE]})"
     return ""
 
 
