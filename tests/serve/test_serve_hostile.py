@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -409,6 +410,58 @@ def test_a_text_that_is_far_too_long_is_counted_no_further(server, monkeypatch):
     messages = [{"role": "user", "content": "Ann has 5 apples. " * 1500}]
     assert server.send("/v1/chat/completions", {"messages": messages})[1]["error"]["param"] == "messages"
     assert sum(seen) < 10_000
+
+
+LONG = "Ann has 5 apples. " * 1500
+LONGER = "x" * 40_000
+CALLED = {"role": "tool", "content": "7"}
+
+
+def calling(name, arguments):
+    return [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}, CALLED]
+
+
+@pytest.mark.parametrize("place", ["arguments", "name", "thinking", "tools", "keys", "tool keys"])
+@pytest.mark.parametrize("text", [LONG, LONGER], ids=["counted", "refused at once"])
+def test_all_that_messages_and_tools_say_is_counted(server, monkeypatch, place, text):
+    text = LONGER if place.endswith("keys") else text  # what templates make of keys is not counted
+    asked = {
+        "arguments": {"messages": calling("add", {"a": [text]})},
+        "keys": {"messages": calling("add", {text: 1})},
+        "name": {"messages": calling(text, {})},
+        "thinking": {"messages": [*HELLO, {"role": "assistant", "content": "7", "reasoning_content": text}, *HELLO]},
+        "tools": {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "add", "description": text}}]},
+        "tool keys": {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "add", "parameters": {text: 1}}}]},
+    }[place]
+
+    def render(*args):
+        raise AssertionError("it was rendered")
+
+    monkeypatch.setattr(type(server.service.renderer), "prompt", render)
+    status, answer = server.send("/v1/chat/completions", asked)
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded", answer
+    assert answer["error"]["param"] == ("tools" if place.startswith("tool") and text is LONGER else "messages")
+
+
+def test_looks_at_the_engines_health_are_one_request(server, monkeypatch):
+    engine, asked, go = server.service.engine, [], threading.Event()
+    generate = engine.generate
+
+    async def slow(request):
+        asked.append(request.id)
+        await asyncio.to_thread(go.wait, 20)
+        async for chunk in generate(request):
+            yield chunk
+
+    monkeypatch.setattr(engine, "generate", slow)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(server.get, "/health_generate") for _ in range(8)]
+        server.until(lambda: bool(asked))
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), server.loop).result(20)
+        go.set()
+        assert {answer.result(20)[0] for answer in answers} == {200}
+    assert len(asked) == 1
+    assert server.get("/health_generate")[0] == 200 and len(asked) == 2
 
 
 def test_a_grammar_that_nothing_can_have_ends_nobody_elses_request(server):

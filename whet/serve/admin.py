@@ -61,16 +61,23 @@ async def health(service: Service, value: JSON) -> Response:
 
 
 async def health_generate(service: Service, value: JSON) -> Response:
-    """Whether the engine samples a token. One that was paused is as it should be."""
+    """Whether the engine samples a token. One that was paused is as it should be. Who asks meanwhile waits for the same token."""
     if service.control.paused:
         return PlainTextResponse("paused")
+    if service.health is None or service.health.done():
+        service.health = asyncio.create_task(_sample_one(service))
+    await asyncio.shield(service.health)
+    return Response()
+
+
+async def _sample_one(service: Service) -> None:
     name = f"health-{id(asyncio.current_task())}"
     request = Request(name, service.renderer.stop_token_ids[:1], SamplingParams(max_tokens=1, temperature=0.0))
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             async for chunk in service.engine.generate(request):
                 if chunk.finish is Finish.LENGTH:
-                    return Response()
+                    return
     except TimeoutError:
         raise ApiError(503, f"the engine sampled no token within {HEALTH_TIMEOUT_S:g} s") from None
     except EngineFailed as error:

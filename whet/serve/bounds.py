@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -111,15 +112,21 @@ def check_told(tokens: int, each: int, param: str) -> None:
         raise ApiError(400, message, param=param)
 
 
-def num_characters(value: JSON) -> int:
-    """Of all texts in a JSON value, keys aside."""
-    total, left = 0, [value]
+def texts_in(value: JSON, *, keys: bool) -> Iterator[str]:
+    """All texts in a JSON value, with the keys of objects or without."""
+    left = [value]
     while left:
         each = left.pop()
         if isinstance(each, str):
-            total += len(each)
-        elif isinstance(each, dict):
+            yield each
+        elif isinstance(each, Mapping):
             left.extend(each.values())
+            if keys:
+                yield from each
         elif isinstance(each, list | tuple):
             left.extend(each)
-    return total
+
+
+def num_characters(value: JSON, *, keys: bool = False) -> int:
+    """Of all texts in a JSON value."""
+    return sum(map(len, texts_in(value, keys=keys)))

@@ -15,7 +15,7 @@ from whet.data.parsers import Parser
 from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.serve.bodies import Room
-from whet.serve.bounds import CHARACTERS_EACH, num_characters
+from whet.serve.bounds import CHARACTERS_EACH, num_characters, texts_in
 from whet.serve.calls import Calls
 from whet.serve.control import Control, LoadWeights
 from whet.serve.errors import ApiError
@@ -50,6 +50,8 @@ class Service:
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
     control: Control = field(init=False)
+    health: asyncio.Task[None] | None = field(init=False, default=None)
+    """The newest look at the engine's health, which all who ask meanwhile wait for."""
 
     def __post_init__(self) -> None:
         limits = self.config.limits
@@ -111,7 +113,7 @@ class Service:
         ApiError: 400 for texts that have more tokens than the engine can hold, whatever they say.
         """
         most = self.engine.capabilities.max_tokens * CHARACTERS_EACH
-        if (num := num_characters(value)) > most:
+        if (num := num_characters(value, keys=True)) > most:
             message = f"{param} has {num} characters, over the limit of {most} ({CHARACTERS_EACH} for each of the engine's tokens)"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 
@@ -136,9 +138,11 @@ class Service:
         Raises:
             ApiError: 400 if the chat template cannot render it, or the conversation is far too long.
         """
-        texts = [message.content for message in messages]
-        self.check_characters(texts, "messages")
-        long = "\n".join(text for text in texts if isinstance(text, str))
+        dicts = [message.to_dict() for message in messages]
+        self.check_characters(dicts, "messages")
+        self.check_characters(tools, "tools")
+        said = [{key: value for key, value in message.items() if key not in ("role", "tool_call_id")} for message in dicts]
+        long = "\n".join(texts_in([tools, said], keys=False))
 
         def rendered(gone: threading.Event) -> tuple[int, ...]:
             if len(long) > max(self.engine.capabilities.max_tokens, 1024) * PIECE:
