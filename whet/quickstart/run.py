@@ -35,7 +35,7 @@ from whet.types import JSON, Message, Origin
 
 
 class QuickstartConfig(Config):
-    """The quickstart's sizes. The defaults are the ones whose figures the README gives."""
+    """The quickstart's sizes. The defaults are the ones whose figures docs/quickstart.md gives."""
 
     seed: int = 0
     """Of the model, the problems and the training."""
