@@ -1,4 +1,4 @@
-"""The quickstart at full length: it learns what docs/quickstart.md says, and its mask is what was sampled. Minutes; run by `make test-all`."""
+"""The quickstart at full length learns what docs/quickstart.md says, and its mask is what was sampled. Minutes; run by `make test-all`."""
 
 import json
 
