@@ -152,7 +152,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _parse_override(text: str) -> _Override:
     key, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError([f"the override {text!r} is not of the form key=value, for example train.lr=1e-5"])
+        raise ConfigError([f"the override {text!r} is not of the form key=value, for example train.optim.lr=1e-5"])
     try:
         node: Any = tomllib.loads(f"{key.strip()} = 0") if "\n" not in key else {}
     except tomllib.TOMLDecodeError:
