@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 
 import pytest
@@ -65,7 +66,7 @@ def drawn(display):
     """The panel as it is now, without borders."""
     console = Console(file=io.StringIO(), width=80, color_system=None)
     console.print(display.render())
-    return [line.strip("│╭╮╰╯─ ").replace("\N{NO-BREAK SPACE}", " ") for line in console.file.getvalue().splitlines()]
+    return [line.strip("│╭╮╰╯─ ") for line in console.file.getvalue().splitlines()]
 
 
 def test_plain_says_what_runs_and_then_one_line_per_step(plain, clock):
@@ -181,6 +182,19 @@ def test_the_panel_shows_progress_phase_bottleneck_and_headlines(live, clock):
     assert phase == "phase    rollout/engine (1m05s)"
     assert split == "time     rollout 54%  update 41%  other 5%  bottleneck: rollout"
     assert metrics == "metrics  reward 0.41  len 37.2  kl 0.0011"
+
+
+def test_a_line_of_the_panel_breaks_between_pairs_only(live):
+    names = ("one", "flat groups", "cut", "mismatch", "entropy")
+    for width in range(40, 81):
+        facts = {name: f"value-{i}" for i, name in enumerate(names)}
+        live.start("grpo", 1, facts)
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        console.print(live.render())
+        lines = [line.strip("│ ").removeprefix("run").strip() for line in console.file.getvalue().splitlines()[1:-1]]
+        shown = [line for line in lines if "value" in line or any(name in line for name in names)]
+        assert "  ".join(shown) == "  ".join(f"{name} {value}" for name, value in facts.items())
+        assert all(re.search(r"value-\d$", line) for line in shown)
 
 
 def test_the_panel_before_the_first_step_has_no_estimate(live):

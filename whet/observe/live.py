@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -28,7 +29,8 @@ from whet.observe.display import (
 )
 
 BAR_WIDTH = 16
-NO_BREAK = "\N{NO-BREAK SPACE}"
+GAP = "  "
+"""What stands between two pairs of a line."""
 
 
 class LiveDisplay:
@@ -39,7 +41,7 @@ class LiveDisplay:
         # The panel is also drawn from rich's own thread, so that its clocks go on while a step takes long.
         self._lock = threading.Lock()
         self._live: Live | None = None
-        self._title, self._facts = "", Text()
+        self._title, self._facts = "", Pairs(())
         self._pace = Pace(0, clock)
         self._began = self._phase_began = clock()
         self._phase = ""
@@ -47,7 +49,7 @@ class LiveDisplay:
 
     def start(self, title: str, total_steps: int, facts: Mapping[str, str]) -> None:
         self.close()
-        self._title, self._facts = title, _pairs(facts.items())
+        self._title, self._facts = title, Pairs(facts.items())
         self._pace, self._began, self._values = Pace(total_steps, self._clock), self._clock(), {}
         self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=4)
         self._live.start()
@@ -91,7 +93,7 @@ class LiveDisplay:
                 "step": self._progress(),
                 "phase": self._phase_text(),
                 "time": self._split(),
-                "metrics": _pairs(headline_values(self._headlines, self._values)),
+                "metrics": Pairs(headline_values(self._headlines, self._values)),
             }
             title = Text(printable(self._title), style="bold")
         grid = Table.grid(padding=(0, 2))
@@ -114,19 +116,32 @@ class LiveDisplay:
             return Text()
         return Text(f"{printable(self._phase)} ({duration_text(self._clock() - self._phase_began)})")
 
-    def _split(self) -> Text:
+    def _split(self) -> Pairs:
         split = self._pace.split()
-        line = _pairs((name, f"{share:.0%}") for name, share in split)
+        pairs = Pairs((name, f"{share:.0%}") for name, share in split)
         if split:
-            line.append(f"  bottleneck:{NO_BREAK}{split[0][0]}", style="bold yellow")
-        return line
+            pairs.parts.append(Text(f"bottleneck: {split[0][0]}", style="bold yellow"))
+        return pairs
 
 
-def _pairs(pairs: Iterable[tuple[str, str]]) -> Text:
-    """`name value  name value`, where a line may break between pairs only."""
-    text = Text()
-    for name, value in pairs:
-        text.append("  " if text else "")
-        text.append(printable(name).replace(" ", NO_BREAK) + NO_BREAK, style="dim")
-        text.append(printable(value).replace(" ", NO_BREAK))
-    return text
+class Pairs:
+    """`name value  name value` in as many lines as it takes; a line breaks between pairs only, unless one alone is too long."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.parts = [Text.assemble((printable(name), "dim"), " ", printable(value)) for name, value in pairs]
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text()
+        for part in self.parts:
+            if line and line.cell_len + len(GAP) + part.cell_len > options.max_width:
+                yield line
+                line = Text()
+            line = Text.assemble(line, GAP, part) if line else part
+        yield line
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        lengths = [part.cell_len for part in self.parts]
+        return Measurement(max(lengths, default=0), sum(lengths) + len(GAP) * max(len(lengths) - 1, 0)).with_maximum(options.max_width)
