@@ -36,6 +36,7 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+	$(MAKE) test-oldest
 
 # The fast tests on the oldest transformers that pyproject.toml admits, and the oldest torch that package indexes offer for CPUs alone: of
 # older ones Linux has builds for CUDA only, which run on CPUs too (make test-oldest OLDEST_TORCH=2.11.0) and take gigabytes.

@@ -22,6 +22,9 @@ def cuts_layers() -> bool:
     return tuple(int(part) for part in version("transformers").split(".")[:2]) >= CUTS
 
 
+needs_cut_layers = pytest.mark.skipif(not cuts_layers(), reason=REFUSAL)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -151,6 +152,7 @@ def elsewhere(name: str, invitation: Invitation, script: str = DIALS, key: bytes
     arguments = [sys.executable, "-c", script, invitation.host, str(invitation.port)]
     child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert child.stdin is not None
-    child.stdin.write(invitation.key if key is None else key)
-    child.stdin.close()
+    with suppress(BrokenPipeError):  # it may have ended by itself
+        child.stdin.write(invitation.key if key is None else key)
+        child.stdin.close()
     return LocalProcess(name, child)

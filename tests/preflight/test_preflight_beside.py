@@ -10,6 +10,7 @@ from real_memory import Alive
 from safetensors.torch import load_file
 from small_run import ROWS, SHAPE, look, of
 
+from tests.conftest import needs_cut_layers
 from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
 from whet.model.causal import load_causal
@@ -64,6 +65,7 @@ def test_models_are_planned_in_the_layouts_of_their_own(here):
     assert any("critic.parallel asks for 4 processes" in f.text for f in findings if f.status == "FAIL")
 
 
+@needs_cut_layers
 def test_a_critic_on_a_mesh_holds_its_share_of_activations_and_the_layers_put_together(here):
     make_model(here / "wide", [row["prompt"] for row in ROWS] * 2, SHAPE.model_copy(update={"num_heads": 2, "num_kv_heads": 2}), seed=0)
     larger = ["model.path=wide", "algo.name=ppo", "train.max_tokens_per_device=2048", "rollout.max_tokens=1024"]

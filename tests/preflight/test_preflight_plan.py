@@ -8,6 +8,7 @@ import pytest
 from small_run import ROWS, SHAPE, look, of
 from typer.testing import CliRunner
 
+from tests.conftest import needs_cut_layers
 from whet.cli import app
 from whet.config import load_config
 from whet.preflight.auto import auto_degrees, with_degrees
@@ -122,6 +123,7 @@ def few_samples(here):
     return ["model.path=wide", "batch.prompts_per_rollout=1", "batch.samples_per_prompt=1", "algo.name=ppo"]
 
 
+@needs_cut_layers
 def test_auto_leaves_out_what_the_run_cannot_do(here, few_samples, monkeypatch):
     def names(*more):
         seen = []

@@ -17,6 +17,12 @@ from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """What another test's model of the same shapes had compiled would be used again."""
+    torch.compiler.reset()
+
+
 def backend_of(recompute=False, **settings):
     model = policy(gradient_checkpointing=recompute)
     return TorchBackend(model, TrainConfig(max_tokens_per_device=40, **settings), total_steps=1)
