@@ -75,7 +75,11 @@ def replay_batch(folder: Path) -> Replay:
 
 
 def _read_config(path: Path) -> BaseRunConfig:
-    return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
+    try:
+        tree = tomllib.loads(path.read_bytes().decode())
+    except ValueError as error:
+        raise ValueError(f"{path} is no TOML: {error}") from error
+    return load_config(RUN_CONFIGS[command_of(tree)], path)
 
 
 def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunction, bool]:
