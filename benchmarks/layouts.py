@@ -35,7 +35,7 @@ LAYOUTS = {
         "cluster": {"backend": "ray", "layout": "async"},
         "control": ASYNC,
         "deterministic": False,
-        "algo": {"grpo": {"clip_high": 0.28, "old_logprobs": "rollout"}},
+        "algo": {"clip_high": 0.28, "old_logprobs": "rollout"},
     },
 }
 

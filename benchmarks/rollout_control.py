@@ -37,7 +37,7 @@ SKIPPED = 5
 SLOW_PROMPTS = {"quickstart": 8, "large": 64}
 """Prompts of a rollout, by 8 samples: the quickstart's 64 trajectories, which take two thirds of a second, and 512."""
 SLOW_ROLLOUTS = {"quickstart": TIMED_ROLLOUTS, "large": SKIPPED + 6}
-CORRECTED = {"grpo": {"clip_high": 0.28, "correction": {"weights": "token"}}}
+CORRECTED = {"clip_high": 0.28, "correction": {"weights": "token"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "dynamic sampling": {"control": {"filters": [{"name": "zero_std"}], "over_sample": 1.5}},

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from algorithms_page import Page
 from algorithms_worked import settings
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 import whet
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
-from whet.algo.dpo import DpoConfig
-from whet.algo.policy import PolicyConfig
-from whet.algo.ppo import PPOConfig
-from whet.algo.reward_model import RewardModelConfig
+from whet.algo.base import StepPlan
+from whet.algo.config import AlgorithmConfig, PPOConfig
+from whet.algo.policy_config import PolicyConfig
+from whet.algo.preference_config import DpoConfig, RewardModelConfig
+from whet.algo.table import build_algorithm
 from whet.core import advantages, losses, whiten
 from whet.core.kl import KL_ESTIMATORS
 from whet.supervised_settings import SupervisedRunConfig
@@ -43,7 +43,7 @@ def defaults(config: BaseModel) -> dict[str, Any]:
 
 
 def policy_config(name: str) -> PolicyConfig:
-    return build_algorithm(AlgorithmConfig(name=name), StepPlan(1, max_tokens=8)).config
+    return build_algorithm(TypeAdapter(AlgorithmConfig).validate_python({"name": name}), StepPlan(1, max_tokens=8)).config
 
 
 def told_defaults(here: Page) -> None:
@@ -51,7 +51,8 @@ def told_defaults(here: Page) -> None:
     shared = defaults(PolicyConfig())
     for row in here.table(OWN, "name"):
         name, cell = row["name"].text.strip("`"), row["own defaults"]
-        mine = {key: value for key, value in defaults(policy_config(name)).items() if key not in shared or shared[key] != value}
+        own = {key: value for key, value in defaults(policy_config(name)).items() if key != "name"}
+        mine = {key: value for key, value in own.items() if key not in shared or shared[key] != value}
         assert flat_toml(cell.text) == mine, name
         here.see(cell.start, cell.start + len(cell.text))
     (given, unset) = here.found(r"Shared by all: ((?:.|\n)*?) Unset: ((?:.|\n)*?)\.\n")
@@ -113,7 +114,7 @@ SAID = (
     "its advantage is 0 and it stops training",
     "in `core/advantages.py`), slime gives 0.",
     "its ratio to the engine is 1, and",
-    "V after its last step is 0, unless `algo.ppo.bootstrap_truncated` is set",
+    "V after its last step is 0, unless `algo.bootstrap_truncated` is set",
     "ended by itself keeps the 0.",
     "with 1.0 where it is on, and with its sglang teacher the reward is 0.",
     "`grpo_vectorized` has max(var, 1e-6) under the root",

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from algorithms_page import Cell, Page
+from pydantic import TypeAdapter
 
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
-from whet.algo.dpo import DpoConfig, dpo_loss
-from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.algo.base import StepPlan
+from whet.algo.config import AlgorithmConfig
+from whet.algo.dpo import dpo_loss
+from whet.algo.preference_config import DpoConfig, RewardModelConfig
+from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
+from whet.algo.table import build_algorithm
 from whet.core.batch import TokenOutputs, TrainBatch, batch_of
 from whet.core.preference import last_tokens, pair_batch
 from whet.core.weights import REDUCERS
@@ -32,7 +36,7 @@ def settings(text: str) -> dict[str, Any]:
 
 
 def algorithm(name: str, num_steps: int = 1, **given: Any):
-    return build_algorithm(AlgorithmConfig.model_validate({"name": name, name: given}), StepPlan(num_steps, max_tokens=LIMIT))
+    return build_algorithm(TypeAdapter(AlgorithmConfig).validate_python({"name": name, **given}), StepPlan(num_steps, max_tokens=LIMIT))
 
 
 def sample(who: list[Origin], mask: list[bool], trajectory: str, **more: Any) -> Sample:

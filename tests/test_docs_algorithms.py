@@ -14,11 +14,12 @@ from algorithms_page import NUMERAL, PATH, Page
 from algorithms_told import OWN, SOURCE, SUPERVISED, TOLD, policy_config
 from algorithms_worked import WORKED, algorithm, outputs, reply
 
-from whet.algo import ALGORITHMS
-from whet.algo.dpo import DpoConfig, dpo_loss
-from whet.algo.policy import PolicyConfig
-from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.algo.dpo import dpo_loss
+from whet.algo.policy_config import PolicyConfig
+from whet.algo.preference_config import DpoConfig, RewardModelConfig
+from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
+from whet.algo.table import ALGORITHMS
 from whet.core.batch import batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from whet.algo import ALGORITHMS
+from whet.algo.table import ALGORITHMS
 from whet.config import describe
 from whet.core.weights import REDUCERS
 from whet.settings import RunConfig

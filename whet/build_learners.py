@@ -43,7 +43,7 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
     if config.batch.train_on == "all" and isinstance(algorithm, PolicyGradient) and algorithm.old_logprobs == "rollout":
         raise ValueError(
-            f"batch.train_on is all, but algo.{config.algo.name}.old_logprobs is rollout: the engine has no log-probs of what the "
+            "batch.train_on is all, but algo.old_logprobs is rollout: the engine has no log-probs of what the "
             "environment wrote; use recompute, or train_on=model"
         )
     if config.reward.group is not None and Need.BASELINE in needs:
@@ -91,10 +91,9 @@ def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
     bound = config.control.max_staleness
     if bound == 0 or not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout":
         return None
-    table = f"algo.{config.algo.name}"
     return (
         f"control.max_staleness={bound} trains on tokens that policies up to {bound} versions older sampled, and nothing corrects for the "
-        f"difference: set {table}.correction.weights=token (truncated importance sampling), or {table}.old_logprobs=rollout (the ratio is "
+        f"difference: set algo.correction.weights=token (truncated importance sampling), or algo.old_logprobs=rollout (the ratio is "
         "then over the policy that sampled)"
     )
 

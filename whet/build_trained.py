@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ from whet.model.causal import CausalModel
 from whet.model.config import LoraConfig
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import add_adapter
-from whet.observe.files import parse_object
 from whet.runfolder.journal import END
 from whet.train.torch_native.backend import check_base
 from whet.train.torch_native.saving import BASE, BUFFERS, WEIGHTS, check_buffers, read_tensors
@@ -39,10 +39,9 @@ def newest_weights(run_dir: Path) -> Path | None:
 def _finished(run_dir: Path) -> bool:
     """Tell whether the last start came to its end: it wrote the model after every checkpoint."""
     try:
-        ended = parse_object((run_dir / END).read_bytes())
+        return json.loads((run_dir / END).read_text()).get("status") == "finished"
     except FileNotFoundError:
         return False  # it runs, or was killed
-    return ended is not None and ended.get("status") == "finished"
 
 
 def is_whole_model(weights: Path) -> bool:

@@ -54,7 +54,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings that replace the file's: train.optim.lr=1e-5 evaluate.sets.x.path=x.jsonl", metavar="KEY=VALUE..."),
 ]
-Keys = Annotated[bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit.")]
+Keys = Annotated[
+    bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit; --keys TABLE: those of one table.")
+]
 
 
 FinishedOk = Annotated[
@@ -458,17 +460,32 @@ def _words(error: BaseException) -> str:
     return str(error).rstrip()
 
 
-def show_keys(command: str) -> None:
-    """Print every setting of a command's file."""
-    from whet.config import describe
+def show_keys(command: str, table: str | None) -> None:
+    """Print the settings of a command's file: its plain keys, then table by table; or only those of one table."""
+    from whet.config import ConfigError, KeyDoc, describe, describe_table
     from whet.serve.settings import ServeConfig
     from whet.settings import RunConfig
     from whet.supervised_settings import RUN_CONFIGS
 
-    for key in describe(ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)):
+    model = ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)
+    try:
+        keys = describe(model) if table is None else describe_table(model, table)
+    except ConfigError as error:
+        _shout(f"error: {_words(error)}", "red")
+        raise SystemExit(2) from error
+    tables = dict.fromkeys(key.path.partition(".")[0] for key in keys if "." in key.path) if table is None else {}
+
+    def rank(key: KeyDoc) -> int:
+        return [*tables].index(top) if (top := key.path.partition(".")[0]) in tables else -1
+
+    for key in sorted(keys, key=rank):
+        if key.path in tables:
+            _echo(f"\n[{key.path}]")
         default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
-        _echo(f"{key.path}  ({key.type}, {default})")
-        _echo(textwrap.indent(textwrap.fill(key.doc, 100), "    "))
+        kinds = f"  for {', '.join(key.kinds)}" if key.kinds else ""
+        _echo(f"{key.path}  ({key.type}, {default}){kinds}")
+        for text in (key.doc, *(f"{word}: {what}" for word, what in key.words)):
+            _echo(textwrap.indent(textwrap.fill(text, 100), "    "))
 
 
 def _worded(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -486,7 +503,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if "--keys" in arguments[1:] and arguments[0] in HAVE_KEYS:
-            show_keys(arguments[0])
+            after = arguments[arguments.index("--keys") + 1 :]
+            show_keys(arguments[0], after[0] if after and not after[0].startswith("-") else None)
         else:
             app()
     except BrokenPipeError:  # of the help, whose reader went away

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from whet.algo import Need, StepPlan, build_algorithm
+from whet.algo.base import Need, StepPlan
+from whet.algo.table import build_algorithm
 from whet.build import (
     RL_HEADLINES,
     Parts,

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from whet import commands, supervised
-from whet.algo import StepPlan, build_algorithm
+from whet.algo.base import StepPlan
+from whet.algo.table import build_algorithm
 from whet.build_learners import build_learners, check_warmup
 from whet.build_scores import SpreadScores
 from whet.build_supervised import build_supervised

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.algo import Algorithm, StepPlan, build_algorithm
-from whet.algo.base import LearnsValues, LossFunction
+from whet.algo.base import Algorithm, LearnsValues, LossFunction, StepPlan
 from whet.algo.dpo import dpo_loss
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.sft import sft_loss
+from whet.algo.table import build_algorithm
 from whet.build_learners import critic_train
 from whet.config import load_config
 from whet.data.hub import resolve_model_path
@@ -75,11 +75,7 @@ def replay_batch(folder: Path) -> Replay:
 
 
 def _read_config(path: Path) -> BaseRunConfig:
-    try:
-        tree = tomllib.loads(path.read_bytes().decode())
-    except ValueError as error:
-        raise ValueError(f"{path} is no TOML: {error}") from error
-    return load_config(RUN_CONFIGS[command_of(tree)], path)
+    return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
 
 
 def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunction, bool]:

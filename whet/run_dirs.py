@@ -95,18 +95,13 @@ def _has_finished(folder: Path) -> bool:
 
 def _same_settings(config: BaseRunConfig, folder: Path) -> bool:
     """Whether the folder's last start had these settings. What `train.parallel=auto` became then is not compared."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, tomllib.TOMLDecodeError):
         trees = [tomllib.loads(text) for text in ((folder / "config.toml").read_text(), dump_toml(config))]
         if config.train.parallel == "auto":
             for tree in trees:
-                tree["train"] = {key: value for key, value in _table(tree, "train").items() if key != "parallel"}
+                cast(dict[str, Any], tree["train"]).pop("parallel", None)
         return trees[0] == trees[1]
     return False
-
-
-def _table(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """A table of settings; empty where there is none."""
-    return cast(dict[str, Any], tree[name]) if isinstance(tree.get(name), dict) else {}
 
 
 def _is_free(folder: Path) -> bool:

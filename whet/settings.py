@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.algo import AlgorithmConfig
+from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread, validated
@@ -125,7 +125,7 @@ class RunConfig(BaseRunConfig):
     """The environment: single turn, tools, or your own."""
     reward: RewardConfig
     """How trajectories are scored."""
-    algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    algo: AlgorithmConfig = Field(default_factory=GRPOConfig)
     """Credit and loss."""
     critic: CriticConfig | None = None
     """The critic, for `ppo`; unset: one with default settings."""

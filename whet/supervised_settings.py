@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.algo.dpo import DpoConfig
-from whet.algo.reward_model import RewardModelConfig
+from whet.algo.preference_config import DpoConfig, RewardModelConfig
 from whet.cluster.config import ENGINE_KEYS
 from whet.config import Config, refuse_unread
 from whet.core.choices import ReducerName

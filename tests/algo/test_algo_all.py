@@ -12,8 +12,11 @@ from algo_batches import outputs, rollout
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from whet.algo import ALGORITHMS, AlgorithmConfig, Need, StepPlan, build_algorithm
+from whet.algo.base import Need, StepPlan
+from whet.algo.config import AlgorithmConfig, DrGRPOConfig, GRPOConfig
+from whet.algo.table import ALGORITHMS, build_algorithm
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.observe.metrics import flatten, merge_metrics
 
@@ -45,7 +48,7 @@ def annotated(batch: TrainBatch, needs, seed=0) -> TrainBatch:
 
 
 def algorithm_of(name, **settings):
-    config = AlgorithmConfig.model_validate({"name": name, name: settings})
+    config = TypeAdapter(AlgorithmConfig).validate_python({"name": name, **settings})
     return build_algorithm(config, PLAN)
 
 
@@ -279,10 +282,10 @@ def test_the_kl_in_the_reward_adapts_to_what_trains_and_counts_a_trajectory_once
     ],
 )
 def test_what_reads_log_probs_before_the_step_has_them_recomputed_even_for_one_step(settings, who):
-    config = AlgorithmConfig.model_validate({"grpo": settings})
+    config = GRPOConfig.model_validate(settings)
     assert Need.OLD_LOGPROBS in build_algorithm(config, StepPlan(1)).needs
-    with pytest.raises(ValueError, match=rf"algo.grpo.old_logprobs=current .* needed before it by {who}; use recompute or auto"):
-        build_algorithm(AlgorithmConfig.model_validate({"grpo": {**settings, "old_logprobs": "current"}}), StepPlan(1))
+    with pytest.raises(ValueError, match=rf"old_logprobs=current .* needed before it by {who}; use recompute or auto"):
+        GRPOConfig.model_validate({**settings, "old_logprobs": "current"})
 
 
 def test_a_constant_length_is_the_token_limit_unless_it_is_set():
@@ -290,7 +293,7 @@ def test_a_constant_length_is_the_token_limit_unless_it_is_set():
     assert algorithm_of("dr_grpo").reducer(batch).max().item() == pytest.approx(1 / 8 / 5)
     assert algorithm_of("dr_grpo", reducer_scale=2.0).reducer(batch).max().item() == pytest.approx(1 / 2 / 5)
     with pytest.raises(ValueError, match="set reducer_scale"):
-        build_algorithm(AlgorithmConfig(name="dr_grpo"), StepPlan(1))
+        build_algorithm(DrGRPOConfig(), StepPlan(1))
 
 
 def my_loss(batch, logprobs, old_logprobs, options):
@@ -307,5 +310,5 @@ def test_a_policy_loss_of_your_own():
     torch.testing.assert_close(slope, -3 * batch.advantages)
     with pytest.raises(ValueError, match=r"cannot be called as f\(batch, logprobs, old_logprobs, options\)"):
         algorithm_of("grpo", loss={"name": "test_algo_all:outputs"})
-    with pytest.raises(ValueError, match=r"no policy loss 'clap'; give one of clip, .*, or module:function"):
+    with pytest.raises(ValueError, match=r"no policy loss 'clap'; did you mean clip\? Else give one of clip, .*, or module:function"):
         algorithm_of("grpo", loss={"name": "clap"})

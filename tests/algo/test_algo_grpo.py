@@ -6,7 +6,8 @@ import pytest
 import torch
 from algo_batches import outputs, rollout
 
-from whet.algo import GRPOConfig, Need, StepPlan
+from whet.algo.base import Need, StepPlan
+from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo
 from whet.observe.metrics import flatten, merge_metrics
 

@@ -7,9 +7,12 @@ import torch
 from algo_batches import rollout
 from pydantic import ValidationError
 
-from whet.algo import AlgorithmConfig, Need, StepPlan, build_algorithm
+from whet.algo.base import Need, StepPlan
+from whet.algo.config import GRPOConfig, OTBConfig
+from whet.algo.correction_config import CorrectionConfig
 from whet.algo.correction_presets import PRESETS
-from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics, kept_tokens
+from whet.algo.offpolicy import corrected, corrected_step, correction_metrics, kept_tokens
+from whet.algo.table import build_algorithm
 from whet.core.batch import TokenOutputs
 from whet.observe.metrics import flatten
 from whet.train.learners import mismatch
@@ -62,7 +65,7 @@ def test_metrics_of_a_rollout_of_which_every_token_has_the_weight_0():
 
 
 def algorithm(correction, num_steps=2, **settings):
-    config = AlgorithmConfig.model_validate({"grpo": {"normalize_std": False, "correction": correction, **settings}})
+    config = GRPOConfig.model_validate({"normalize_std": False, "correction": correction, **settings})
     return build_algorithm(config, StepPlan(num_steps))
 
 
@@ -118,7 +121,7 @@ def test_the_optimal_token_baseline_takes_the_weights_of_the_whole_rollout(rejec
     batch, train = two_samples()
     batch = batch.with_(old_logprobs=train, squared_probs=torch.full((6,), 0.5))
     correction = {"weights": "sequence", "high": 10.0, "rejected": rejected, "reject": [{"statistic": "token_k2", "high": 1.0}]}
-    config = AlgorithmConfig.model_validate({"name": "otb", "otb": {"correction": correction}})
+    config = OTBConfig.model_validate({"correction": correction})
     found, _ = build_algorithm(config, StepPlan(2)).assign_credit(batch)
     energy = [math.exp(2) * (1.5 - 2 * math.exp(-1)), math.exp(-8) * (1.5 - 2 * math.exp(-2))]
     assert found.advantages[[1, 4]].tolist() == pytest.approx([1 - energy[0] / sum(energy), -energy[0] / sum(energy)], rel=1e-3)

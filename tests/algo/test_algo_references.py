@@ -11,8 +11,11 @@ import torch
 from algo_batches import rollout
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from whet.algo import ALGORITHMS, AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.base import StepPlan
+from whet.algo.config import AlgorithmConfig
+from whet.algo.table import ALGORITHMS, build_algorithm
 from whet.core.batch import PER_SAMPLE
 from whet.types import Origin
 
@@ -239,7 +242,7 @@ def test_advantages_are_the_reference_and_0_where_nothing_trains(case, trajector
     reference, changes = CASES[case]
     batch = rollout(*trajectories)
     columns = random_columns(batch, seed)
-    algorithm = build_algorithm(AlgorithmConfig.model_validate({"name": name, name: changes}), StepPlan(2, max_tokens=16))
+    algorithm = build_algorithm(TypeAdapter(AlgorithmConfig).validate_python({"name": name, **changes}), StepPlan(2, max_tokens=16))
     given_too = ({"truncated", "scores"} if name == "ppo" else set()) | ({"token_rewards"} if "token rewards" in case else set())
     batch = batch.with_(**{key: column for key, column in columns.items() if key in algorithm.needs | given_too})
     kl_coef = changes.get("kl_reward", {"coef": 0.0})["coef"]

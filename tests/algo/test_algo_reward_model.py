@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.algo.preference_config import RewardModelConfig
+from whet.algo.reward_model import reward_model_loss
 from whet.core.batch import TokenOutputs
 from whet.core.preference import pair_batch
 from whet.observe.metrics import flatten

@@ -4,11 +4,17 @@ import pytest
 import torch
 from algo_batches import outputs, rollout
 
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
-from whet.algo.grpo import GRPOConfig, grpo
+from whet.algo.base import StepPlan
+from whet.algo.config import AlgorithmConfig, CustomAlgorithmConfig, GRPOConfig
+from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
-from whet.config import load_config
+from whet.algo.table import build_algorithm
+from whet.config import Config, ConfigError, load_config
 from whet.observe.metrics import flatten, merge_metrics
+
+
+class Settings(Config):
+    algo: AlgorithmConfig = GRPOConfig()
 
 
 def my_algorithm(options, plan):
@@ -30,13 +36,13 @@ def of_one(options):
 
 
 def test_the_built_in_one_gets_its_settings():
-    algorithm = build_algorithm(AlgorithmConfig.model_validate({"grpo": {"clip_high": 0.28}}), StepPlan(3))
+    algorithm = build_algorithm(GRPOConfig(clip_high=0.28), StepPlan(3))
     assert algorithm.name == "grpo"
     assert algorithm.config.clip_high == 0.28 and algorithm.old_logprobs == "recompute"
 
 
 def test_an_algorithm_of_your_own_gets_options_and_plan():
-    config = AlgorithmConfig(name="test_algo_table:my_algorithm", options={"beta": 2})
+    config = CustomAlgorithmConfig(name="test_algo_table:my_algorithm", options={"beta": 2})
     algorithm = build_algorithm(config, StepPlan(3))
     assert algorithm.name == "mine" and algorithm.given == ({"beta": 2}, StepPlan(3))
 
@@ -52,12 +58,13 @@ def test_an_algorithm_of_your_own_gets_options_and_plan():
 )
 def test_what_makes_no_algorithm_is_refused(name, words):
     with pytest.raises(ValueError, match=rf"algorithm 'test_algo_table:{name}':? {words}"):
-        build_algorithm(AlgorithmConfig(name=f"test_algo_table:{name}"), StepPlan(1))
+        build_algorithm(CustomAlgorithmConfig(name=f"test_algo_table:{name}"), StepPlan(1))
 
 
 def test_an_unknown_one_names_those_there_are():
-    with pytest.raises(ValueError, match=r"no algorithm 'gpro'; give one of grpo, dr_grpo, .*, ppo, or module:factory"):
-        build_algorithm(AlgorithmConfig(name="gpro"), StepPlan(1))
+    words = r'algo.name = "gpro": expected one of grpo, dr_grpo, .*, ppo, module:function; did you mean .*grpo'
+    with pytest.raises(ConfigError, match=words):
+        load_config(Settings, None, ["algo.name=gpro"])
 
 
 def test_sft_is_the_negative_log_likelihood_of_the_trained_tokens():
@@ -81,8 +88,8 @@ def test_sft_metrics_do_not_depend_on_the_cut():
 
 def test_settings_reach_an_algorithm_that_is_not_the_default(tmp_path):
     path = tmp_path / "algo.toml"
-    path.write_text('name = "gspo"\n[gspo.correction]\nweights = "token"\n')
-    config = load_config(AlgorithmConfig, path, ["gspo.clip_low=0.01"])
-    algorithm = build_algorithm(config, StepPlan(2))
+    path.write_text('[algo]\nname = "gspo"\n[algo.correction]\nweights = "token"\n')
+    config = load_config(Settings, path, ["algo.clip_low=0.01"])
+    algorithm = build_algorithm(config.algo, StepPlan(2))
     assert algorithm.config.clip_low == 0.01 and algorithm.config.clip_high == 4e-4
     assert algorithm.config.correction.weights == "token" and algorithm.config.loss.name == "sequence"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.run_state import STATE, RunState, read_state, restore_part
-from whet.checkpoint.store import CheckpointStore, Saved
+from whet.checkpoint.run_state import RunState
+from whet.checkpoint.store import CheckpointStore
 from whet.types import Progress
 
 
@@ -85,19 +85,3 @@ def test_a_run_that_was_stopped_before_it_learned_anything_binds_no_other(tmp_pa
     assert again.resume() == Progress()
     assert (data.value, plays.value) == ((3, 3) if taken_up else (0, 0))
     assert log.cut == 0 and ("begins afresh" in notes[0]) != taken_up
-
-
-ODD = ["[]", "3", "{", '{"parts": [], "others": {}, "log_offset": 0}', '{"parts": {}, "others": {}, "log_offset": "0"}']
-
-
-@pytest.mark.parametrize("text", ODD)
-def test_a_state_of_another_form_is_told_by_its_file(tmp_path, text):
-    (tmp_path / STATE).write_text(text)
-    with pytest.raises(ValueError, match=r"state\.json (is no JSON object|has .* as '(parts|log_offset)', expected)"):
-        read_state(Saved(tmp_path, Progress(), {}))
-
-
-@pytest.mark.parametrize("states", [{}, {"data": "3"}, {"data": None}, {"data": [1]}])
-def test_a_part_s_state_of_another_form_is_told_by_file_and_part(tmp_path, states):
-    with pytest.raises(ValueError, match=r"state\.json holds (nothing )?of data"):
-        restore_part(Saved(tmp_path, Progress(), {}), "data", Count(), states)

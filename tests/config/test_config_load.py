@@ -181,7 +181,7 @@ def test_a_misspelled_key_names_the_nearest_and_the_place_of_its_name():
         ("evaluate.sets.a.path=[1]", "evaluate.sets.a.path[0] = 1: expected text"),
         ("evaluate.sets.a.path={x=1}", "evaluate.sets.a.path = {x = 1}: expected text or a list"),
         ("evaluate.sets.a.limit=3", "evaluate.sets.a.path: is required and not set (text | list of text: Where its"),
-        ("reward.kind=judge", "reward = {kind = \"judge\"}: expected 'kind' to be one of 'math', 'exact'"),
+        ("reward.kind=judge", 'reward.kind = "judge": expected one of math, exact'),
         ("reward={kind='math', tolerance='x'}", 'reward.tolerance = "x": expected a number'),
         ("judge={top_k='x'}", 'judge.top_k = "x": expected an integer'),
         ("judge=[]", "judge = []: expected text or a table"),

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.algo.dpo import DpoConfig, dpo_loss
+from whet.algo.dpo import dpo_loss
+from whet.algo.preference_config import DpoConfig
 from whet.core.batch import TokenOutputs
 from whet.core.preference import ipo_loss, pair_batch, pair_mean, sigmoid_loss, split_pairs
 from whet.observe.metrics import flatten

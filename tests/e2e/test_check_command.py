@@ -86,7 +86,7 @@ def test_the_page_lists_the_areas_that_there_are():
 
 def test_the_page_names_the_parts_of_the_memory_plan(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    plan = check(Path("run.toml"), ["algo.grpo.kl_coef=0.1"], lambda finding: None).memory
+    plan = check(Path("run.toml"), ["algo.kl_coef=0.1"], lambda finding: None).memory
     section = PAGE.partition("## The memory plan\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| ([\w ]+) \|", section, re.MULTILINE)[1:] == list(plan)
 

@@ -73,7 +73,7 @@ def test_a_second_start_resumes_and_equals_one_long_run(folder):
     """Weights after 2 rollouts, a new process, and 2 more equal those of 4 rollouts in one go, bit for bit."""
     from safetensors.torch import load_file
 
-    steady = ("deterministic=true", "train.optim.lr=1e-3", "algo.grpo.entropy_coef=0.01", "observe.records_every=0")
+    steady = ("deterministic=true", "train.optim.lr=1e-3", "algo.entropy_coef=0.01", "observe.records_every=0")
     whole = whet("train", *gsm8k(folder, "whole", *steady, "num_rollouts=4"))
     assert whole.returncode == 0, whole.stderr
     assert whet("train", *gsm8k(folder, "parts", *steady, "num_rollouts=2")).returncode == 0
@@ -138,7 +138,7 @@ def test_sft_learns_its_conversations(folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["algo.grpo.clip_hihg=0.3"], ["clip_hihg", "clip_high"]),
+        (["algo.clip_hihg=0.3"], ["clip_hihg", "clip_high"]),
         (["batch.samples_per_step=5"], ["prompts_per_rollout (4) x samples_per_prompt (4)", "samples_per_step (5)"]),
         (["data.train=nowhere.jsonl"], ["nowhere.jsonl"]),
         (["model.path=no-such-folder"], ["no-such-folder"]),
@@ -158,7 +158,7 @@ def test_mistakes_are_told_in_words(folder, arguments, words):
 def test_help_and_keys_explain_every_setting():
     assert "--keys" in whet("train", "--help").stdout
     keys = whet("train", "--keys").stdout
-    for key in ("algo.grpo.clip_high", "engine.embedded.cache_tokens", "batch.samples_per_prompt"):
+    for key in ("algo.clip_high", "engine.embedded.cache_tokens", "batch.samples_per_prompt"):
         assert key in keys.replace("\n", "")
 
 

@@ -217,7 +217,7 @@ def test_every_part_of_a_checkpoint_can_be_taken_over(folder, trained):
 
 
 def test_with_every_part_come_tasks_that_were_left_over_and_a_coefficient_that_adapts(folder):
-    algo = {"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}}
+    algo = {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}
     changes = {"algo": algo, "control": {"over_sample": 1.5}}
     train(run_config(folder, "origin", **changes))
     train(run_config(folder, "half", **changes, num_rollouts=2))
@@ -230,7 +230,7 @@ def test_with_every_part_come_tasks_that_were_left_over_and_a_coefficient_that_a
 
 def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):
     kl_reward = {"coef": 0.5, "target": 0.001, "horizon": 12}
-    algo = {"grpo": {"kl_reward": kl_reward}}
+    algo = {"kl_reward": kl_reward}
     train(run_config(folder, "adapts", algo=algo))
     train(run_config(folder, "adapts-parts", algo=algo, num_rollouts=2))
     train(run_config(folder, "adapts-parts", algo=algo))
@@ -241,7 +241,7 @@ def test_a_kl_coefficient_that_adapts_goes_on_from_where_it_was(folder):
 
 
 def test_credit_that_fails_leaves_the_coefficient_as_it_was(folder, monkeypatch):
-    algo = {"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}}
+    algo = {"kl_reward": {"coef": 0.5, "target": 0.001, "horizon": 12}}
     train(run_config(folder, "unbroken", algo=algo))
     assign = PolicyGradient.assign_credit
     calls = []
@@ -266,7 +266,7 @@ def test_settings_that_gain_a_state_begin_it_afresh(folder):
     """The first start's algorithm has no state of its own; the second start's has one."""
     (folder / "stateless.py").write_text(
         "from types import SimpleNamespace\n"
-        "from whet.algo import GRPOConfig\n"
+        "from whet.algo.config import GRPOConfig\n"
         "from whet.algo.grpo import grpo\n"
         "def build(options, plan):\n"
         "    inner = grpo(GRPOConfig(), plan)\n"
@@ -274,7 +274,7 @@ def test_settings_that_gain_a_state_begin_it_afresh(folder):
         "    return SimpleNamespace(**{name: getattr(inner, name) for name in names})\n"
     )
     train(run_config(folder, "gains", algo={"name": f"{folder / 'stateless.py'}:build"}, num_rollouts=1))
-    train(run_config(folder, "gains", algo={"grpo": {"kl_reward": {"coef": 0.5, "target": 0.001}}}, num_rollouts=2))
+    train(run_config(folder, "gains", algo={"kl_reward": {"coef": 0.5, "target": 0.001}}, num_rollouts=2))
     assert metrics_of(folder / "gains")[1]["reward_kl/coef"] == 0.5
 
 
@@ -310,10 +310,10 @@ def test_a_step_that_is_fine_the_second_time_is_told_apart(folder, tmp_path):
     (tmp_path / "moody.py").write_text(
         "from pathlib import Path\n"
         "from whet.algo.base import LossTerms\n"
-        "from whet.algo.dr_grpo import DrGRPOConfig\n"
+        "from whet.algo.config import DrGRPOConfig\n"
         "from whet.algo.grpo import grpo\n"
         "def build(options, plan):\n"
-        "    algorithm = grpo(DrGRPOConfig(), plan, 'dr_grpo')\n"
+        "    algorithm = grpo(DrGRPOConfig(), plan)\n"
         "    inner = algorithm.loss\n"
         "    def loss(batch, out):\n"
         "        found = inner(batch, out)\n"

@@ -53,7 +53,7 @@ RL = {
 """What differs in an algorithm's run."""
 RL["grpo_passk"] = {"batch": {"prompts_per_rollout": 16, "samples_per_prompt": 2, "steps_per_rollout": 2}}  # only a single best teaches
 RL["ppo"] = {
-    "algo": {"name": "ppo", "ppo": {"lam": 0.95}},
+    "algo": {"name": "ppo", "lam": 0.95},
     "critic": {"optim": {"lr": 1e-2}, "warmup_rollouts": 2},
     "train": {"optim": {"lr": 1.5e-3}},
     "num_rollouts": 12,
@@ -152,7 +152,7 @@ def distillation_config(folder, name, teacher):
     """No reward tells the answers apart: whatever is learned is the teacher's."""
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     data = write_rows(folder / "unrewarded.jsonl", [{**row, "label": "neither"} for row in rows])
-    algo = {"name": "grpo", "grpo": {"distill_coef": 1.0}}
+    algo = {"name": "grpo", "distill_coef": 1.0}
     more = {"teacher": {"path": teacher}, "data": {"train": str(data)}, "stop_after_constant_rewards": 3}  # which is not for lessons
     return rl_config(folder, name, folder / "start/model", algo=algo, **more)
 

@@ -37,7 +37,7 @@ def test_rewards_of_single_tokens_teach(folder, name):
 
 def test_the_environments_tokens_train_on_request_with_a_ratio_of_1_to_themselves(folder):
     batch = {"prompts_per_rollout": 4, "samples_per_prompt": 8, "steps_per_rollout": 2, "train_on": "all"}
-    algo = {"name": "grpo", "grpo": {"correction": {"weights": "token", "veto": 1e-3}}}
+    algo = {"name": "grpo", "correction": {"weights": "token", "veto": 1e-3}}
     train(rl_config(folder, "all", folder / "start/model", algo=algo, batch=batch, num_rollouts=2))
     rows = [row for row in read_records(folder / "all/rollouts") if any(row["advantages"])]
     assert rows
@@ -46,4 +46,4 @@ def test_the_environments_tokens_train_on_request_with_a_ratio_of_1_to_themselve
         assert all((a != 0) == trains for a, trains in zip(row["advantages"], row["loss_mask"], strict=True))
         assert all(x < 0 for x, trains in zip(row["train_logprobs"], row["loss_mask"], strict=True) if trains)
     with pytest.raises(ValueError, match="the engine has no log-probs of what the environment wrote"):
-        train(rl_config(folder, "no", folder / "start/model", algo={"name": "grpo", "grpo": {"old_logprobs": "rollout"}}, batch=batch))
+        train(rl_config(folder, "no", folder / "start/model", algo={"name": "grpo", "old_logprobs": "rollout"}, batch=batch))

@@ -26,7 +26,7 @@ def logits(model):
 @pytest.mark.parametrize("own_weights", [False, True])
 def test_the_engine_samples_from_the_adapted_model_and_the_reference_is_its_base(tmp_path, own_weights):
     make_files(tmp_path)
-    algo = {"name": "grpo", "grpo": {"kl_coef": 0.01}}
+    algo = {"name": "grpo", "kl_coef": 0.01}
     config = run_config(tmp_path, "run", train=LORA, algo=algo, engine={"embedded": {"own_weights": own_weights}})
     train(config)
     rows = [row for row in metrics_of(tmp_path / "run") if "policy/loss" in row]

@@ -22,7 +22,7 @@ PPO = {
     "critic": {"optim": {"lr": 1e-2}},
     "batch": {"prompts_per_rollout": 2, "samples_per_prompt": 3, "steps_per_rollout": 2},
 }
-REFRESHED = {"algo": {"grpo": {"kl_coef": 0.1}}, "reference": {"refresh_every": 2}}
+REFRESHED = {"algo": {"kl_coef": 0.1}, "reference": {"refresh_every": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_trajectory_that_was_cut_goes_on_with_the_critics_value_where_that_is_
     made.save_pretrained(folder / "sure")
     batch, rows = {"prompts_per_rollout": 4, "samples_per_prompt": 8}, {}
     for bootstrap in (False, True):
-        algo = {"name": "ppo", "ppo": {"whiten": False, "lam": 0.0, "bootstrap_truncated": bootstrap}}
+        algo = {"name": "ppo", "whiten": False, "lam": 0.0, "bootstrap_truncated": bootstrap}
         name = f"cut_{bootstrap}"
         train(run_config(folder, name, num_rollouts=1, batch=batch, algo=algo, critic={"path": str(folder / "sure")}))
         rows[bootstrap] = read_records(folder / name / "rollouts")
@@ -163,7 +163,7 @@ def test_records_hold_what_the_critic_expected_and_learned(folder):
     torch.nn.init.constant_(made.score.weight, 0.25)
     shutil.copytree(folder / "model", folder / "known")
     made.save_pretrained(folder / "known")
-    algo = {"name": "ppo", "ppo": {"whiten": False, "lam": 0.5}}
+    algo = {"name": "ppo", "whiten": False, "lam": 0.5}
     train(run_config(folder, "expects", num_rollouts=1, algo=algo, critic={"path": str(folder / "known"), "optim": {"lr": 1e-2}}))
     rows = read_records(folder / "expects/rollouts")
     assert rows
@@ -192,7 +192,7 @@ def test_nan_in_the_critics_step_keeps_its_batch_and_is_done_again(folder):
     made = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
     torch.nn.init.constant_(made.score.weight, 1e30)
     made.save_pretrained(folder / "nan")
-    changes = {"critic": {"path": str(folder / "nan")}, "algo": {"name": "ppo", "ppo": {"whiten": False}}}
+    changes = {"critic": {"path": str(folder / "nan")}, "algo": {"name": "ppo", "whiten": False}}
     config = run_config(folder, "burst", num_rollouts=1, **{**PPO, **changes})
     with pytest.raises(NonFinite, match=r"^the critic: .*whet replay-batch .*batch_1"):
         train(config)
@@ -228,7 +228,7 @@ def test_a_run_with_a_refreshed_reference_resumes_to_the_bit(folder, refreshed, 
 @pytest.fixture(scope="module")
 def begun(folder, refreshed):
     """A run that begins with the weights of another, and keeps a reference without a path."""
-    settings = {"algo": {"grpo": {"kl_coef": 0.1}}, "checkpoint": {**CHANGING["checkpoint"], "restore": {"path": str(refreshed)}}}
+    settings = {"algo": {"kl_coef": 0.1}, "checkpoint": {**CHANGING["checkpoint"], "restore": {"path": str(refreshed)}}}
     train(run_config(folder, "begun_there", **settings))
     return folder / "begun_there"
 
@@ -244,7 +244,7 @@ def test_a_reference_without_a_path_is_what_the_run_begins_with(refreshed, begun
 @pytest.mark.parametrize("restore", ["kept", "dropped"])
 def test_it_resumes_to_the_bit_without_the_run_that_it_came_from(folder, begun, restore):
     """What checkpoint.restore says counts for a run without a checkpoint alone."""
-    settings = {"algo": {"grpo": {"kl_coef": 0.1}}}
+    settings = {"algo": {"kl_coef": 0.1}}
     if restore == "kept":
         settings["checkpoint"] = {**CHANGING["checkpoint"], "restore": {"path": str(folder / "gone")}}
     shutil.copytree(begun, folder / restore)
@@ -265,7 +265,7 @@ def test_a_run_that_restores_the_counters_goes_on_with_the_other_ones_reference(
     parts = ["weights", "optimizer", "data", "random", "counters"]
     for name, source in (("one", run_of_its_own(folder)), ("two", begun)):
         restore = {"path": str(source / "checkpoints/rollout_000002"), "parts": parts}
-        changes = {"algo": {"grpo": {"kl_coef": 0.1}}, "checkpoint": {**CHANGING["checkpoint"], "restore": restore}}
+        changes = {"algo": {"kl_coef": 0.1}, "checkpoint": {**CHANGING["checkpoint"], "restore": restore}}
         train(run_config(folder, f"fork_{name}", **changes))
         assert weights_of(folder / f"fork_{name}") == weights_of(source), name
         assert metrics_of(folder / f"fork_{name}") == metrics_of(source)[2:], name
@@ -273,7 +273,7 @@ def test_a_run_that_restores_the_counters_goes_on_with_the_other_ones_reference(
 
 def run_of_its_own(folder):
     """A run whose reference is the model's folder."""
-    train(run_config(folder, "own", algo={"grpo": {"kl_coef": 0.1}}, **CHANGING))
+    train(run_config(folder, "own", algo={"kl_coef": 0.1}, **CHANGING))
     assert not (folder / "own/checkpoints/rollout_000001/reference").exists()
     return folder / "own"
 
@@ -285,8 +285,8 @@ def test_a_reference_and_a_teacher_of_their_own_are_other_models(folder):
     path = folder / "other/model.safetensors"
     save_file({name: w + 0.3 * torch.randn_like(w) for name, w in load_file(path).items()}, path, {"format": "pt"})
     for name, kl, settings in (
-        ("reference", "policy/kl_ref", {"algo": {"grpo": {"reference": True}}}),
-        ("teacher", "distill/kl", {"algo": {"grpo": {"distill_coef": 0.5}}}),
+        ("reference", "policy/kl_ref", {"algo": {"reference": True}}),
+        ("teacher", "distill/kl", {"algo": {"distill_coef": 0.5}}),
     ):
         found = {}
         for which in ("model", "other"):
@@ -300,7 +300,7 @@ def test_the_notes_of_every_model_say_whose_they_are(folder, monkeypatch):
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(forest_check, "forest_row", nowhere)
-    models = {"teacher": {"path": str(folder / "model")}, "algo": {"name": "ppo", "ppo": {"kl_coef": 0.1, "distill_coef": 0.1}}}
+    models = {"teacher": {"path": str(folder / "model")}, "algo": {"name": "ppo", "kl_coef": 0.1, "distill_coef": 0.1}}
     train(run_config(folder, "noted", num_rollouts=1, **{**PPO, **models}))
     log = (folder / "noted/log.txt").read_text()
     for name in ("", "critic: ", "reference: ", "teacher: "):
@@ -311,8 +311,8 @@ def test_models_of_another_vocabulary_are_refused_by_name(folder):
     make_model(folder / "foreign", ["Wholly different words, zebra quartz!"] * 2, SHAPE, 0)
     foreign = {"path": str(folder / "foreign")}
     for settings, key in (
-        ({"algo": {"grpo": {"distill_coef": 1.0}}, "teacher": foreign}, "teacher.path"),
-        ({"algo": {"grpo": {"kl_coef": 1.0}}, "reference": foreign}, "reference.path"),
+        ({"algo": {"distill_coef": 1.0}, "teacher": foreign}, "teacher.path"),
+        ({"algo": {"kl_coef": 1.0}, "reference": foreign}, "reference.path"),
         ({**PPO, "critic": foreign}, "critic.path"),
     ):
         with pytest.raises(ValueError, match=rf"^{key}: the tokenizer of .*foreign is not the policy's: \d+ tokens differ \("):
@@ -322,7 +322,7 @@ def test_models_of_another_vocabulary_are_refused_by_name(folder):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"algo": {"grpo": {"distill_coef": 0.5}}}, "algo.name=grpo distils from a teacher .*: set teacher.path, or distill_coef=0"),
+        ({"algo": {"distill_coef": 0.5}}, "algo.name=grpo distils from a teacher .*: set teacher.path, or distill_coef=0"),
         ({"teacher": {"path": "x"}}, r"\[teacher\] is set, but algo.name=grpo does not learn from it"),
         ({"reference": {"refresh_every": 2}}, r"\[reference\] is set, but algo.name=grpo keeps none"),
         ({"critic": {}}, r"\[critic\] is set, but algo.name=grpo needs no values: use ppo"),

@@ -113,7 +113,8 @@ def test_an_algorithm_of_ones_own_may_ask_for_it_and_one_sample_of_a_prompt_is_e
     (tmp_path / "mine.py").write_text(
         "from whet.algo.base import Need\n"
         "from whet.algo.credit import of_tokens\n"
-        "from whet.algo.policy import PolicyConfig, PolicyGradient\n"
+        "from whet.algo.policy import PolicyGradient\n"
+        "from whet.algo.policy_config import PolicyConfig\n"
         "def build(options, plan):\n"
         "    def assign(batch):\n"
         "        lead = 2 * (batch.rewards - batch.baseline)[batch.sample_of_token]\n"

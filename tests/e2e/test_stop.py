@@ -286,7 +286,8 @@ def test_a_second_signal_leaves_at_once(tmp_path, folder):
     (tmp_path / "hanging.py").write_text(
         "import time\n"
         "from pathlib import Path\n"
-        "from whet.algo.grpo import GRPOConfig, grpo\n"
+        "from whet.algo.config import GRPOConfig\n"
+        "from whet.algo.grpo import grpo\n"
         "def build(options, plan):\n"
         "    algorithm = grpo(GRPOConfig(), plan)\n"
         "    inner, calls = algorithm.loss, []\n"

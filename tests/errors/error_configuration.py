@@ -37,15 +37,15 @@ def one_sample(bench: Bench) -> Told:
 
 def missing_model(bench: Bench) -> Told:
     return together(
-        bench.refused("algo.grpo.distill_coef=0.5"), bench.refused("reference.refresh_every=5"), bench.refused("critic.optim.lr=1e-4")
+        bench.refused("algo.distill_coef=0.5"), bench.refused("reference.refresh_every=5"), bench.refused("critic.optim.lr=1e-4")
     )
 
 
 def no_effect(bench: Bench) -> Told:
     return together(
-        bench.refused("algo.name=dr_grpo", "algo.grpo.clip_high=0.28"),
+        bench.refused("algo.name=dr_grpo", "algo.lam=0.95"),
         bench.refused("algo.options={beta = 1}"),
-        bench.refused("algo.grpo.loss.tau_positive=2.0", "algo.grpo.kl_reward.target=0.1"),
+        bench.refused("algo.loss.tau_positive=2.0", "algo.kl_reward.target=0.1"),
     )
 
 
@@ -140,8 +140,8 @@ CONFIGURATION = (
         cause="The algorithm, loss or correction that is chosen does not have this setting, so it would be ignored.",
         remedy="Choose what reads it, as the message says, or leave the setting out. Defaults may be written out anywhere.",
         words=(
-            "[algo.grpo] (clip_high=0.28) has no effect with name=dr_grpo",
-            "options={beta = 1} has no effect with name=grpo",
+            'algo.lam is a setting of ppo; algo.name is "dr_grpo"',
+            'algo.options is a setting of module:function; algo.name is "grpo"',
             "tau_positive=2.0 has no effect with name=clip; set name=sapo",
             "target=0.1 has no effect with coef=0",
         ),

@@ -21,7 +21,8 @@ ALGORITHM = '''\
 """GRPO with a term of my own in its loss."""
 
 from whet.algo.base import LossTerms
-from whet.algo.grpo import GRPOConfig, grpo
+from whet.algo.config import GRPOConfig
+from whet.algo.grpo import grpo
 
 
 def with_bonus(bonus, plan):

@@ -9,8 +9,10 @@ from test_parallel_more import pairs
 from tiny_models import backend_of, relative, samples
 
 from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
-from whet.algo import StepPlan, build_algorithm
-from whet.algo.reward_model import RewardModelConfig, reward_model_loss
+from whet.algo.base import StepPlan
+from whet.algo.preference_config import RewardModelConfig
+from whet.algo.reward_model import reward_model_loss
+from whet.algo.table import build_algorithm
 from whet.build_learners import build_learners, check_models
 from whet.core.batch import batch_of
 from whet.data.template import load_tokenizer
@@ -43,7 +45,7 @@ def folder(tmp_path_factory):
 
 def config_of(folder, degrees, beside):
     models = {name: {"path": str(folder / name), "parallel": beside.get(name)} for name in ("critic", "reference", "teacher")}
-    algo = {"name": "ppo", "ppo": {"kl_coef": 0.1, "distill_coef": 0.1, "reference": True}}
+    algo = {"name": "ppo", "kl_coef": 0.1, "distill_coef": 0.1, "reference": True}
     train = {"optim": {"lr": 1e-2}, "max_tokens_per_device": 64, "parallel": degrees}
     return run_config(folder, "run", algo=algo, train=train, **models)
 
@@ -128,7 +130,7 @@ def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_k
 
 def test_an_adapters_base_has_the_policys_layout(folder):
     train = {"lora": {"rank": 2}, "parallel": {"shard": 2}}
-    algo, reference = {"name": "grpo", "grpo": {"kl_coef": 0.1}}, {"parallel": {"replicate": 2}}
+    algo, reference = {"name": "grpo", "kl_coef": 0.1}, {"parallel": {"replicate": 2}}
     config = run_config(folder, "run", algo=algo, train=train, reference=reference)
     with pytest.raises(ValueError, match=r"reference\.parallel is set, but the reference of an adapter is its base"):
         check_models(config, build_algorithm(config.algo, StepPlan(1)))

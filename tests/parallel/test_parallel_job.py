@@ -42,7 +42,7 @@ def ran(config):
     train(config)
 
 
-PPO = {"algo": {"name": "ppo", "ppo": {"kl_coef": 0.1}}}
+PPO = {"algo": {"name": "ppo", "kl_coef": 0.1}}
 LORA = {"lora": {"rank": 4}}
 APART = {"critic": {"parallel": {"replicate": 2}}, "reference": {"parallel": {"shard": 2}}}
 
@@ -107,7 +107,7 @@ def test_a_job_goes_on_from_its_checkpoint_bit_for_bit(folder, changes):
     [
         {},
         pytest.param(
-            {"deterministic": False, "control": {"max_staleness": 1}, "algo": {"grpo": {"correction": {"weights": "token"}}}},
+            {"deterministic": False, "control": {"max_staleness": 1}, "algo": {"correction": {"weights": "token"}}},
             marks=pytest.mark.slow,
         ),
     ],

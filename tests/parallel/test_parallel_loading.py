@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import backend_of, model_of, samples
 from torch.distributed.tensor import DTensor
 
-from whet.algo import Need
+from whet.algo.base import Need
 from whet.core.batch import batch_of
 from whet.model.causal import load_causal
 from whet.model.config import LoraConfig, ModelConfig

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_models import STEPS, backend_of, model_of, relative, step_of
 from transformers import AutoModelForCausalLM
 
-from whet.algo import Need
+from whet.algo.base import Need
 from whet.model.config import LoraConfig
 from whet.model.shards import spread_like, whole
 from whet.train.torch_native.config import ParallelConfig

@@ -15,8 +15,9 @@ from tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
 
-from whet.algo import LossTerms, Need
-from whet.algo.dpo import DpoConfig, dpo_loss
+from whet.algo.base import LossTerms, Need
+from whet.algo.dpo import dpo_loss
+from whet.algo.preference_config import DpoConfig
 from whet.algo.sft import sft_loss
 from whet.checkpoint.dcp import DcpReader
 from whet.core.batch import batch_of

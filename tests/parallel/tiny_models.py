@@ -6,9 +6,12 @@ import random
 from functools import cache
 
 import torch
+from pydantic import TypeAdapter
 from transformers import Glm4MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.base import StepPlan
+from whet.algo.config import AlgorithmConfig
+from whet.algo.table import build_algorithm
 from whet.core.batch import TrainBatch, batch_of
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
@@ -89,7 +92,7 @@ def samples() -> list[Sample]:
 
 def step_of(name: str) -> tuple[object, TrainBatch]:
     """An algorithm, and a step with credit and weights; the old log-probs are some way off what the model says."""
-    algorithm = build_algorithm(AlgorithmConfig(name=name), StepPlan(2))
+    algorithm = build_algorithm(TypeAdapter(AlgorithmConfig).validate_python({"name": name}), StepPlan(2))
     batch = batch_of(samples())
     shift = torch.linspace(-0.4, 0.4, batch.num_tokens)
     batch = batch.with_(old_logprobs=(shift - 4.2) * batch.loss_mask, ref_logprobs=-4.1 * batch.loss_mask.float())

@@ -11,13 +11,13 @@ from tests.parity.golden_batches import Rows, by_source, flatten, gradient
 from tests.parity.golden_kl import SLIME_KL
 from tests.parity.golden_reducers import rollout_mean
 from whet.algo.base import StepPlan
-from whet.algo.cispo import CISPOConfig
-from whet.algo.grpo import GRPOConfig, grpo
-from whet.algo.gspo import GSPOConfig
-from whet.algo.offpolicy import CorrectionConfig, corrected
+from whet.algo.config import CISPOConfig, GRPOConfig, GSPOConfig
+from whet.algo.correction_config import CorrectionConfig
+from whet.algo.grpo import Relative, grpo
+from whet.algo.offpolicy import corrected
 from whet.algo.policy import PolicyGradient
+from whet.algo.policy_config import LossConfig
 from whet.algo.sft import sft_loss
-from whet.algo.surrogates import LossConfig
 from whet.core.batch import TokenOutputs
 from whet.core.choices import Correction
 from whet.core.correction import correct, sampling_log_ratio
@@ -85,15 +85,15 @@ def _algorithm(params: dict[str, Any], has_old: bool) -> PolicyGradient:
         "clip_dual": params["eps_clip_c"],
         "entropy_coef": params["entropy_coef"],
         "kl_coef": params["kl_loss_coef"] if params["use_kl_loss"] else 0.0,
-        "kl_estimator": SLIME_KL[params["kl_loss_type"]],
-        "kl_unbiased": params["use_unbiased_kl"],
         "old_logprobs": old,
         "mask_delta": params["opsm_delta"] if params["use_opsm"] else None,
         "correction": correction,
     }
+    if params["use_kl_loss"]:
+        settings |= {"reference": True, "kl_estimator": SLIME_KL[params["kl_loss_type"]], "kl_unbiased": params["use_unbiased_kl"]}
     name = params["advantage_estimator"]
     if name == "gspo":
-        config: GRPOConfig = GSPOConfig(**settings, loss=LossConfig(name="sequence", sequence_gradient="sequence"))
+        config: Relative = GSPOConfig(**settings, loss=LossConfig(name="sequence", sequence_gradient="sequence"))
     else:
         config = CISPOConfig(**settings) if name == "cispo" else GRPOConfig(**settings)
     return grpo(config, StepPlan(1), name)

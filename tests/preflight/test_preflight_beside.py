@@ -53,7 +53,7 @@ def test_a_critic_is_in_the_memory_plan_and_in_the_checkpoints(here):
 
 
 def test_models_are_planned_in_the_layouts_of_their_own(here):
-    spread = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "train.parallel.shard=2"]
+    spread = ["algo.name=ppo", "algo.kl_coef=0.1", "train.parallel.shard=2"]
     _, alike = look(*AREAS, overrides=spread)
     _, apart = look(*AREAS, overrides=[*spread, "critic.parallel.replicate=2", "reference.parallel.replicate=2"])
     models = apart.beside.critic, apart.beside.frozen["reference"]
@@ -78,7 +78,7 @@ def test_a_critic_on_a_mesh_holds_its_share_of_activations_and_the_layers_put_to
 
 
 def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_key(here):
-    spread = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "train.parallel.shard=2"]
+    spread = ["algo.name=ppo", "algo.kl_coef=0.1", "train.parallel.shard=2"]
     for name in ("critic", "reference"):
         for degrees, words in ({"tensor": 2}, "cannot share"), ({"shard": 2, "expert": 2}, "has no plan"), (UNEVEN, "Ulysses cannot share"):
             own = [f"{name}.parallel.{key}={value}" for key, value in degrees.items()]
@@ -92,7 +92,7 @@ def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_k
 
 def test_what_a_mesh_offloads_is_planned_while_it_is_computed_with(here):
     """As of a device whose memory is another one than the machine's."""
-    more = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.path=model", "train.parallel.shard=2", "train.offload=true"]
+    more = ["algo.name=ppo", "algo.kl_coef=0.1", "reference.path=model", "train.parallel.shard=2", "train.offload=true"]
     _, scene = look(*AREAS, overrides=more)
     work = workload(scene)
     plans = (parts_beside(scene.beside, scene.rl, each) for each in (work, replace(work, offloaded=True)))
@@ -108,7 +108,7 @@ def test_what_a_mesh_offloads_is_planned_while_it_is_computed_with(here):
 
 
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
-    _, scene = look(*AREAS, overrides=["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.refresh_every=2"])
+    _, scene = look(*AREAS, overrides=["algo.name=ppo", "algo.kl_coef=0.1", "reference.refresh_every=2"])
     critic = TorchBackend(load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros"), TrainConfig(), 2)
     for p in critic.model.hf.parameters():
         p.sum().backward()
@@ -125,7 +125,7 @@ def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_referenc
     ids=str,
 )
 def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weights(here, settings):
-    begins = ["algo.grpo.kl_coef=0.1", "checkpoint.restore.path=other", *settings]
+    begins = ["algo.kl_coef=0.1", "checkpoint.restore.path=other", *settings]
     findings, scene = look(*AREAS, overrides=begins)
     weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings or "parallel" in settings[0] else 0
     whole = checkpoint_bytes(scene.model, scene.config.train) + weights
@@ -135,7 +135,7 @@ def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weig
 
 
 def test_a_teacher_and_a_reference_of_their_own_are_parts_of_the_plan(here):
-    overrides = ["algo.grpo.distill_coef=0.5", "teacher.path=model", "algo.grpo.kl_coef=0.1", "reference.path=model"]
+    overrides = ["algo.distill_coef=0.5", "teacher.path=model", "algo.kl_coef=0.1", "reference.path=model"]
     findings, scene = look(*AREAS, overrides=overrides)
     assert not [f for f in findings if f.status == "FAIL"]
     weights = scene.memory.bytes_of("parameters")
@@ -191,8 +191,8 @@ def test_models_that_cannot_be_had_fail(here):
     make_model(here / "foreign", ["Wholly different words, zebra quartz!"] * 2, SHAPE, 0)
     for overrides, words in (
         (["algo.name=ppo", "critic.path=foreign"], "critic.path: the tokenizer of foreign is not the policy's"),
-        (["algo.grpo.distill_coef=1", "teacher.path=foreign"], "teacher.path: the tokenizer of foreign is not the policy's"),
-        (["algo.grpo.kl_coef=1", "reference.path=foreign"], "reference.path: the tokenizer of foreign is not the policy's"),
+        (["algo.distill_coef=1", "teacher.path=foreign"], "teacher.path: the tokenizer of foreign is not the policy's"),
+        (["algo.kl_coef=1", "reference.path=foreign"], "reference.path: the tokenizer of foreign is not the policy's"),
     ):
         fails = of(look(*AREAS, overrides=overrides)[0], "model", "FAIL")
         assert len(fails) == 1 and words in fails[0]

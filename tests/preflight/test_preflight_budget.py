@@ -34,7 +34,7 @@ def test_limits_are_the_engines(here):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
     """Parameters and cache of the objects that `whet train` builds from the same file."""
-    overrides = [f"model.dtype={dtype}", "algo.grpo.kl_coef=0.1"]
+    overrides = [f"model.dtype={dtype}", "algo.kl_coef=0.1"]
     findings, scene = look(*AREAS, overrides=overrides)
     assert {finding.status for finding in findings} == {"ok"}
     config = load_config(RunConfig, here / "run.toml", overrides)
@@ -59,7 +59,7 @@ def test_the_workload_follows_the_file(here):
     assert work.lengths == (96, 96, 64) and not work.reference and not work.entropy_grad
     assert work.sampling.rows == 8, "4 prompts x 2 samples; the evaluation plays 2"
     assert [params.temperature for params in work.sampling.params] == [1.0, 0.0]
-    _, scene = look(*AREAS, overrides=["algo.grpo.kl_coef=0.1", "algo.grpo.entropy_coef=0.1", "engine.embedded.max_running=3"])
+    _, scene = look(*AREAS, overrides=["algo.kl_coef=0.1", "algo.entropy_coef=0.1", "engine.embedded.max_running=3"])
     work = budget.workload(scene)
     assert work.reference and work.entropy_grad and work.sampling.rows == 3
     several = {"limit": 3, "samples_per_prompt": 5, "rollout.temperature": 1}
@@ -113,7 +113,7 @@ def test_the_memory_of_a_cpu_is_the_processs_limit(monkeypatch):
 def test_without_a_device_or_a_model_nothing_is_planned(here):
     assert of(look(*AREAS, overrides=["model.device=cuda:9"])[0], "memory", "skip") == ["not planned: needs the device"]
     assert of(look(*AREAS, overrides=["model.path=gone"])[0], "memory", "skip") == ["not checked: needs the model's config.json"]
-    assert of(look(*AREAS, overrides=["algo.name=gone"])[0], "memory", "skip") == ["not checked: needs the algorithm"]
+    assert of(look(*AREAS, overrides=["algo.name=gone.py:make"])[0], "memory", "skip") == ["not checked: needs the algorithm"]
 
 
 SHARD, COPIES = "train.parallel.shard=2", "train.parallel.replicate=2"

@@ -64,11 +64,14 @@ def test_one_report_names_every_fault_and_what_could_not_be_looked_at(here):
 
 
 def test_a_file_that_is_no_configuration_fails_with_every_problem(here):
-    (here / "run.toml").write_text(RL + "sede = 1\n[algo.grpo]\nclip_hihg = 0.3\n")
+    (here / "run.toml").write_text(RL + "sede = 1\n[algo]\nclip_hihg = 0.3\n")
     found = report(here / "run.toml")
     problems = sorted(of(found.findings, "configuration", "FAIL"), key=lambda text: "sede" not in text)
     assert len(problems) == 2 and "sede" in problems[0] and "clip_high" in problems[1]
     assert [finding.area for finding in found.findings if finding.status == "skip"] == list(AREAS[1:])
+    (here / "named.toml").write_text(RL + '[algo]\nname = "ppoo"\n')
+    (unknown,) = of(report(here / "named.toml").findings, "configuration", "FAIL")
+    assert 'algo.name = "ppoo": expected one of grpo, dr_grpo, ' in unknown and unknown.endswith("did you mean ppo?")
     assert of(report(here / "none.toml").findings, "configuration", "FAIL")[0].startswith("there is no configuration file")
 
 

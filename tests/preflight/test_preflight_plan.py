@@ -50,8 +50,8 @@ def test_one_layout_may_be_asked_for(here):
 
 
 def test_a_mesh_is_planned_from_a_runs_file(here):
-    whole, _ = look(*AREAS, overrides=["algo.grpo.kl_coef=0.1"])
-    halved, scene = look(*AREAS, overrides=["algo.grpo.kl_coef=0.1", "train.parallel.shard=2"])
+    whole, _ = look(*AREAS, overrides=["algo.kl_coef=0.1"])
+    halved, scene = look(*AREAS, overrides=["algo.kl_coef=0.1", "train.parallel.shard=2"])
     assert "shard 2, planned for the first of 2 processes" in of(halved, "memory", "ok")[0]
     assert of(whole, "memory", "ok")
     weights = sum(p.nbytes for _, p in scene.model.named_weights())
@@ -94,7 +94,7 @@ def settled(here, monkeypatch, count, *overrides, memory=2**40, kind=RunConfig, 
 
 def test_auto_counts_the_models_beside_the_policy(here, monkeypatch):
     """Of a memory that has room for copies of the policy, but not of policy, critic and reference, shards are made."""
-    more = ["algo.name=ppo", "algo.ppo.kl_coef=0.1", "reference.path=model"]
+    more = ["algo.name=ppo", "algo.kl_coef=0.1", "reference.path=model"]
     whole = judged(more, ParallelConfig(replicate=2))
     assert whole.bytes_of("critic's parameters") and whole.bytes_of("reference model")
     room = int(whole.peak_bytes / 0.9)

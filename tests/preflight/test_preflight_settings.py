@@ -25,15 +25,16 @@ def test_the_equation_is_shown_solved(here):
     ("override", "words"),
     [
         ("batch.samples_per_prompt=1", "samples_per_prompt must be at least 2"),
-        ("algo.name=ppoo", "there is no algorithm 'ppoo'"),
-        ("algo.name=algos.py:breaks", r"KeyError: 'gone' \(.*algos.py:5\)"),
+        ("algo.name=gone.py:make", r"algorithm 'gone.py:make': there is no file /.*gone.py"),
+        ("algo.name=algos.py:breaks", r"KeyError: 'gone' \(.*algos.py:6\)"),
         ("algo.name=algos.py:asks", "asks needs values, so it must say how a critic learns them"),
     ],
 )
 def test_an_algorithm_that_cannot_be_made_fails(here, override, words):
     module(
         here, "algos.py", """
-        from whet.algo.grpo import GRPOConfig, grpo
+        from whet.algo.config import GRPOConfig
+        from whet.algo.grpo import grpo
 
         def breaks(options, plan):
             raise KeyError("gone")

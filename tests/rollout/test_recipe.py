@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from whet.algo import AlgorithmConfig, StepPlan, build_algorithm
+from whet.algo.base import StepPlan
+from whet.algo.config import GRPOConfig
+from whet.algo.table import build_algorithm
 from whet.config import ConfigError, Hook, HookFailed
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten
@@ -88,7 +90,7 @@ def test_changed_rewards_are_what_credit_sees():
 
 def credit(samples):
     """GRPO's advantage of each trajectory's trained tokens; 0 where none trains."""
-    batch, _ = build_algorithm(AlgorithmConfig(), StepPlan(1, 3)).assign_credit(batch_of(samples))
+    batch, _ = build_algorithm(GRPOConfig(), StepPlan(1, 3)).assign_credit(batch_of(samples))
     found = {}
     for sample, row, mask in zip(samples, batch.ragged(batch.advantages), batch.ragged(batch.loss_mask), strict=True):
         trained = {a for a, m in zip(row, mask, strict=True) if m}

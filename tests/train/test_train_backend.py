@@ -7,13 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from tiny_policy import VOCAB, gradients, plain, policy, relative, rollout
 from torch import nn
 
-from whet.algo import AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
+from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
+from whet.algo.table import build_algorithm
 from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
 from whet.train.base import NonFinite
@@ -126,7 +129,7 @@ def test_annotated_squared_probs_are_the_plain_models(models, dtype):
 @pytest.mark.parametrize("name", ["gspo", "cispo", "gmpo", "rloo", "reinforce_plus_plus", "otb"])
 def test_an_algorithms_gradient_does_not_depend_on_the_budget(models, name):
     """Through the model: rows of 40 tokens and log-probs in chunks against everything at once."""
-    algorithm = build_algorithm(AlgorithmConfig(name=name), StepPlan(2))
+    algorithm = build_algorithm(TypeAdapter(AlgorithmConfig).validate_python({"name": name}), StepPlan(2))
     batch = rollout()
     for need in algorithm.needs:
         batch = backend(models["float64", False]).annotate(batch, need)

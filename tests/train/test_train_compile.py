@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_policy import gradients, policy, relative, rollout
 
-from whet.algo import Need
+from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.model import compiled

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSequenceClassification, Qwen3MoeConfig
 
 from tests.conftest import cuts_layers
-from whet.algo import LossTerms, Need
+from whet.algo.base import LossTerms, Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.model.causal import random_causal, settle

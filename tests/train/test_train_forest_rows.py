@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tiny_policy import DEVICE, VOCAB, gradients, plain, policy, qwen3, relative, rollout
 from transformers import LlamaConfig
 
-from whet.algo import GRPOConfig, Need, StepPlan
+from whet.algo.base import Need, StepPlan
+from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of

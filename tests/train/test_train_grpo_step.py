@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_policy import gradients, plain, policy, relative, rollout_samples
 
-from whet.algo import GRPOConfig, StepPlan
+from whet.algo.base import StepPlan
+from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten

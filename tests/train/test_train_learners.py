@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiny_policy import rollout, rollout_samples, trajectory
 
-from whet.algo import AlgorithmConfig, GRPOConfig, LossTerms, Need, StepPlan, build_algorithm
+from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.config import GRPOConfig, PPOConfig
 from whet.algo.grpo import grpo
+from whet.algo.table import build_algorithm
 from whet.core.batch import batch_of
 from whet.observe.metrics import Mean, flatten
 from whet.train.base import Backward, NonFinite
@@ -170,7 +172,7 @@ def test_an_algorithm_prepares_each_step_after_its_weights():
 
 
 def ppo_learners(steps=2, epochs=1, warmup=0):
-    algorithm = build_algorithm(AlgorithmConfig(name="ppo"), StepPlan(steps * epochs))
+    algorithm = build_algorithm(PPOConfig(), StepPlan(steps * epochs))
     critic = Critic(FakeBackend(level=0.3), algorithm.value_loss, warmup)
     return Learners(FakeBackend(), None, algorithm, plan(steps, epochs), seed=4, critic=critic)
 

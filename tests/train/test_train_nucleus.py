@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_policy import VOCAB, gradients, plain, policy, relative
 
-from whet.algo import Need
+from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS

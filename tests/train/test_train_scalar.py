@@ -12,7 +12,8 @@ from tiny_policy import DEVICE, gradients, qwen3, relative, rollout
 from transformers import AutoModelForSequenceClassification, Qwen3ForSequenceClassification
 
 from whet.algo.base import LossTerms, Need
-from whet.algo.ppo import PPOConfig, value_terms
+from whet.algo.config import PPOConfig
+from whet.algo.ppo import value_terms
 from whet.core.weights import REDUCERS
 from whet.model.config import ModelConfig
 from whet.model.scalar import ScalarModel, load_scalar

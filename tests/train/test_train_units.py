@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tiny_policy import VOCAB, gradients, policy, relative
 
 from whet.algo.base import Need
-from whet.algo.dpo import DpoConfig, dpo_loss
+from whet.algo.dpo import dpo_loss
+from whet.algo.preference_config import DpoConfig
 from whet.core.preference import pair_batch
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig

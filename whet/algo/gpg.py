@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from whet.algo.base import StepPlan
+from whet.algo.config import GPGConfig
 from whet.algo.credit import compared
-from whet.algo.policy import PolicyConfig, PolicyGradient
-from whet.algo.surrogates import LossConfig
+from whet.algo.policy import PolicyGradient
 from whet.core.advantages import scaled_by_nonzero
-from whet.core.weights import ReducerName, ScaledReducerName
-
-
-class GPGConfig(PolicyConfig):
-    """GPG's settings; nothing is clipped, so clip_low and clip_high are refused."""
-
-    reducer: ReducerName | ScaledReducerName = "token_mean"
-    """token_mean: every token counts the same."""
-    loss: LossConfig = Field(default_factory=lambda: LossConfig(name="reinforce"))
-    """The policy loss."""
 
 
 def gpg(config: GPGConfig, plan: StepPlan) -> PolicyGradient:

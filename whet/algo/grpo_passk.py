@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from whet.algo.base import StepPlan
+from whet.algo.config import GRPOPassKConfig
 from whet.algo.credit import Credit, compared
-from whet.algo.grpo import GRPOConfig
 from whet.algo.policy import PolicyGradient
 from whet.core.advantages import best_of_group
 from whet.core.batch import TrainBatch
 
 
-def grpo_passk(config: GRPOConfig, plan: StepPlan) -> PolicyGradient:
+def grpo_passk(config: GRPOPassKConfig, plan: StepPlan) -> PolicyGradient:
     """GRPO with the best-of-group advantage."""
 
     def assign(batch: TrainBatch) -> Credit:

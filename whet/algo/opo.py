@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from whet.algo.base import StepPlan
+from whet.algo.config import OPOConfig
 from whet.algo.credit import compared
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.advantages import length_weighted
-
-
-class OPOConfig(PolicyConfig):
-    """OPO's settings; it is meant for one optimizer step per rollout."""
 
 
 def opo(config: OPOConfig, plan: StepPlan) -> PolicyGradient:

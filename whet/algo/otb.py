@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from whet.algo.base import Need, StepPlan
+from whet.algo.config import OTBConfig
 from whet.algo.credit import Credit, compared
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.batch import TrainBatch
 from whet.core.returns import discounted_returns, rewards_on_tokens
-from whet.core.token_baseline import Align, optimal_token_baseline
-
-
-class OTBConfig(PolicyConfig):
-    """The optimal token baseline's settings."""
-
-    align: Align = "action"
-    """What counts as the same step in two trajectories. action: their n-th trained token; position: their n-th token after
-    the prompt, whoever wrote it."""
-    zero_tail: bool = True
-    """No baseline where only the longest trajectory of a group goes on: it would be that one's own return."""
+from whet.core.token_baseline import optimal_token_baseline
 
 
 def otb(config: OTBConfig, plan: StepPlan) -> PolicyGradient:

@@ -8,115 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
-from whet.algo.offpolicy import CorrectionConfig, corrected, corrected_step, correction_metrics
-from whet.algo.reward_kl import RewardKL, RewardKLConfig
-from whet.algo.surrogates import CLIP_READERS, NEEDS_CHOICE, ONE_RATIO, LossConfig, build_surrogate
-from whet.config import Config, refuse_unread
+from whet.algo.offpolicy import corrected, corrected_step, correction_metrics
+from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PolicyConfig
+from whet.algo.reward_kl import RewardKL
+from whet.algo.surrogates import build_surrogate
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.correction import geometric_weight
 from whet.core.covariance import covariances, draws_of, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
-from whet.core.kl import KL_ESTIMATORS, KLName
+from whet.core.kl import KL_ESTIMATORS
 from whet.core.losses import ClipTerms, ratio_of, sequence_mask
-from whet.core.weights import Reducer, ReducerName, ScaledReducerName, build_reducer
+from whet.core.weights import Reducer, build_reducer
 from whet.core.whiten import whiten
 from whet.observe.metrics import Max, Mean, Metrics
 from whet.types import JSON
-
-
-class PolicyConfig(Config):
-    """What every policy-gradient algorithm has."""
-
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The ratio is clipped from below at 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """The ratio is clipped from above at 1 + clip_high (0.28 is DAPO's clip-higher)."""
-    clip_dual: float | None = Field(default=None, gt=1)
-    """Dual clip: the term of a token with negative advantage is at most clip_dual * |advantage|."""
-    reducer: ReducerName | ScaledReducerName = "sample_mean"
-    """sample_mean: every trajectory counts the same; token_mean: every token does; group_mean: every group does;
-    token_sum_mean: sums over tokens, mean over trajectories; sequence_mean, sequence_sum: the same two over samples;
-    constant_length, constant: sums over reducer_scale."""
-    reducer_scale: float | None = Field(default=None, gt=0)
-    """What constant_length and constant divide by; unset: the token limit of a trajectory, where it is known."""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of KL(policy || reference) in the loss."""
-    kl_estimator: KLName = "k3"
-    """How KL is estimated from the sampled tokens."""
-    kl_unbiased: bool = False
-    """Multiply the estimate by pi / pi_old, gradient too: then the tokens that the old policy sampled give no bias."""
-    reference: bool | None = None
-    """Keep a frozen copy of the first policy. Unset: only if a KL has a weight; true observes the KL at 0 too."""
-    old_logprobs: Literal["auto", "recompute", "rollout", "current"] = "auto"
-    """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the
-    present ones, detached (right only if a rollout feeds one step, and nothing needs them before it, as correction does);
-    auto: current where that is right, else recompute."""
-    loss: LossConfig = Field(default_factory=LossConfig)
-    """The policy loss."""
-    whiten: bool = False
-    """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens."""
-    kl_reward: RewardKLConfig = Field(default_factory=RewardKLConfig)
-    """KL in the reward."""
-    distill_coef: float = Field(default=0.0, ge=0)
-    """On-policy distillation: every advantage is lowered by this times log pi / pi_teacher of its token."""
-    mask_delta: float | None = Field(default=None, ge=0)
-    """Off-policy sequence masking: drop tokens with a negative advantage from samples whose mean log pi_old / pi exceeds
-    this (slime's opsm_delta is 1e-4)."""
-    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
-    """Off-policy correction between engine and trainer."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> PolicyConfig:
-        for name, coef in (("kl_coef", self.kl_coef), ("kl_reward.coef", self.kl_reward.coef)):
-            if coef > 0 and self.reference is False:
-                raise ValueError(f"{name} is {coef} but reference is false: there is nothing to measure the KL to")
-        self._check_correction()
-        for key, losses in CLIP_READERS.items():
-            if self.loss.name not in losses:
-                refuse_unread(self, [key], f"with loss.name={self.loss.name}", f"set loss.name={' or '.join(losses)}")
-        return self
-
-    def _check_correction(self) -> None:
-        correction, mode = self.correction, self.correction.named.mode
-        if correction.weights is not None and (self.old_logprobs == "rollout" or mode == "clip"):
-            raise ValueError(
-                "old_logprobs=rollout puts the engine's policy into the ratio already, so correction.weights would count it twice; "
-                "use recompute, or leave out weights"
-            )
-        wanted = {"clip": ("clip", ("auto", "rollout")), "reinforce": ("reinforce", ("auto", "recompute"))}
-        if mode in wanted:
-            loss, old = wanted[mode]
-            if self.loss.name != loss:
-                raise ValueError(f"correction.preset={correction.preset} is of the loss {loss}, not {self.loss.name}: set loss.name={loss}")
-            if self.old_logprobs not in old:
-                raise ValueError(
-                    f"correction.preset={correction.preset} takes old_logprobs={old[1]}, not {self.old_logprobs}: leave out old_logprobs"
-                )
-
-    @property
-    def keeps_reference(self) -> bool:
-        return (self.kl_coef > 0 or self.kl_reward.coef > 0) if self.reference is None else self.reference
-
-    @property
-    def reads_logprobs_early(self) -> list[str]:
-        """The settings for which the trainer's log-probs must be there before a step is taken."""
-        readers = {
-            "kl_reward": self.kl_reward.coef > 0,
-            "distill_coef": self.distill_coef > 0,
-            "correction": self.correction.used,
-            f"loss.name={self.loss.name}": self.loss.name in NEEDS_CHOICE,
-        }
-        return [name for name, reads in readers.items() if reads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +85,17 @@ class PolicyGradient:
                 f"{name} compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
                 f"not {plan.samples_per_prompt}"
             )
-        early = config.reads_logprobs_early + (["the credit"] if Need.OLD_LOGPROBS in needs else [])
+        early = config.reads_logprobs_early or Need.OLD_LOGPROBS in needs
         self.old_logprobs = config.old_logprobs
         if self.old_logprobs == "auto" and config.correction.named.mode == "clip":
             self.old_logprobs = "rollout"
         elif self.old_logprobs == "auto":
             self.old_logprobs = "current" if plan.num_steps == 1 and not early else "recompute"
-        if self.old_logprobs == "current":
-            if plan.num_steps > 1:
-                raise ValueError(
-                    f"algo.{name}.old_logprobs=current is right only if a rollout feeds one optimizer step, but here it feeds "
-                    f"{plan.num_steps}; use recompute or rollout"
-                )
-            if early:
-                raise ValueError(
-                    f"algo.{name}.old_logprobs=current is known in the step alone, but needed before it by {' and '.join(early)}; "
-                    "use recompute or auto"
-                )
+        if self.old_logprobs == "current" and plan.num_steps > 1:
+            raise ValueError(
+                f"algo.old_logprobs=current is right only if a rollout feeds one optimizer step, but here it feeds {plan.num_steps}; "
+                "use recompute or rollout"
+            )
         found = set(needs) - {Need.OLD_LOGPROBS}
         if self.old_logprobs == "recompute" or config.correction.used:
             found.add(Need.OLD_LOGPROBS)

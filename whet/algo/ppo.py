@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.config import PPOConfig
 from whet.algo.credit import Assign, Credit, of_tokens
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.batch import TokenOutputs, TrainBatch
-from whet.core.choices import CreditOver, RewardAt
 from whet.core.losses import value_loss
 from whet.core.preference import last_tokens
 from whet.core.returns import gae, rewards_on_tokens, time_steps
-from whet.core.weights import ReducerName, ScaledReducerName
 from whet.observe.metrics import Mean
-
-
-class PPOConfig(PolicyConfig):
-    """PPO's settings."""
-
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount of a time step."""
-    lam: float = Field(default=1.0, ge=0, le=1)
-    """Weight of longer returns: 0 trusts the critic alone, 1 the rewards alone."""
-    credit_over: CreditOver = "actions"
-    """actions: trained tokens are the time steps, environment tokens carry value and advantage through (verl); all: environment
-    tokens are steps too (slime)."""
-    reward_at: RewardAt = "last_action"
-    """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime), which must
-    be a time step: credit_over=all."""
-    bootstrap_truncated: bool = False
-    """Where a token or turn limit cut a trajectory, its return goes on with the critic's value after its last token; false: nothing
-    follows, as in slime and verl."""
-    whiten: bool = True
-    """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens (verl always does, slime if asked)."""
-    reducer: ReducerName | ScaledReducerName = "token_mean"
-    """token_mean: every token counts the same."""
-    value_clip: float | None = Field(default=0.2, gt=0)
-    """The critic's prediction is held within this of its old one (slime 0.2, verl 0.5); unset: no clip."""
-
-    @model_validator(mode="after")
-    def _rewards_a_step(self) -> PPOConfig:
-        if self.reward_at == "last_token" and self.credit_over != "all":
-            raise ValueError(
-                f"reward_at=last_token with credit_over={self.credit_over} loses the reward where the environment wrote the last token, "
-                "which is no time step then; set credit_over=all, or reward_at=last_action"
-            )
-        return self
 
 
 class PPO(PolicyGradient):

@@ -6,17 +6,11 @@ Source: arXiv 2501.03262.
 from __future__ import annotations
 
 from whet.algo.base import StepPlan
+from whet.algo.config import ReinforcePlusPlusBaselineConfig
 from whet.algo.credit import Credit, compared
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.advantages import group_advantages
 from whet.core.batch import TrainBatch
-
-
-class ReinforcePlusPlusBaselineConfig(PolicyConfig):
-    """REINFORCE++-baseline's settings."""
-
-    whiten: bool = True
-    """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens."""
 
 
 def reinforce_plus_plus_baseline(config: ReinforcePlusPlusBaselineConfig, plan: StepPlan) -> PolicyGradient:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from whet.algo.base import Need, StepPlan
+from whet.algo.config import ReMaxConfig
 from whet.algo.credit import Credit, of_tokens
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.batch import TrainBatch
 from whet.core.returns import discounted_returns, rewards_on_tokens
-
-
-class ReMaxConfig(PolicyConfig):
-    """ReMax's settings."""
 
 
 def remax(config: ReMaxConfig, plan: StepPlan) -> PolicyGradient:

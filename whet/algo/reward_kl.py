@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field, model_validator
 
-from whet.config import Config, refuse_unread
+from whet.algo.policy_config import RewardKLConfig
 from whet.core.batch import TrainBatch, as_list
-from whet.core.kl import KL_ESTIMATORS, KLName, adapted_kl_coef
+from whet.core.kl import KL_ESTIMATORS, adapted_kl_coef
 from whet.core.segments import per_sample_count, per_sample_mean
 from whet.observe.metrics import Last, Mean, Metrics
-
-
-class RewardKLConfig(Config):
-    """KL(policy || reference) as a part of the reward."""
-
-    coef: float = Field(default=0.0, ge=0)
-    """Each trained token's reward is lowered by coef times its KL."""
-    estimator: KLName = "k1"
-    """How KL is estimated from the sampled tokens."""
-    target: float | None = Field(default=None, gt=0)
-    """Adapt the coefficient so that the KL of a trajectory's mean token stays near this; unset: a fixed coefficient."""
-    horizon: int = Field(default=10_000, gt=0)
-    """Trajectories over which a deviation of 20% changes the coefficient by 20%."""
-
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> RewardKLConfig:
-        if self.coef == 0:
-            refuse_unread(self, ["target", "horizon"], "with coef=0, from which no coefficient adapts", "set coef above 0")
-        if self.target is None:
-            refuse_unread(self, ["horizon"], "with a fixed coefficient", "set target")
-        return self
 
 
 class RewardKL:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from whet.algo.base import LossFunction, LossTerms
-from whet.config import Config
+from whet.algo.preference_config import RewardModelConfig
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.preference import last_tokens, place_terms, sigmoid_loss, split_pairs
 from whet.observe.metrics import Mean
-
-
-class RewardModelConfig(Config):
-    """The loss of a pair: -log sigmoid(score(chosen) - score(rejected) - margin), of the scores at the last tokens."""
-
-    center_coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Weight of (score(chosen) + score(rejected))^2 on top, which keeps scores around 0 (arXiv 2312.09244, which uses 0.01)."""
 
 
 def reward_model_loss(config: RewardModelConfig) -> LossFunction:

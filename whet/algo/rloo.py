@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from whet.algo.base import StepPlan
+from whet.algo.config import RLOOConfig
 from whet.algo.credit import compared
-from whet.algo.policy import PolicyConfig, PolicyGradient
+from whet.algo.policy import PolicyGradient
 from whet.core.advantages import leave_one_out
-
-
-class RLOOConfig(PolicyConfig):
-    """RLOO's settings."""
 
 
 def rloo(config: RLOOConfig, plan: StepPlan) -> PolicyGradient:

@@ -27,7 +27,6 @@ from whet.model.folders import dtype_named, read_weights, weight_files, write_we
 from whet.model.meta import read_meta
 from whet.model.naming import Naming
 from whet.model.tensor_files import write_tensors
-from whet.observe.files import read_fields
 from whet.observe.inside import open_inside
 from whet.train.torch_native.saving import BASE, BUFFERS
 from whet.types import Progress
@@ -151,7 +150,7 @@ def open_source(path: Path, model: str | None = None) -> Source:
     _refuse_model(path, model)
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no model folder (it has no config.json), no run's folder and no checkpoint")
-    if "quantization_config" in read_fields(_own_file(path, "config.json"), {}):
+    if "quantization_config" in json.loads(_own_file(path, "config.json").read_text()):
         raise ValueError(f"{path} holds quantized weights, which cannot be converted; use the model in bfloat16")
     places = _safetensors(path)
     return Source(path, set(places), lambda name: _read_file(places[name], name), as_in_files=True, buffers={})

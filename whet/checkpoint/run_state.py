@@ -14,7 +14,6 @@ from typing import Protocol, get_args, runtime_checkable
 from whet.background import Background
 from whet.checkpoint.config import Part
 from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
-from whet.observe.files import read_fields
 from whet.train.alarm import RankHung
 from whet.train.base import Backend
 from whet.types import JSON, Progress
@@ -222,7 +221,7 @@ class RunState:
                 raise ValueError(f"other {' and '.join(changed)}")
             state = read_state(saved)
             for name, part in states.items():
-                restore_part(saved, name, part, {**state["parts"], **state["others"]})
+                part.restore({**state["parts"], **state["others"]}[name])
             self._log.truncate(state["log_offset"])
         except ValueError as error:
             for name, part in states.items():
@@ -257,14 +256,14 @@ class RunState:
         state = read_state(saved)["parts"]
         for name, part in self._parts.items():
             if name in names:
-                restore_part(saved, name, part, state)
+                part.restore(state[name])
         return saved.progress
 
     def _restore_others(self, saved: Saved) -> None:
         state = read_state(saved)["others"]
         for name, other in self._others.items():
             if name in state:  # else it is new with the settings, and begins afresh
-                restore_part(saved, name, other, state)
+                other.restore(state[name])
 
 
 def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping[str, str]) -> None:
@@ -276,23 +275,5 @@ def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping
 
 
 def read_state(saved: Saved) -> dict[str, JSON]:
-    """What a checkpoint holds besides tensors: `parts` and `others` by name, `log_offset`.
-
-    Raises:
-        ValueError: naming the file, if it holds something else.
-    """
-    return read_fields(saved.folder / STATE, {"parts": dict, "others": dict, "log_offset": int})
-
-
-def restore_part(saved: Saved, name: str, part: Stateful, states: Mapping[str, JSON]) -> None:
-    """Have a part go on with what a checkpoint holds of it.
-
-    Raises:
-        ValueError: if that is of something else, or not what a part writes.
-    """
-    if name not in states:
-        raise ValueError(f"{saved.folder / STATE} holds nothing of {name}: it is damaged, or of other settings")
-    try:
-        part.restore(states[name])
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # what is there is of another form than its `state`
-        raise ValueError(f"{saved.folder / STATE} holds of {name} what it cannot go on with: {type(error).__name__}: {error}") from error
+    """What a checkpoint holds besides tensors: `parts` and `others` by name, `log_offset`."""
+    return json.loads((saved.folder / STATE).read_text())

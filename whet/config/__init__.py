@@ -2,13 +2,14 @@
 
 from whet.config.base import Config
 from whet.config.code import changed_code, code_digests
-from whet.config.describe import KeyDoc, describe
+from whet.config.describe import KeyDoc, describe, describe_table
 from whet.config.dump import config_hash, dump_toml
-from whet.config.effect import changed_settings, refuse_unread
+from whet.config.effect import refuse_unread
 from whet.config.errors import ConfigError
 from whet.config.hook import Hook, HookFailed, place_in
 from whet.config.load import load_config, read_tree, validated
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
+from whet.config.union import Members, OneOf, chosen, members_of
 
 __all__ = [
     "Config",
@@ -16,15 +17,19 @@ __all__ = [
     "Hook",
     "HookFailed",
     "KeyDoc",
+    "Members",
+    "OneOf",
     "Reference",
     "call_factory",
     "changed_code",
-    "changed_settings",
+    "chosen",
     "code_digests",
     "config_hash",
     "describe",
+    "describe_table",
     "dump_toml",
     "load_config",
+    "members_of",
     "place_in",
     "read_tree",
     "refuse_unread",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
 from whet.config.base import Config
-from whet.config.errors import show
-from whet.config.schema import default_of, is_config, nested_models, options_of, path_text, type_text
+from whet.config.errors import ConfigError, nearest, show
+from whet.config.schema import Options, default_of, fields_of, is_config, nested_models, options_of, path_text, type_text
+from whet.config.union import OWN, Members, members_of, options_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,40 @@ class KeyDoc:
     default: str | None
     """As TOML writes it, "none" if it is unset, "" for a table with keys of its own; None if the key is required."""
     doc: str
+    kinds: tuple[str, ...] = ()
+    """In a table that is one of several kinds: those that have the key, or this default; none: most of them."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Of the key that says which kind: what it may say, and what that is."""
 
 
 def describe(model: type[Config]) -> list[KeyDoc]:
-    """Every key below a model, in declaration order; a table comes before its keys."""
+    """Every key below a model, in declaration order; a table comes before its keys.
+
+    Of a choice among kinds: the key that says which, what is the same for most of them, then what only some have or have another default
+    for.
+    """
     return list(_describe(model, (), None, ()))
+
+
+def describe_table(model: type[Config], prefix: str) -> list[KeyDoc]:
+    """A key and those below it; `algo.ppo`: all those of one kind of table, with its defaults.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    every = describe(model)
+    found = [doc for doc in every if doc.path == prefix or doc.path.startswith((f"{prefix}.", f"{prefix}["))]
+    if found:
+        return found
+    *above, word = prefix.split(".")
+    members = members_of(options_at(model, tuple(above), {}))
+    if members is not None and word in members.by_word:
+        kind = members.by_word[word]
+        return [KeyDoc(".".join(above), "table", "", _one_line(kind.__doc__)), *_describe(kind, tuple(above), None, ())]
+    kinds = [path_text((*doc.path.split(".")[:-1], word)) for doc in every for word, _ in doc.words if word != OWN]
+    near = nearest(prefix, dict.fromkeys([*kinds, *(doc.path for doc in every)]))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(fields_of(model))}"
+    raise ConfigError([f"there is no setting {prefix!r}; {hint}"])
 
 
 def _describe(
@@ -36,14 +67,51 @@ def _describe(
     """`instance` holds the defaults that the model's owner gives it."""
     if model in above:
         return
-    for name, field in model.model_fields.items():
+    for name, field in fields_of(model).items():
         options = options_of(field.annotation)
         default = getattr(instance, name) if instance is not None else default_of(field)
         yield KeyDoc(path_text((*path, name)), type_text(options), _default_text(default), _one_line(field.description))
-        for option in options:
-            for inside, markers in nested_models(option):
-                given = default if is_config(option) and type(default) is inside else None
-                yield from _describe(inside, (*path, name, *markers), given, (*above, model))
+        yield from _below(options, (*path, name), default, (*above, model))
+
+
+def _below(options: Options, path: tuple[str, ...], default: Any, above: tuple[type[Config], ...]) -> Iterator[KeyDoc]:
+    """The keys below one whose alternatives these are."""
+    members = members_of(options)
+    if members is not None:
+        yield from _of_kinds(members, path, above)
+        return
+    for option in options:
+        for inside, markers in nested_models(option):
+            given = default if is_config(option) and type(default) is inside else None
+            yield from _describe(inside, (*path, *markers), given, above)
+
+
+def _of_kinds(members: Members, path: tuple[str, ...], above: tuple[type[Config], ...]) -> Iterator[KeyDoc]:
+    """The keys of a choice's models, each as few times as it is told in different ways."""
+    key = path_text((*path, members.key))
+    models = {**members.by_word, **({} if members.own is None else {OWN: members.own})}
+    told = {word: [doc for doc in _describe(model, path, None, above) if doc.path != key] for word, model in models.items()}
+    first = next(iter(models.values())).model_fields[members.key]
+    words = tuple((word, _one_line(model.__doc__)) for word, model in models.items())
+    default = None if members.default is None else show(members.default)
+    yield KeyDoc(key, " | ".join(f'"{word}"' for word in members.words), default, _one_line(first.description), words=words)
+    common = _common([told[word] for word in members.by_word])
+    yield from common
+    others: dict[KeyDoc, list[str]] = {}
+    for word, docs in told.items():
+        for doc in docs:
+            if doc not in common:
+                others.setdefault(doc, []).append(word)
+    yield from (replace(doc, kinds=tuple(words)) for doc, words in others.items())
+
+
+def _common(told: Sequence[Sequence[KeyDoc]]) -> list[KeyDoc]:
+    """Of every key that all models have, what is told most often."""
+    counts: dict[str, Counter[KeyDoc]] = {}
+    for docs in told:
+        for doc in docs:
+            counts.setdefault(doc.path, Counter())[doc] += 1
+    return [count.most_common(1)[0][0] for count in counts.values() if count.total() == len(told)]
 
 
 def _default_text(default: Any) -> str | None:

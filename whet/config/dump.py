@@ -14,7 +14,7 @@ from typing import Any, cast
 from pydantic_core import PydanticUndefined
 
 from whet.config.base import Config
-from whet.config.schema import default_of
+from whet.config.schema import default_of, fields_of
 
 UNSET_WORDS = ("none", "null")
 """As the value of an optional key, either word stands for "unset", which TOML itself cannot say."""
@@ -97,7 +97,7 @@ def _is_array_of_tables(value: Any) -> bool:
 
 def _entries(table: Config | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(table, Config):
-        return ((name, getattr(table, name)) for name in type(table).model_fields)
+        return ((name, getattr(table, name)) for name in fields_of(type(table)))
     return ((str(key), value) for key, value in table.items())
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 from whet.config.base import Config
 from whet.config.errors import show
 from whet.config.schema import default_of
-
-
-def changed_settings(config: Config, default: Config) -> Iterator[tuple[str, Any]]:
-    """The dotted keys whose values are not the default's, with these values, in declaration order."""
-    for name in type(config).model_fields:
-        value, before = getattr(config, name), getattr(default, name)
-        if isinstance(value, Config) and type(value) is type(before):
-            yield from ((f"{name}.{key}", inner) for key, inner in changed_settings(value, before))
-        elif value != before:
-            yield name, value
 
 
 def refuse_unread(config: Config, names: Iterable[str], why: str, remedy: str) -> None:

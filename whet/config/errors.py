@@ -15,13 +15,14 @@ from whet.config.dump import toml_value
 from whet.config.schema import (
     KeyPath,
     child_options,
+    fields_of,
     is_config,
     key_paths,
-    options_at,
     options_of,
     path_text,
     type_text,
 )
+from whet.config.union import Members, child_of, chosen, members_of, node_at, options_at
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -48,14 +49,15 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "literal_error": "one of {expected}",
     "enum": "one of {expected}",
-    "union_tag_invalid": "{discriminator} to be one of {expected_tags}",
-    "union_tag_not_found": "{discriminator} to be set",
     "string_pattern_mismatch": "text that matches {pattern}",
     "string_too_short": "text of at least {min_length} characters",
     "too_short": "a length of at least {min_length}",
     "too_long": "a length of at most {max_length}",
 }
 """By pydantic's error type: what was expected, with the error's context filled in."""
+
+_NO_MEMBER = ("union_tag_invalid", "union_tag_not_found")
+"""Pydantic's error types where a table is none of a choice's models."""
 
 _MAX_ELSEWHERE = 4
 """Places that a key's name is told with; what is in more places than that is none of them."""
@@ -100,7 +102,7 @@ def problems_of(error: ValidationError, model: type[Config], data: Mapping[str, 
     for item in located:
         mergeable = item.details["type"] in _EXPECTED
         by_key.setdefault((item.path, mergeable), []).append(item)
-    lines = [line for (_, mergeable), items in by_key.items() for line in _lines(items, mergeable, model)]
+    lines = [line for (_, mergeable), items in by_key.items() for line in _lines(items, mergeable, model, data)]
     return list(dict.fromkeys(lines))
 
 
@@ -118,6 +120,9 @@ def _locate(details: ErrorDetails, model: type[Config], data: Mapping[str, Any])
     union: KeyPath | None = None
     member = ""
     for part in details["loc"]:
+        if members_of(options) is not None:  # then the part is not a key, but the model's word
+            options = chosen(options, cast(object, node))
+            continue
         is_entry = isinstance(node, Mapping) and part in node
         is_item = isinstance(node, list | tuple) and isinstance(part, int)
         is_field = any(is_config(option) and part in option.model_fields for option in options)
@@ -144,37 +149,106 @@ def _closest_members(located: list[_Located]) -> list[_Located]:
     return sorted(kept, key=lambda item: order[id(item)])
 
 
-def _lines(items: list[_Located], mergeable: bool, model: type[Config]) -> list[str]:
+def _lines(items: list[_Located], mergeable: bool, model: type[Config], data: Mapping[str, Any]) -> list[str]:
     if not mergeable:
-        return [_line(item, model) for item in items]
+        return [line for item in items for line in _own_lines(item, model, data)]
     expected = " or ".join(dict.fromkeys(_expected(item.details) for item in items))
     key = path_text(items[0].path)
-    return [f"{key or 'the configuration'} = {show(items[0].value)}: expected {expected}{_how_to_write(items[0], key, model)}"]
+    return [f"{key or 'the configuration'} = {show(items[0].value)}: expected {expected}{_how_to_write(items[0], key, model, data)}"]
 
 
-def _how_to_write(item: _Located, key: str, model: type[Config]) -> str:
+def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[str, Any]) -> str:
     """How a table is written where somebody set it to true, or to the text that one of its keys is for."""
-    tables = [option for option in options_at(model, item.path) if is_config(option)]
-    if len(tables) != 1:
+    tables = [option for option in options_at(model, item.path, data) if is_config(option)]
+    if len(tables) != 1 and members_of(tuple(tables)) is None:
         return ""
     if isinstance(item.value, str):
         named = [name for name in ("path", "train", "name") if name in tables[0].model_fields]
         return f"; did you mean {key}.{named[0]}={item.value}?" if named else ""
     if item.value is not True:
         return ""
-    return f": write {key}={{}} for what it is by default, or set its keys ({', '.join(tables[0].model_fields)})"
+    return f": write {key}={{}} for what it is by default, or set its keys ({', '.join(fields_of(tables[0]))})"
 
 
 def _expected(details: ErrorDetails) -> str:
     return _EXPECTED[details["type"]].format_map(details.get("ctx", {}))
 
 
-def _line(item: _Located, model: type[Config]) -> str:
+def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
+    """The lines about one error: several where a table stands in the wrong place."""
+    if item.details["type"] == "extra_forbidden":
+        return _of_a_member(item, model, data) or [f"{path_text(item.path)}: unknown key; {_suggestion(item.path, model, data)}"]
+    if item.details["type"] in _NO_MEMBER:
+        return [_no_member(item, model, data)]
+    return [_line(item, model, data)]
+
+
+def _no_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> str:
+    """A table chooses no model, or there is no table."""
+    members = members_of(options_at(model, item.path, data))
+    assert members is not None, "pydantic says so of choices alone"
+    key = path_text(item.path)
+    value = cast(object, item.value)
+    if not isinstance(value, Mapping):
+        return f"{key} = {show(value)}: expected a table{_how_to_write(item, key, model, data)}"
+    word = child_of(cast(object, value), members.key)
+    expected = f"expected one of {', '.join(members.words)}"
+    if word is None:
+        return f"{key}.{members.key}: is required and not set; {expected}"
+    near = nearest(word, members.by_word) if isinstance(word, str) else []
+    return f"{key}.{members.key} = {show(word)}: {expected}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def _of_a_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a key that belongs to a choice's models, but not here: nothing, if it does not."""
+    above, leaf = item.path[:-1], str(item.path[-1])
+    table, key = node_at(data, above), path_text(above)
+    members = members_of(options_at(model, above, data))
+    if members is None or not isinstance(table, Mapping):
+        return []
+    says = f"{key}.{members.key} is {show(members.word_of(cast(object, table)))}"
+    if leaf in members.by_word:
+        return _below_a_word(item, members, key, says, leaf)
+    readers = [word for word in members.words if leaf in _model(members, word).model_fields]
+    if not readers:
+        return []
+    several = f" and {len(readers) - _MAX_ELSEWHERE} others" if len(readers) > _MAX_ELSEWHERE else ""
+    return [f"{path_text(item.path)} is a setting of {', '.join(readers[:_MAX_ELSEWHERE])}{several}; {says}"]
+
+
+def _below_a_word(item: _Located, members: Members, key: str, says: str, word: str) -> list[str]:
+    """What stands in a table that is named as one of the models: it belongs one table higher."""
+    is_chosen = says.endswith(f" {show(word)}")
+    fields = _model(members, word).model_fields
+    lines: list[str] = []
+    for path in _leaves(item.value):
+        name = path[0] if path else members.key
+        near = [name] if name in fields else nearest(name, fields, 1)
+        new = path_text((*item.path[:-1], *near, *path[1:]))
+        why = f"the settings of {word} stand in [{key}] itself" + ("" if is_chosen else f", and {says}")
+        also = "" if is_chosen else f"{key}.{members.key}={word}"
+        write = " and ".join(part for part in (also, new if near and path else "") if part)
+        lines.append(f"{path_text((*item.path, *path))}: {why}; " + (f"write {write}" if write else f"leave out [{path_text(item.path)}]"))
+    return lines
+
+
+def _leaves(value: object) -> list[tuple[str, ...]]:
+    """The paths of what stands in a table; the table's own where it is empty, or none."""
+    if not isinstance(value, Mapping) or not value:
+        return [()]
+    return [(key, *rest) for key, item in cast(Mapping[str, object], value).items() for rest in _leaves(item)]
+
+
+def _model(members: Members, word: str) -> type[Config]:
+    model = members.by_word.get(word, members.own)
+    assert model is not None, word
+    return model
+
+
+def _line(item: _Located, model: type[Config], data: Mapping[str, Any]) -> str:
     key, kind = path_text(item.path), item.details["type"]
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key; {_suggestion(item.path, model)}"
     if kind == "missing":
-        return f"{key}: is required and not set ({_wanted(item.path, model)})"
+        return f"{key}: is required and not set ({_wanted(item.path, model, data)})"
     if kind in ("value_error", "assertion_error"):
         text = str(item.details.get("ctx", {}).get("error", item.details["msg"]))
     else:
@@ -184,19 +258,20 @@ def _line(item: _Located, model: type[Config]) -> str:
     return f"{key}: {text}" if isinstance(item.value, Mapping) else f"{key} = {show(item.value)}: {text}"
 
 
-def _wanted(path: KeyPath, model: type[Config]) -> str:
+def _wanted(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
     """The type of a required key and, where it has one, its help text."""
-    text = type_text(options_at(model, path))
-    for option in options_at(model, path[:-1]):
+    text = type_text(options_at(model, path, data))
+    for option in chosen(options_at(model, path[:-1], data), node_at(data, path[:-1])):
         field = option.model_fields.get(str(path[-1])) if is_config(option) else None
         if field is not None:
             return f"{type_text(options_of(field.annotation))}: {field.description}" if field.description else text
     return text
 
 
-def _suggestion(path: KeyPath, model: type[Config]) -> str:
+def _suggestion(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
     leaf = str(path[-1])
-    siblings = [name for option in options_at(model, path[:-1]) if is_config(option) for name in option.model_fields]
+    tables = [option for option in chosen(options_at(model, path[:-1], data), node_at(data, path[:-1])) if is_config(option)]
+    siblings = [name for option in tables for name in fields_of(option)]
     siblings = list(dict.fromkeys(siblings))
     hints: list[str] = []
     if near := nearest(leaf, siblings):

@@ -16,6 +16,7 @@ from whet.config.base import Config
 from whet.config.dump import UNSET_WORDS, dump_toml, plain
 from whet.config.errors import ConfigError, failed_keys, problems_of, show
 from whet.config.schema import Options, admits_word, child_options, default_of, is_config, path_text
+from whet.config.union import chosen
 
 C = TypeVar("C", bound=Config)
 
@@ -184,6 +185,7 @@ def _unset_words(options: Options, value: Any) -> Any:
     """The value with "none" and "null" made None wherever the key is optional and the word is no value of its own."""
     if isinstance(value, Mapping):
         table = cast(Mapping[str, Any], value)
+        options = chosen(options, table)
         return {key: _unset_words(child_options(options, key), item) for key, item in table.items()}
     if isinstance(value, list):
         items = cast(list[Any], value)
@@ -200,11 +202,12 @@ def _with_owners_defaults(options: Options, value: Any) -> Any:
         return [_with_owners_defaults(child_options(options, index), item) for index, item in enumerate(items)]
     if not isinstance(value, dict):
         return value
+    options = chosen(options, cast(object, value))
     models = [option for option in options if is_config(option)]
     fields = models[0].model_fields if len(models) == 1 else {}
     filled: dict[str, Any] = {}
     for key, item in cast(dict[str, Any], value).items():
-        inside = child_options(options, key)
+        inside = chosen(child_options(options, key), item)
         default = default_of(fields[key]) if key in fields else None
         is_only = [option for option in inside if is_config(option)] == [type(default)]
         if isinstance(item, dict) and isinstance(default, Config) and is_only:

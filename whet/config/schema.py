@@ -67,13 +67,6 @@ def child_options(options: Options, key: str | int) -> Options:
     return tuple(found)
 
 
-def options_at(model: type[Config], path: KeyPath) -> Options:
-    options: Options = (model,)
-    for key in path:
-        options = child_options(options, key)
-    return options
-
-
 def admits_word(options: Options, word: str) -> bool:
     """Whether the word itself is one of the values listed (a Literal's or an Enum's)."""
     for option in options:
@@ -105,6 +98,15 @@ def nested_models(option: Any) -> Iterator[tuple[type[Config], tuple[str, ...]]]
         for item in item_options(option):
             for model, markers in nested_models(item):
                 yield model, (marker, *markers)
+
+
+def fields_of(model: type[Config]) -> dict[str, FieldInfo]:
+    """The fields in declaration order, after those that only say which kind of table it is (`name: Literal["ppo"]`)."""
+    def says_kind(field: FieldInfo) -> bool:
+        return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+
+    fields = model.model_fields
+    return {**{name: field for name, field in fields.items() if says_kind(field)}, **fields}
 
 
 def default_of(field: FieldInfo) -> Any:

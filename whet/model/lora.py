@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from whet.model.decoder import DecoderModel
 from whet.model.digest import digests_of
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like, whole
-from whet.observe.files import read_fields
 
 ADAPTER = "default"
 """peft's name of the only adapter."""
@@ -132,8 +132,7 @@ class Adapter:
         wrong = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
         if wrong:
             raise ValueError(f"{path} is of another adapter: {len(wrong)} tensors differ, among them {', '.join(wrong[:3])}")
-        kinds = {"lora_alpha": (int, float), "r": int, "use_rslora": bool}
-        described = read_fields(path.parent / "adapter_config.json", kinds)
+        described = json.loads((path.parent / "adapter_config.json").read_text())
         self.check_scale(scale_of(described["lora_alpha"], described["r"], rslora=described["use_rslora"]), path)
         with torch.no_grad():
             for name, tensor in own.items():

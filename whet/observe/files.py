@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from whet.types import JSON
 
 BLOCK_BYTES = 65536
-Kind = type | tuple[type, ...]
-"""Of a JSON value."""
 
 
 class AppendedLines:
@@ -118,29 +115,3 @@ def parse_object(text: str | bytes) -> dict[str, JSON] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def read_fields(path: Path, kinds: Mapping[str, Kind]) -> dict[str, JSON]:
-    """The object in a JSON file, which has these fields, of these types, and maybe others.
-
-    Raises:
-        ValueError: naming the file, if it is no such object.
-        OSError: if it cannot be read.
-    """
-    return check_fields(parse_object(path.read_bytes()), kinds, str(path))
-
-
-def check_fields(value: JSON, kinds: Mapping[str, Kind], where: str) -> dict[str, JSON]:
-    """The value, if it is an object with these fields, of these types, and maybe others.
-
-    Raises:
-        ValueError: beginning with `where`, if it is not.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is no JSON object: it is damaged, or not whet's")
-    for name, kind in kinds.items():
-        if name not in value or not isinstance(value[name], kind) or isinstance(value[name], bool) != (kind is bool):
-            found = type(value[name]).__name__ if name in value else "nothing"
-            wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-            raise ValueError(f"{where} has {found} as {name!r}, expected {wanted}: it is damaged, or not whet's")
-    return value

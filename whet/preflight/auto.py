@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from whet.algo import StepPlan, build_algorithm
+from whet.algo.base import StepPlan
+from whet.algo.table import build_algorithm
 from whet.build_learners import check_layouts
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device

@@ -152,8 +152,7 @@ def reference_advice(algorithm: str) -> str:
     """How an algorithm does without a reference."""
     if ":" in algorithm:
         return f"have {algorithm} need no reference"
-    table = f"algo.{algorithm}"
-    return f"set {table}.kl_coef=0 and {table}.kl_reward.coef=0, without {table}.reference"
+    return "set algo.kl_coef=0 and algo.kl_reward.coef=0, without algo.reference"
 
 
 def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:

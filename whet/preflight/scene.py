@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.algo import Algorithm, Need
+from whet.algo.base import Algorithm, Need
 from whet.build_rollouts import TRAINING as TRAINING
 from whet.data.preference import PreferenceSource
 from whet.data.source import Source

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from math import ceil
 
-from whet.algo import Need, StepPlan, build_algorithm
+from whet.algo.base import Need, StepPlan
+from whet.algo.table import build_algorithm
 from whet.build import length_of_run
 from whet.build_learners import check_models, check_warmup, uncorrected
 from whet.config import resolve

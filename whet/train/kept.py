@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
 from whet.model.tensor_files import write_tensors
-from whet.observe.files import read_fields
 from whet.observe.inside import check_inside
 from whet.train.base import Backend, Learner, NonFinite
 
@@ -68,7 +67,7 @@ def read_kept(folder: Path) -> Kept:
     unknown = columns.keys() - {field.name for field in fields(TrainBatch)}
     if unknown:
         raise ValueError(f"{folder / BATCH} has columns that this version of whet does not know: {', '.join(sorted(unknown))}")
-    reason = read_fields(folder / REASON, {"message": str, "learner": str})
+    reason = json.loads((folder / REASON).read_text())
     return Kept(folder, TrainBatch(**columns), reason["message"], reason["learner"])
 
 

@@ -24,7 +24,6 @@ from whet.model.rotary import check_rotary
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
-from whet.observe.files import read_fields
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward, NonFinite
 from whet.train.flops import PassSize, pass_size
@@ -328,7 +327,7 @@ def check_base(path: Path, adapter: Adapter) -> None:
     """
     if not path.is_file():
         raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
-    saved = read_fields(path, {"digest": str, "scale": (int, float)})
+    saved = json.loads(path.read_text())
     if saved["digest"] != adapter.base_digest():
         raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
     adapter.check_scale(saved["scale"], path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from whet.model.dcp_files import DcpFiles
 from whet.model.tensor_files import write_tensors
-from whet.observe.files import read_fields
 from whet.train.torch_native.optim import Optimizer
 
 WEIGHTS, OPTIMIZER, PLACE = "weights.safetensors", "optimizer.safetensors", "optimizer.json"
@@ -147,7 +147,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     Raises:
         ValueError: if it is of another optimizer or model, or of a layout whose moments cannot be taken over.
     """
-    name, saved = optimizer.config.name, read_fields(folder / PLACE, {"name": str, "steps": int})
+    name, saved = optimizer.config.name, json.loads((folder / PLACE).read_text())
     if saved["name"] != name:
         raise ValueError(
             f"{folder / PLACE} is of optim.name={saved['name']}, and this run has optim.name={name}: set it to {saved['name']}, or begin a "
