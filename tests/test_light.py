@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy")
-LIGHT = ["whet", "whet.cli", "whet.serve.settings", "whet.evaluate.config", "whet.train.config", "whet.stop"]
+LIGHT = ["whet", "whet.cli", "whet.settings", "whet.supervised_settings", "whet.serve.settings", "whet.evaluate.config", "whet.run_dirs"]
 GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n'
 
 
@@ -42,6 +42,12 @@ def whet(folder, *arguments):
 
 
 TOLD = [
+    *((f"{command} typo.toml", "num_rolouts: unknown key") for command in ("train", "sft", "dpo", "rm", "evaluate", "generate")),
+    ("train missing.toml", "missing.toml"),
+    ("train torn.toml", "torn.toml"),
+    ("train good.toml num_rollouts=-1", "num_rollouts"),
+    ("train good.toml algo.name=grop", "algo"),
+    ("sft good.toml", "`whet train`"),
     ("serve model prot=80", "prot"),
     ("serve model --config missing.toml", "missing.toml"),
     ("serve model port=seventy", "port"),
@@ -57,13 +63,21 @@ def test_what_is_wrong_with_settings_is_told_without_them(folder, typed, told):
     assert told in done.stderr and "broken" not in done.stderr
 
 
-@pytest.mark.parametrize("typed", ["--help", "--version", "train --help", "serve --help", "check --help"])
-def test_help_needs_none_of_them(folder, typed):
+HELP = [
+    *((f"{command}--help", "Usage") for command in ("", "train ", "serve ", "check ")),
+    *((f"{command} --keys", "model.path") for command in ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve")),
+    ("--version", "whet 0"),
+]
+
+
+@pytest.mark.parametrize(("typed", "told"), HELP)
+def test_help_needs_none_of_them(folder, typed, told):
     done = whet(folder, *typed.split())
     assert done.returncode == 0, done.stderr
-    assert ("whet 0" if typed == "--version" else "Usage") in done.stdout
+    assert told in done.stdout
 
 
-def test_a_server_of_good_settings_needs_them(folder):
-    done = whet(folder, "serve", "model", "port=0")
+@pytest.mark.parametrize("typed", ["serve model port=0", "train good.toml run_dir=run"])
+def test_what_good_settings_ask_for_needs_them(folder, typed):
+    done = whet(folder, *typed.split())
     assert done.returncode == 1 and "is broken here" in done.stderr
