@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +106,25 @@ def test_every_command_that_takes_settings_looks_at_what_is_typed(monkeypatch, c
         assert run(monkeypatch, command, str(tmp_path / "run.toml"), typed) == 2
         told = capsys.readouterr().err
         assert ("without dashes" in told or "secret" in told) and "abc123" not in told
+
+
+def test_every_setting_is_listed_once_or_those_of_one_table(monkeypatch, capsys):
+    def listed(*arguments):
+        monkeypatch.setattr(sys, "argv", ["whet", "train", "--keys", *arguments])
+        main()
+        return re.findall(r"^([\w.<>\[\]]+)  \(.*?\)(?:  for (.*))?$", capsys.readouterr().out, re.MULTILINE)
+
+    every = listed()
+    assert len(every) <= 360 and len(set(every)) == len(every)
+    tables = [path.partition(".")[0] for path, _ in every]
+    assert [table for table, _ in itertools.groupby(tables)] == list(dict.fromkeys(tables)), "a table's settings stand together"
+    assert listed("algo") == [(path, kinds) for path, kinds in every if path.startswith("algo")]
+    assert ("algo.gamma", "reinforce_plus_plus, ppo") in every and ("algo.clip_low", "") in every
+    ppo = dict(listed("algo.ppo"))
+    assert {"algo", "algo.name", "algo.lam", "algo.clip_low", "algo.correction.veto"} <= ppo.keys() and "algo.align" not in ppo
+    assert listed("train.optim.lr") == [("train.optim.lr", "")]
+    assert run(monkeypatch, "train", "--keys", "algo.pppo") == 2
+    assert "there is no setting 'algo.pppo'; did you mean algo.ppo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("train", "--keys"), ("--help",), ("version",), ("doctor",), ("train", "--help"), ("--version",)])

@@ -484,7 +484,7 @@ def show_keys(command: str, table: str | None) -> None:
         default = "required" if key.default is None else f"default {key.default}" if key.default else "table"
         kinds = f"  for {', '.join(key.kinds)}" if key.kinds else ""
         _echo(f"{key.path}  ({key.type}, {default}){kinds}")
-        for text in (key.doc, *(f"{word}: {what}" for word, what in key.words)):
+        for text in filter(None, (key.doc, *(f"{word}: {what}" for word, what in key.words))):
             _echo(textwrap.indent(textwrap.fill(text, 100), "    "))
 
 

@@ -131,10 +131,10 @@ def names_a_key(problem: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(data=st.data())
 def test_settings_are_refused_by_name_or_train(name, data):
-    keys = data.draw(st.lists(st.sampled_from(list(VALUES)), unique=True, max_size=5), label="keys")
+    keys = data.draw(st.lists(st.sampled_from(list(VALUES)), unique=True, max_size=3), label="keys")
     overrides = [f"algo.{key}={data.draw(st.sampled_from(VALUES[key]), label=key)}" for key in keys]
     try:
         config = load_config(Settings, None, [*overrides, f"algo.name={name}"]).algo
