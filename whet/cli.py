@@ -252,6 +252,9 @@ def score(
     display.table(f"{file}: scores in {output}", ("", "value"), summary.rows())
     if summary.first_failure:
         display.warn(f"the first reply that could not be scored: {summary.first_failure}")
+    if not summary.totals:
+        display.warn(f"nothing was scored: {'none of the replies has a reward' if summary.outcomes else f'{file} has no replies'}")
+        raise typer.Exit(1)
 
 
 @app.command()

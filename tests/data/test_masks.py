@@ -206,6 +206,26 @@ def test_templates_that_do_not_fit_are_told():
         mask_conversation("qwen", renderer_with("{{ messages[0].role }}<|im_end|>"), [Message("user", "a"), Message("assistant", "b")])
 
 
+UNKNOWN = [(("human", "gpt"), "write 'user' for it; roles are assistant, "), (("user", "gpt"), "write 'assistant' for it; roles are")]
+
+
+@pytest.mark.parametrize("name", ["delta", "qwen3_5"])
+@pytest.mark.parametrize(("roles", "told"), UNKNOWN)
+def test_a_role_that_nobody_knows_is_told_with_its_row_and_the_roles_there_are(tmp_path, name, roles, told):
+    place = next(i for i, role in enumerate(roles) if role != "user")
+    path = rows_file(tmp_path, [{"role": role, "content": "a"} for role in (*roles, "assistant")])
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: message {place} has the role '{roles[place]}', which .*{told}"):
+        supervised_source(SupervisedConfig(path=path, mask=name), Renderer(tokenizer_of("chatml")), run_seed=0)
+
+
+def test_a_role_that_the_template_names_is_known():
+    template = KINDS["chatml"].template + "{# 'human' #}"
+    messages = messages_from([{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}], "row")
+    assert trained(renderer_with(template), mask_conversation("delta", renderer_with(template), messages)) == ["b<|im_end|>"]
+    with pytest.raises(ValueError, match=r"message 0 has the role 'human'.*; write 'user' for it"):
+        Renderer(tokenizer_of("chatml")).prompt(Task("t", tuple(messages)))
+
+
 def rows_file(folder, messages):
     path = folder / "rows.jsonl"
     path.write_text(json.dumps({"messages": messages}) + "\n")

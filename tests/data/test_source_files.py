@@ -114,6 +114,24 @@ def test_the_excerpt_of_a_long_line_is_short(tmp_path):
     assert len(str(error.value)) - len(str(path)) < 200
 
 
+@pytest.mark.parametrize("text", ['[{"n": 1}]', '[\n{"n": 1}\n]', ' [\n'])
+def test_a_list_in_a_file_of_lines_is_told_with_what_to_do(tmp_path, text):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.jsonl:1: a JSON list begins here.*name the file \.json, or write a row in each line"):
+        read(path)
+
+
+FORMATS = [("a.csv", "write its rows as one of these"), ("a.jsonl.gz", "unpack it first"), ("a.txt", "")]
+
+
+@pytest.mark.parametrize(("name", "advice"), FORMATS)
+def test_files_of_other_formats_are_told_with_what_to_do(tmp_path, name, advice):
+    (tmp_path / name).write_text("n\n1\n")
+    with pytest.raises(ValueError, match=rf"cannot read .*{name}: expected a file that ends in \.jsonl, \.json, \.parquet.*{advice}"):
+        read(tmp_path / name)
+
+
 def test_a_malformed_json_list_names_the_line_or_the_item(tmp_path):
     path = tmp_path / "bad.json"
     path.write_text('[\n{"n": 1},\n{"n" 2}\n]')

@@ -137,6 +137,10 @@ def test_the_command(tmp_path):
     assert "reward, mean" in done.stdout and "1" in done.stdout
     assert "the first reply that could not be scored: task 'row 2' (in.jsonl:2) has no label" in done.stdout + done.stderr
     assert scored(tmp_path / "o.jsonl")[0]["reward"] == 1.0
+    for rows, words in (([{"response": "x"}], "nothing was scored: none of the replies has a reward"), ([], "in.jsonl has no replies")):
+        write(tmp_path / "in.jsonl", rows)
+        none = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert none.returncode == 1 and words in none.stdout + none.stderr, none
     failed = subprocess.run([*command[:-1], "reward=exct"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert failed.returncode == 2 and "there is no reward 'exct'" in failed.stderr
 

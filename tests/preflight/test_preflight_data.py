@@ -105,6 +105,17 @@ def test_prompts_that_end_with_a_reply_are_worth_a_look(here):
     assert told.startswith("1 of 2 prompts end with a message of the assistant's (train.jsonl:2), and the model begins another after it")
 
 
+def test_roles_that_nobody_knows_are_told_with_their_row(here):
+    rows = [{"prompt": [{"role": role, "content": "1 + 1?"}], "label": "2"} for role in ("user", "critic", "critic")]
+    write_rows(here / "train.jsonl", rows)
+    (told,) = of(look(*AREAS)[0], "data", "warn")
+    assert told.startswith("train.jsonl:2: message 0 has the role 'critic', which neither") and "roles are assistant, developer, " in told
+    rows[2]["prompt"][0]["role"] = "human"
+    write_rows(here / "train.jsonl", rows)
+    (failed, *_) = of(look(*AREAS)[0], "data", "FAIL")
+    assert failed.startswith("train.jsonl:3: message 0 has the role 'human'") and "write 'user' for it" in failed
+
+
 def test_rows_are_read_even_if_they_cannot_be_rendered(here):
     findings, scene = look("data")
     assert of(findings, "data") == ["12 rows of train.jsonl, columns prompt, label", "not checked: needs the tokenizer"]

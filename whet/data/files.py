@@ -28,6 +28,11 @@ BATCH_ROWS, BUFFER_BYTES = 256, 1 << 20
 """Rows of a parquet file that are decoded together, and how much of each column is read ahead."""
 
 
+_TABLE, _PACKED = "; write its rows as one of these, with pandas say", "; unpack it first"
+_ADVICE = {**dict.fromkeys((".csv", ".tsv", ".xlsx", ".arrow"), _TABLE), **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), _PACKED)}
+"""What to do with files of other formats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a data file."""
@@ -72,7 +77,8 @@ def data_files(path: str) -> list[Path]:
         return files
     if local.exists():
         if local.suffix not in DATA_SUFFIXES:
-            raise ValueError(f"cannot read {path}: expected a file that ends in {', '.join(DATA_SUFFIXES)}")
+            advice = _ADVICE.get(local.suffix.lower(), "")
+            raise ValueError(f"cannot read {path}: expected a file that ends in {', '.join(DATA_SUFFIXES)}{advice}")
         return [local]
     name, _, split = path.partition(":")
     if HUB_NAME.fullmatch(name) and not name.endswith(DATA_SUFFIXES):
@@ -142,6 +148,8 @@ def _read_lines(file: Path) -> Iterator[Row]:
             if len(line) > MAX_ROW_BYTES:
                 raise ValueError(f"{origin}: the line has over {MAX_ROW_BYTES >> 20} MiB, too much for a row; are its line ends lost?")
             text = _decode(line, origin).rstrip("\r\n")
+            if number == 1 and text.lstrip().startswith("["):
+                raise ValueError(f"{origin}: a JSON list begins here; name the file .json, or write a row in each line")
             if text.strip():
                 yield Row(_object(_parse(text, origin), origin), origin)
 

@@ -42,11 +42,15 @@ def mask_conversation(
         ValueError: the template cannot render the conversation this way, or nothing in it is an assistant's.
     """
     if name == "delta":
-        return renderer.supervised(messages, tools, first_trained, silent)
+        masked = renderer.supervised(messages, tools, first_trained, silent)
+        renderer.check_roles(messages)
+        return masked
     trains = [message.role == "assistant" and i >= first_trained and i not in silent for i, message in enumerate(messages)]
     if any(message.reasoning_content for message in messages):
         _refuse_no_thinking(name, renderer, messages, tools, trains)
-    return _WAYS[name](renderer, messages, tools, trains)
+    masked = _WAYS[name](renderer, messages, tools, trains)
+    renderer.check_roles(messages)
+    return masked
 
 
 def message_by_message(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:

@@ -20,11 +20,13 @@ from whet.data.chat_template import ChatTemplate, Tools
 from whet.data.config import ChatConfig
 from whet.data.encoder import Encoder
 from whet.data.parsers import Parsed, Parser, parse_hermes
-from whet.data.special import SpecialText
+from whet.data.special import ROLES, SpecialText
 from whet.data.tokenizer import load_tokenizer, turn_ends
-from whet.data.turns import MARK, Dicts, after_call, after_reply, calling, find_ends, turn_tokens
+from whet.data.turns import MARK, MAX_ROLE, Dicts, after_call, after_reply, calling, find_ends, turn_tokens
 from whet.types import JSON, Message, Task
 
+SHARE_GPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+"""Roles of ShareGPT's rows, by what they are called elsewhere."""
 __all__ = ["MARK", "Renderer", "load_renderer", "load_tokenizer"]
 
 
@@ -147,6 +149,7 @@ class Renderer:
         names = [tool["function"]["name"] for tool in tools]
         further = [tool for tool in task.tools if tool["function"]["name"] not in names]
         text = self.render(task.prompt, (*tools, *further), generate=True)
+        self.check_roles(task.prompt)
         self._template.refuse_left_out(task.prompt, (*tools, *further))
         return self._encoder.encode(text)
 
@@ -218,6 +221,29 @@ class Renderer:
     def rendered_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text that `render` gave, and from where to where in it each lies."""
         return self._encoder.encode_with_places(text)
+
+    def odd_role(self, messages: Sequence[Message], odd: Collection[str] | None = None) -> str:
+        """What is told of the first role that is neither one of chat formats nor named by the template; "": there is none.
+
+        Args:
+            odd: roles that alone are looked for.
+        """
+        for i, role in enumerate(message.role for message in messages):
+            named = role in ROLES or f"'{role}'" in self._template.source or f'"{role}"' in self._template.source
+            if not named and (odd is None or role in odd):
+                other = f"; write {SHARE_GPT[role]!r} for it" if role in SHARE_GPT else ""
+                what = f"message {i} has the role {role[:MAX_ROLE]!r}, which neither chat formats nor the chat template know{other}"
+                return f"{what}; roles are {', '.join(sorted(ROLES))}"
+        return ""
+
+    def check_roles(self, messages: Sequence[Message]) -> None:
+        """See that no role is ShareGPT's: a template that writes any role would write it as it stands.
+
+        Raises:
+            ValueError: saying what to write in its place.
+        """
+        if odd := self.odd_role(messages, SHARE_GPT):
+            raise ValueError(odd)
 
     def check_answers(self, names: Sequence[str]) -> None:
         """See that the template shows the answers of tools with these names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from whet.data.files import paths_text
@@ -19,7 +19,7 @@ from whet.preflight.scene import TRAINING, Scene
 from whet.rollout.sampling import RolloutConfig
 from whet.settings import check_best, evaluation_rows, training_rows
 from whet.supervised_settings import PairRunConfig, SupervisedRunConfig
-from whet.types import JSON, Task
+from whet.types import JSON, Message, Task
 
 MEASURED_ROWS = 20_000
 """Prompts that are rendered to know their lengths; of more, so many are taken at even distances."""
@@ -128,6 +128,7 @@ def _prompts(
             f"{len(answered)} of {len(tasks)} prompts end with a message of the assistant's ({answered[0]}), and the model begins another "
             "after it: if it is the answer, the model reads it before it replies; leave it out of the prompt"
         )
+    yield from _odd_roles(renderer, ((task.origin, task.prompt) for task in tasks if not isinstance(task.prompt, str)))
     for task in tasks[:SHOWN_ROWS]:
         tokens = renderer.prompt(task, tools)
         label = "no label" if task.label is None else f"label {task.label!r}"
@@ -171,11 +172,19 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
     yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
+    yield from _odd_roles(renderer, ((conversation.origin, conversation.messages) for conversation in conversations))
     yield from rotary_faults(scene, lengths)
     if scene.vocab_size is not None and highest >= scene.vocab_size:
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")
     for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):
         yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", masked_lines(tokens, mask, renderer))
+
+
+def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]) -> Iterator[Note]:
+    """The first row with a role that nobody knows: the template writes it as it stands."""
+    odd = next((f"{origin}: {text}" for origin, messages in rows if (text := renderer.odd_role(messages))), None)
+    if odd is not None:
+        yield warn(odd)
 
 
 def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer) -> list[str]:
