@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy")
 LIGHT = ["whet", "whet.cli", "whet.settings", "whet.supervised_settings", "whet.serve.settings", "whet.evaluate.config", "whet.run_dirs"]
-GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n'
+GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n[batch]\nprompts_per_rollout = 2\n'
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -48,6 +48,9 @@ TOLD = [
     ("train good.toml num_rollouts=-1", "num_rollouts"),
     ("train good.toml algo.name=grop", "algo"),
     ("sft good.toml", "`whet train`"),
+    ("train good.toml rollout.temperature=0", "rollout.temperature=0 cannot be trained on"),
+    ("train good.toml batch.prompts_per_rollout=3 batch.samples_per_step=2", "batch: "),
+    ("train good.toml checkpoint.best=eval/other/mean@1", "checkpoint.best"),
     ("serve model prot=80", "prot"),
     ("serve model --config missing.toml", "missing.toml"),
     ("serve model port=seventy", "port"),

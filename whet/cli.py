@@ -1,4 +1,4 @@
-"""The command line. Heavy imports happen inside the commands, so that `whet --help` answers at once."""
+"""The command line. Heavy imports happen inside the commands, once settings are read: help and wrong settings are told at once."""
 
 from __future__ import annotations
 
@@ -382,6 +382,7 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
     """Train as one of the commands does, in as many processes as the settings ask for."""
     from whet.config import ConfigError, load_config, read_tree
     from whet.run_dirs import Finished, placed, something_to_do
+    from whet.settings import check_together
     from whet.supervised_settings import RUN_CONFIGS, command_of
 
     def work() -> None:
@@ -396,6 +397,7 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
         if told:
             _echo(told)
         with something_to_do(config):
+            check_together(config)
             from whet.job import train
 
             train(config, _command_line())

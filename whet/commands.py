@@ -51,11 +51,10 @@ from whet.process import prepare_process, quiet_transformers
 from whet.rollout.constant import RewardGuard
 from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.sampling import check_trainable
 from whet.rollout.scheduler import Wanted
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
-from whet.settings import BaseRunConfig, RunConfig, check_best, training_rows
+from whet.settings import BaseRunConfig, RunConfig, check_together, training_rows
 from whet.supervised_settings import chat_of
 from whet.sync.shared import SharedPublisher
 from whet.train.alarm import Situation
@@ -83,8 +82,7 @@ def train(
     Returns:
         The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
     """
-    check_trainable(config.rollout)
-    check_best(config)
+    check_together(config)
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     check_models(config, algorithm)

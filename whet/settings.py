@@ -25,8 +25,8 @@ from whet.model.config import ModelConfig
 from whet.observe.trackers import ObserveConfig
 from whet.reward import RewardConfig
 from whet.rollout.control import ControlConfig, refuse_timing
-from whet.rollout.sampling import RolloutConfig
-from whet.train.batching import BatchConfig
+from whet.rollout.sampling import RolloutConfig, check_trainable
+from whet.train.batching import BatchConfig, plan_batch
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.settings import SyncConfig
@@ -228,3 +228,15 @@ def check_best(config: RunConfig) -> None:
     if best is not None and not any(best.startswith(f"eval/{name}/") for name in config.evaluate.sets):
         names = ", ".join(f"eval/{name}/..." for name in config.evaluate.sets) or "there are no evaluation sets"
         raise ValueError(f"checkpoint.best is {best!r}, but only evaluations measure the weights that are saved: {names}")
+
+
+def check_together(config: BaseRunConfig) -> None:
+    """Refuse settings that are right by themselves, and with which together a run cannot train.
+
+    Raises:
+        ValueError: naming the setting, and what to set.
+    """
+    if isinstance(config, RunConfig):
+        check_trainable(config.rollout)
+        check_best(config)
+        plan_batch(config.batch)
