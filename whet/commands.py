@@ -45,7 +45,7 @@ from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
 from whet.observe.display import Display, build_display
 from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
-from whet.observe.records import RecordWriter
+from whet.observe.records import ROLLOUTS, RecordWriter
 from whet.opened import OpenRun, free_folder, open_run
 from whet.process import prepare_process, quiet_transformers
 from whet.rollout.constant import RewardGuard
@@ -232,7 +232,12 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
 
     Returns:
         Trajectories written.
+
+    Raises:
+        ValueError: if there are records already.
     """
+    if any((output / ROLLOUTS).glob("*.parquet")):
+        raise ValueError(f"{output / ROLLOUTS} holds records already; remove it, or choose another folder with --output")
     plan = plan_batch(config.batch)
     prepare_process(config)
     texts = read_texts(config)

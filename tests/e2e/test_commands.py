@@ -117,6 +117,9 @@ def test_generate_writes_rollouts(folder):
     rows = read_records(folder / "rollouts/rollouts")
     assert len(rows) == 12
     assert all(row["reward"] is not None for row in rows)
+    again = whet("generate", *gsm8k(folder, "unused"), "--output", str(folder / "rollouts"), "--prompts", "1")
+    assert again.returncode == 2 and "holds records already; remove it, or choose another folder with --output" in again.stderr
+    assert read_records(folder / "rollouts/rollouts") == rows
 
 
 def test_sft_learns_its_conversations(folder):

@@ -35,8 +35,10 @@ from whet.env.limits import Limits
 from whet.env.rollout import TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
+from whet.observe.metrics import flatten
+from whet.rollout.report import rollout_metrics
 from whet.rollout.samples import samples_of
-from whet.types import Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task, Turn
+from whet.types import Finish, Group, Message, Origin, Outcome, Rewards, SamplingParams, Task, Turn
 
 PARAMS = SamplingParams(999, stop_token_ids=(STOP,), seed=7)
 LIMITS = Limits(max_turns=4, max_tokens=1000, max_turn_tokens=200)
@@ -138,6 +140,12 @@ def test_the_room_that_is_left_limits_a_turn_and_then_truncates():
     # One token less than the environment's answer needs: it is cut before the model is asked again.
     trajectory = play(ScriptedEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(9, prompt + 2 + reply, 200))
     assert (trajectory.outcome, len(trajectory.turns), trajectory.error) == (Outcome.TRUNCATED, 1, None)
+    assert trajectory.counts == {"cut_by_answer": 1}
+    other = play(ScriptedEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(1, 1000, 200))
+    assert (other.outcome, other.counts) == (Outcome.TRUNCATED, {}), "by the number of turns"
+    values = flatten(rollout_metrics([Group(TASK, (trajectory, other))]))
+    assert values["outcome/cut_by_answer"] == 0.5 and values["outcome/truncated"] == 1
+    assert "outcome/cut_by_answer" not in flatten(rollout_metrics([Group(TASK, (other,))]))
 
 
 def test_a_prompt_without_room_is_refused():

@@ -26,6 +26,8 @@ from whet.types import Failure, Finish, Message, Origin, Outcome, Request, Sampl
 
 PLAY = "rollout.play"
 """Where a trajectory is while a user's function plays it and the engine is not at work."""
+CUT_BY_ANSWER = "cut_by_answer"
+"""In a trajectory's counts: what the environment answered left no room within the limits for another turn."""
 CLOSE_TIMEOUT_S = 30.0
 """For an environment to close, whatever time its trajectory had."""
 
@@ -221,7 +223,10 @@ class TrajectoryRun:
         return _Next(begun.context, origin, begun.restart, begun)
 
     def _without_room(self) -> Outcome:
+        """How a trajectory ends that the limits leave no room to go on."""
         if self.turns:
+            if len(self.turns) < self.limits.max_turns:  # else it is the number of turns that cuts it
+                self.answered[CUT_BY_ANSWER] += 1
             return Outcome.TRUNCATED
         self.place = "limits"
         raise PromptTooLong(

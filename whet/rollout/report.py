@@ -8,6 +8,7 @@ from numbers import Real
 
 from whet.config import Hook
 from whet.data.special import SPELLED, SPELLED_METRIC
+from whet.env.rollout import CUT_BY_ANSWER
 from whet.observe.metrics import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
 from whet.types import Failure, Group, Outcome, RunFailed, Trajectory
@@ -73,6 +74,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         if outcome in outcomes or outcome in (Outcome.COMPLETED, Outcome.TRUNCATED):
             out[f"outcome/{outcome.value}"] = Mean(outcomes[outcome], num)
     out["outcome/failed"] = Mean(sum(not t.outcome.valid for t in trajectories), num)
+    if cut := sum(trajectory.counts.get(CUT_BY_ANSWER, 0) for trajectory in trajectories):
+        out[f"outcome/{CUT_BY_ANSWER}"] = Mean(cut, num)
     if spelled := sum(trajectory.counts.get(SPELLED, 0) for trajectory in trajectories):
         out[SPELLED_METRIC] = Total(spelled)
     out.update(_tool_metrics(trajectories))
