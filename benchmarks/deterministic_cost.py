@@ -16,10 +16,10 @@ from statistics import median
 from machine import RESULTS, machine
 from slow_tools import SLEEP_S
 
-from whet.commands import train
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
-from whet.settings import RunConfig
-from whet.supervised import sft
+from whet.runs.commands import train
+from whet.runs.supervised import sft
+from whet.settings.rl import RunConfig
 
 ROUNDS = 3
 NUM_ROLLOUTS = 6

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from machine import RESULTS, machine
 
-from whet.commands import train
 from whet.quickstart.model import SmallModelConfig, make_model
-from whet.settings import RunConfig
+from whet.runs.commands import train
+from whet.settings.rl import RunConfig
 
 FILE = RESULTS / "grpo_step.json"
 FOLDER = Path("runs/grpo_step")

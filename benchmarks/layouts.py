@@ -16,8 +16,8 @@ from machine import RESULTS, machine
 
 from whet.config import dump_toml
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
-from whet.settings import RunConfig
-from whet.supervised import sft
+from whet.runs.supervised import sft
+from whet.settings.rl import RunConfig
 
 LIMIT_S = 3600
 FOLDER = Path("runs/layouts")

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "parallel
 from ranks import on_ranks
 from test_parallel_plan import CONFIG, LENGTH, SENT, held_by_optimizer, meta, sent_in_a_step
 
-from whet.preflight.layouts import name_of
-from whet.preflight.memory import Workload
-from whet.preflight.mesh_memory import MeshPlanner
-from whet.preflight.traffic import Passes, flows_of, groups_of
+from whet.plan.layouts import name_of
+from whet.plan.memory import Workload
+from whet.plan.mesh_memory import MeshPlanner
+from whet.plan.traffic import Passes, flows_of, groups_of
 from whet.train.torch_native.config import ParallelConfig, TrainConfig
 
 KEPT = ("parameters", "gradients", "optimizer moments")

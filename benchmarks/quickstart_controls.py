@@ -24,12 +24,12 @@ from pathlib import Path
 
 from machine import RESULTS, machine
 
-from whet.commands import evaluate, train
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.quickstart.run import QuickstartConfig, rl_config
 from whet.rollout.own import Ask
-from whet.settings import RunConfig
+from whet.runs.commands import evaluate, train
+from whet.settings.rl import RunConfig
 from whet.types import Group, Trajectory
 
 ACCURACY = "eval/held_out/reward/total"

@@ -22,10 +22,10 @@ from typing import Any
 from machine import RESULTS, machine
 from sleepy_tools import SLEEP_S
 
-from whet.commands import train
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
-from whet.settings import RunConfig
-from whet.supervised import sft
+from whet.runs.commands import train
+from whet.runs.supervised import sft
+from whet.settings.rl import RunConfig
 
 FILE = RESULTS / "rollout_control.json"
 FOLDER = Path("runs/rollout_control")

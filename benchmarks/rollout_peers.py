@@ -20,8 +20,8 @@ from vllm_peer import Took, Vllm
 
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.engine import EmbeddedEngine
+from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams

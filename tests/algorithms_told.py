@@ -20,7 +20,7 @@ from whet.algo.preference_config import DpoConfig, RewardModelConfig
 from whet.algo.table import build_algorithm
 from whet.core import advantages, losses, whiten
 from whet.core.kl import KL_ESTIMATORS
-from whet.supervised_settings import SupervisedRunConfig
+from whet.settings.supervised import SupervisedRunConfig
 
 SOURCE = Path(whet.__file__).parent
 OWN = "Defaults, slime and verl"

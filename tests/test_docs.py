@@ -15,7 +15,7 @@ from whet.env.base import Env
 from whet.env.build import EnvConfig, build_env_factory, build_tool
 from whet.reward import RewardConfig, build_reward
 from whet.rollout.sampling import RolloutConfig
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 from whet.types import Finish, Message, Outcome, Rewards, Task, Trajectory, Turn
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from whet.algo.table import ALGORITHMS
 from whet.core.batch import batch_of
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
-from whet.supervised_settings import SupervisedRunConfig
+from whet.settings.supervised import SupervisedRunConfig
 from whet.types import Pair
 
 PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")

@@ -6,7 +6,7 @@ from pathlib import Path
 from whet.algo.table import ALGORITHMS
 from whet.config import describe
 from whet.core.weights import REDUCERS
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 from whet.types import Outcome
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/glossary.md").read_text()

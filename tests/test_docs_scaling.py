@@ -49,7 +49,7 @@ def test_every_size_is_on_the_page():
 def test_the_page_shows_what_the_command_prints(command, tmp_path, monkeypatch):
     words = shlex.split(command)[1:]
     SHAPES[words[1]]().save_pretrained(tmp_path)
-    monkeypatch.setattr("whet.preflight.plan.resolve_model_path", lambda _: tmp_path)
+    monkeypatch.setattr("whet.plan.plan.resolve_model_path", lambda _: tmp_path)
     printed = CliRunner().invoke(app, words).output
     if os.environ.get("WHET_WRITE_DOCS"):
         block = f"```console\n$ {command}\n{printed}```"

@@ -10,7 +10,7 @@ from whet.config import Config, describe
 from whet.evaluate.config import ScoreConfig
 from whet.quickstart.run import QuickstartConfig
 from whet.serve.settings import ServeConfig
-from whet.supervised_settings import RUN_CONFIGS
+from whet.settings.supervised import RUN_CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
 KEYS = [key for tree in (*RUN_CONFIGS.values(), ServeConfig, ScoreConfig, QuickstartConfig) for key in describe(tree)]

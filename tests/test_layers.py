@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
 LAYERS = [
-    {"types", "background"},
+    {"types", "background", "files"},
     {"config"},
     {"core"},
     {"observe"},
@@ -25,22 +25,23 @@ LAYERS = [
     {"checkpoint"},
     {"evaluate", "serve"},
     {"cluster"},
-    {"settings", "supervised_settings", "loop", "supervised_loop", "stop", "process", "opened", "run_dirs", "threads"},
-    {"build", "build_engine", "build_learners", "build_rollouts", "build_scores", "build_supervised", "build_trained"},
-    {"preflight"},
-    {"commands", "supervised", "replay"},
-    {"job"},
+    {"settings"},
+    {"stop", "threads", "loop", "supervised_loop"},
+    {"build"},
+    {"plan"},
+    {"check"},
+    {"runs"},
     {"quickstart"},
     {"cli", "typed"},
-    {"__main__", "rank"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ONLY_IN = {
-    "transformers": {"model", "data", "build", "process", "quickstart"},
+    "transformers": {"model", "data", "build", "quickstart"},
     "ray": {"cluster"},
     "megatron": {"train"},
     "rich": {"observe"},
-    "typer": {"cli"},
+    "typer": {"cli", "runs"},
     "pyarrow": {"observe", "data", "transport"},
     "filelock": {"runfolder"},
     "peft": {"model"},

@@ -9,7 +9,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ray", "pyarrow", "numpy", "sympy")
-LIGHT = ["whet", "whet.cli", "whet.settings", "whet.supervised_settings", "whet.serve.settings", "whet.evaluate.config", "whet.run_dirs"]
+LIGHT = [
+    "whet",
+    "whet.cli",
+    "whet.settings.rl",
+    "whet.settings.supervised",
+    "whet.serve.settings",
+    "whet.evaluate.config",
+    "whet.build.run_dirs",
+]
 GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n[batch]\nprompts_per_rollout = 2\n'
 
 

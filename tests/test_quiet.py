@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["whet.job", "whet.rank"])
+@pytest.mark.parametrize("module", ["whet.runs.job", "whet.runs.rank"])
 def test_nothing_is_said_while_it_is_imported(module):
     """Also where packages are installed that transformers loads along."""
     done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=120)

@@ -3,7 +3,7 @@
 import pytest
 
 from whet.serve.settings import ServedEngine
-from whet.settings import RunConfig, evaluation_env, evaluation_rows, training_rows
+from whet.settings.rl import RunConfig, evaluation_env, evaluation_rows, training_rows
 
 
 def config(**changes):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from whet.runs.errors import command_line, guarded, print_in_colour, words_of
 
 if TYPE_CHECKING:
     from whet.evaluate.score import ScoreSummary
@@ -91,7 +91,7 @@ def quickstart(
     given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
     folder = run_dir or Path(f"runs/quickstart-seed{seed}")
     settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
-    guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, _command_line()))
+    guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, command_line()))
 
 
 @app.command(context_settings=SETTINGS)
@@ -135,17 +135,17 @@ def evaluate(
 
     Measures what the run has trained so far: the model of a run that came to its end, else its newest checkpoint, else model.path.
     """
+    from whet.build.run_dirs import newest_of
     from whet.config import load_config
-    from whet.run_dirs import newest_of
-    from whet.settings import RunConfig
+    from whet.settings.rl import RunConfig
 
     def work() -> None:
         settings, told = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
         if told:
             _echo(told)
-        from whet.commands import evaluate
+        from whet.runs.commands import evaluate
 
-        evaluate(settings, _command_line(), base=base)
+        evaluate(settings, command_line(), base=base)
 
     guarded(work)
 
@@ -160,11 +160,11 @@ def generate(
 ) -> None:
     """Roll out without training: every token with its origin and log-prob, rewards included, to files."""
     from whet.config import load_config
-    from whet.settings import RunConfig
+    from whet.settings.rl import RunConfig
 
     def work() -> None:
         settings = load_config(RunConfig, config, _typed(config, overrides))
-        from whet.commands import generate
+        from whet.runs.commands import generate
 
         generate(settings, output, prompts)
 
@@ -187,7 +187,7 @@ def serve(
 
     def work() -> None:
         settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
-        from whet.commands import serve
+        from whet.runs.commands import serve
 
         serve(settings)
 
@@ -199,7 +199,7 @@ def replay_batch(
     folder: Annotated[Path, typer.Argument(help="What the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
 ) -> None:
     """Do a step again that gave NaN or infinity, and show where it first goes wrong. Ends with status 1 if nothing goes wrong this time."""
-    from whet.replay import replay_batch as replay
+    from whet.runs.replay import replay_batch as replay
 
     found = guarded(lambda: replay(folder))
     batch = found.kept.batch
@@ -306,9 +306,9 @@ def plan(
 
     Example: whet plan Qwen/Qwen3-8B --devices 8 --memory 80
     """
-    from whet.build import write_summary
-    from whet.preflight.plan import PlanOptions, parse_degrees
-    from whet.preflight.plan import plan as planned
+    from whet.build.parts import write_summary
+    from whet.plan.plan import PlanOptions, parse_degrees
+    from whet.plan.plan import plan as planned
 
     def work() -> bool:
         options = PlanOptions(
@@ -337,10 +337,10 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
 
     def work() -> int:
         typed = _typed(config, overrides)
-        from whet.build import write_summary
+        from whet.build.parts import write_summary
+        from whet.check.check import AREAS, check
+        from whet.check.findings import line, summary
         from whet.observe.display import build_display
-        from whet.preflight.check import AREAS, check
-        from whet.preflight.findings import line, summary
 
         display = build_display("plain", ())
         found = check(config, typed, lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
@@ -359,8 +359,8 @@ def doctor(report: Report = None) -> None:
 
     Ends with status 2 if something that whet needs is missing or broken.
     """
-    from whet.preflight.doctor import CHECKS, doctor
-    from whet.preflight.findings import line
+    from whet.check.doctor import CHECKS, doctor
+    from whet.check.findings import line
 
     found = doctor(lambda finding: _echo(line(finding, CHECKS)))
     if report is not None:
@@ -380,10 +380,10 @@ def version() -> None:
 
 def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
+    from whet.build.run_dirs import Finished, placed, something_to_do
     from whet.config import ConfigError, load_config, read_tree
-    from whet.run_dirs import Finished, placed, something_to_do
-    from whet.settings import check_together
-    from whet.supervised_settings import RUN_CONFIGS, command_of
+    from whet.settings.rl import check_together
+    from whet.settings.supervised import RUN_CONFIGS, command_of
 
     def work() -> None:
         typed = _typed(file, overrides)
@@ -398,14 +398,14 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
             _echo(told)
         with something_to_do(config):
             check_together(config)
-            from whet.job import train
+            from whet.runs.job import train
 
-            train(config, _command_line())
+            train(config, command_line())
 
     try:
         guarded(work)
     except Finished as finished:
-        _shout(str(finished), "yellow")
+        print_in_colour(str(finished), "yellow")
         raise SystemExit(0 if finished_ok else FINISHED) from None
 
 
@@ -424,59 +424,18 @@ def _echo(text: str) -> None:
     say(text, sys.stdout)
 
 
-def _command_line() -> str:
-    """What was typed."""
-    return shlex.join(["whet", *sys.argv[1:]])
-
-
-def guarded(work: Callable[[], T], command: str | None = None) -> T:
-    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
-    that was stopped ends with the status that a shell gives to the signal. `command` is what was typed, if it is not this process's own."""
-    from whet.observe.display import printable
-    from whet.stop import Stopped
-    from whet.types import STOPS
-
-    try:
-        return work()
-    except STOPS as error:
-        if os.environ.get("WHET_TRACEBACK"):
-            raise
-        _shout(f"error: {printable(_words(error))}", "red")
-        raise SystemExit(2) from error
-    except Stopped as stopped:
-        _shout(f"{stopped}; go on with:\n  {command or _command_line()}", "yellow")
-        raise SystemExit(stopped.exit_status) from stopped
-    except KeyboardInterrupt as error:
-        _shout("stopped", "yellow")
-        raise SystemExit(130) from error
-
-
-def _shout(text: str, colour: str) -> None:
-    """To standard error, in colour where that is a terminal."""
-    from whet.observe.display import say
-
-    say(typer.style(text, fg=colour) if sys.stderr.isatty() else text, sys.stderr)
-
-
-def _words(error: BaseException) -> str:
-    """Its text; of an operating system's error, the file and what is wrong with it."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error).rstrip()
-
-
 def show_keys(command: str, table: str | None) -> None:
     """Print the settings of a command's file: its plain keys, then table by table; or only those of one table."""
     from whet.config import ConfigError, KeyDoc, describe, describe_table
     from whet.serve.settings import ServeConfig
-    from whet.settings import RunConfig
-    from whet.supervised_settings import RUN_CONFIGS
+    from whet.settings.rl import RunConfig
+    from whet.settings.supervised import RUN_CONFIGS
 
     model = ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)
     try:
         keys = describe(model) if table is None else describe_table(model, table)
     except ConfigError as error:
-        _shout(f"error: {_words(error)}", "red")
+        print_in_colour(f"error: {words_of(error)}", "red")
         raise SystemExit(2) from error
     tables = dict.fromkeys(key.path.partition(".")[0] for key in keys if "." in key.path) if table is None else {}
 

@@ -19,7 +19,7 @@ from gpu.record import Case
 from whet.algo.sft import sft_loss
 from whet.model.meta import meta_causal
 from whet.observe.devices import peak_tflops
-from whet.preflight.memory import Workload, plan_memory
+from whet.plan.memory import Workload, plan_memory
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 

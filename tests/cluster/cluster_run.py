@@ -15,11 +15,11 @@ import psutil
 
 from tests.e2e import tiny_run
 from tests.e2e.tiny_run import over, run_config
-from whet import commands
 from whet.config import dump_toml
-from whet.job import kind_of
 from whet.quickstart.model import SmallModelConfig
-from whet.settings import BaseRunConfig, RunConfig
+from whet.runs import commands
+from whet.runs.job import kind_of
+from whet.settings.rl import BaseRunConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -106,7 +106,7 @@ def family_of(pid: int) -> list[psutil.Process]:
 
 def rank_of(family: list[psutil.Process], rank: int) -> psutil.Process:
     """The process of a rank."""
-    found = [p for p in family if "whet.rank" in p.cmdline() and p.environ().get("RANK") == str(rank)]
+    found = [p for p in family if "whet.runs.rank" in p.cmdline() and p.environ().get("RANK") == str(rank)]
     assert len(found) == 1, f"{len(found)} processes are rank {rank}"
     return found[0]
 

@@ -20,9 +20,9 @@ GONE_S = 15.0
 """For all processes of a killed run to be gone."""
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
 KEYLESS = {  # what docs/cluster.md says of open ports, by the process that has them
-    "whet.rank": "gloo",
+    "whet.runs.rank": "gloo",
     "whet.cluster.engine_worker": "gloo",
-    "whet.engine.embedded.worker": "gloo",
+    "whet.engine.workers.worker": "gloo",
 }
 RAYS = re.compile(r"^ray::|/gcs_server|/raylet/raylet|_private/monitor\.py|dashboard/dashboard\.py|whet\.cluster\.head|-m whet train")
 """The processes of a cluster and those connected to it. They ask for its key, but where they tell only counts of what Ray does."""

@@ -18,7 +18,7 @@ from tests.e2e.tiny_run import QUESTIONS
 from whet.observe.records import read_records
 
 DEADLINE_S = 90
-OURS = ("whet.rank", "whet.cluster.engine_worker")
+OURS = ("whet.runs.rank", "whet.cluster.engine_worker")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cluster_run import ROOT, SHAPE, begin, ended
 
-from whet import commands
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config
-from whet.settings import RunConfig
+from whet.runs import commands
+from whet.settings.rl import RunConfig
 
 ROLLOUTS = 10
 LAYOUTS = {

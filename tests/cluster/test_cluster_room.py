@@ -12,9 +12,9 @@ from whet.cluster.connection import check_reachable
 from whet.cluster.engine_worker import line_of
 from whet.cluster.process import Command
 from whet.cluster.room import EngineRoom, plan_room
-from whet.engine.embedded.dialing import Invitation
-from whet.job import train
-from whet.settings import RunConfig
+from whet.engine.workers.dialing import Invitation
+from whet.runs.job import train
+from whet.settings.rl import RunConfig
 
 
 def ray(**changes):

@@ -19,8 +19,8 @@ from cluster_run import (
 )
 
 from tests.e2e.tiny_pairs import make_pairs, pair_settings
-from whet.settings import RunConfig
-from whet.supervised_settings import RewardModelRunConfig
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import RewardModelRunConfig
 
 RAY = {"cluster": {"backend": "ray"}}
 

@@ -10,7 +10,7 @@ import pytest
 from whet.cluster.process import Command, Ended, Said, Silent
 from whet.cluster.ray_engine import RayWorker
 from whet.engine.base import EngineFailed
-from whet.engine.embedded.launch import HERE, LOOK_S, said
+from whet.engine.workers.launch import HERE, LOOK_S, said
 
 COMMAND = Command(("-m", "nothing"), "{}")
 

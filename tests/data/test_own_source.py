@@ -9,7 +9,7 @@ import pytest
 
 from whet.config import ConfigError, HookFailed
 from whet.data.own import OwnSource, own_source
-from whet.settings import DataConfig
+from whet.settings.rl import DataConfig
 from whet.types import Task
 
 CODE = """

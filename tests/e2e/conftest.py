@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-import whet.opened
+import whet.build.session
 from whet.stop import Stop
 
 
@@ -17,5 +17,5 @@ def stop(monkeypatch):
     def never():
         yield asked
 
-    monkeypatch.setattr(whet.opened, "on_signals", never)
+    monkeypatch.setattr(whet.build.session, "on_signals", never)
     return asked

@@ -13,10 +13,10 @@ import sys
 
 import torch
 
+import whet.build.session
 import whet.checkpoint.store
-import whet.commands
-import whet.opened
 import whet.quickstart.run
+import whet.runs.commands
 from whet.checkpoint.run_state import RunState
 from whet.engine.embedded.core import EngineCore
 from whet.observe.trackers import JsonlTracker
@@ -61,7 +61,7 @@ def plant(moment: Moment) -> None:
         if moment.here.startswith("evaluate_"):
             moment.here = config.run_dir.split("/")[-2]
 
-    settle = whet.opened._settle
+    settle = whet.build.session._settle
 
     def settled(config, folder):
         opened(config)
@@ -78,13 +78,13 @@ def plant(moment: Moment) -> None:
         if out.logprobs.requires_grad:
             out.logprobs.register_hook(lambda gradient: moment.passed("backward"))
 
-    whet.opened._settle = settled
+    whet.build.session._settle = settled
     around(RunState, "resume", None, after=resumed)
     around(JsonlTracker, "log", None, after=logged)
     around(LanguageHead, "outputs", None, after=hooked)
     around(EngineCore, "step", "evaluation" if moment.run.startswith("evaluation") else "rollout")
     around(torch.optim.AdamW, "step", None, after=lambda *_: moment.passed("step"))
-    around(whet.commands, "export_model", "export", after=lambda *_: moment.passed("export"))
+    around(whet.runs.commands, "export_model", "export", after=lambda *_: moment.passed("export"))
     for name in ("_describe", "_write_durably", "sync_folder"):
         around(whet.checkpoint.store, name, None, after=lambda *_: moment.passed("save"))  # eight times a save
 

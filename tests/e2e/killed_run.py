@@ -16,10 +16,10 @@ import traceback
 import killed_quickstart
 
 import whet.algo.grpo
-import whet.build
+import whet.build.parts
 import whet.train.torch_native.backend  # noqa: F401
-from whet.commands import train
-from whet.settings import RunConfig
+from whet.runs.commands import train
+from whet.settings.rl import RunConfig
 
 
 def start(n: int, settings: dict, moment: dict | None) -> int:

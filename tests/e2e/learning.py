@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from two_turns import QUESTION
 
 from whet.quickstart.model import SmallModelConfig, make_model
-from whet.settings import RunConfig
-from whet.supervised import sft
-from whet.supervised_settings import DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
+from whet.runs.supervised import sft
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
 
 HERE = Path(__file__).parent
 WANTED, OTHER = "blue", "red"

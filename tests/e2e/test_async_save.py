@@ -13,7 +13,7 @@ from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights
 
 import whet.checkpoint.store
 from whet.checkpoint.store import read_checkpoint
-from whet.commands import train
+from whet.runs.commands import train
 
 LATER = {"interval": 1, "keep": 9, "async_save": True}
 

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+from whet.check import doctor
+from whet.check.check import AREAS, check
 from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
-from whet.preflight import doctor
-from whet.preflight.check import AREAS, check
 from whet.quickstart.model import CHAT_TEMPLATE
 from whet.quickstart.run import QuickstartConfig, make_files
 

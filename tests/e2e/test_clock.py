@@ -10,7 +10,7 @@ from pathlib import Path
 from tiny_run import make_files, metrics_of, run_config, weights_of
 
 import whet
-from whet.commands import train
+from whet.runs.commands import train
 
 TIMES_OF_DAY = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 ONLY_WRITTEN_DOWN = {

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from whet.algo.policy import PolicyGradient
 from whet.cli import app
-from whet.commands import evaluate, train
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
 from whet.observe.records import read_records
 from whet.rollout.report import RolloutFailed
+from whet.runs.commands import evaluate, train
 from whet.sync.base import SyncError
 from whet.sync.shared import SharedPublisher
 from whet.train.base import NonFinite
@@ -180,7 +180,7 @@ def test_an_evaluation_that_fails_whole_is_among_the_failures(folder):
     ],
 )
 def test_what_is_cheap_to_read_is_read_before_the_weights(folder, monkeypatch, changes, words):
-    monkeypatch.setattr("whet.build.load_causal", lambda *args, **kwargs: pytest.fail("the weights were read first"))
+    monkeypatch.setattr("whet.build.parts.load_causal", lambda *args, **kwargs: pytest.fail("the weights were read first"))
     with pytest.raises(ValueError, match=words):
         train(run_config(folder, "cheap-first", **changes))
 

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from tiny_pairs import make_pairs, pair_settings, write
 from tiny_run import metrics_of, weights_of
 
+from whet.check.check import check
 from whet.model import forest_check
-from whet.preflight.check import check
-from whet.replay import replay_batch
-from whet.supervised import dpo
-from whet.supervised_settings import DpoRunConfig
+from whet.runs.replay import replay_batch
+from whet.runs.supervised import dpo
+from whet.settings.supervised import DpoRunConfig
 from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-from whet.commands import train
 from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
+from whet.runs.commands import train
 
 COPIES = {"embedded": {"copies": 2, "cache_tokens": 2048}}
 
@@ -94,7 +94,7 @@ def during_rollouts(look):
 def workers_of_this_process() -> list[str]:
     """The command lines of its children that are engine workers."""
     listed = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False).stdout
-    return [line for line in listed.splitlines() if "whet.engine.embedded.worker" in line]
+    return [line for line in listed.splitlines() if "whet.engine.workers.worker" in line]
 
 
 def weights_of_start(folder):

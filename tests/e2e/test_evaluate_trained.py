@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tiny_run import make_files, run_config
 
-from whet.commands import evaluate, train
 from whet.observe.records import read_records
+from whet.runs.commands import evaluate, train
 
 
 @pytest.fixture(scope="module", params=["whole", "adapter"])

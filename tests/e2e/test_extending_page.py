@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tiny_run import make_files, metrics_of, run_config
 
-from whet.commands import train
 from whet.data.parsers import parse_hermes
 from whet.env.build import EnvConfig, build_env_factory
 from whet.observe.records import read_records
 from whet.rollout.control import ControlConfig
 from whet.rollout.filters import build_filters
-from whet.settings import RunConfig
+from whet.runs.commands import train
+from whet.settings.rl import RunConfig
 from whet.types import Group, Outcome, Rewards, Task, Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]

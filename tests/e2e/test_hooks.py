@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-from whet.commands import train
 from whet.config import HookFailed
 from whet.observe.records import read_records
+from whet.runs.commands import train
 
 CODE = '''
 from dataclasses import replace

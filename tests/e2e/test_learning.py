@@ -24,9 +24,9 @@ from learning import (
 )
 
 from whet.algo.policy import PolicyGradient
-from whet.commands import train
 from whet.observe.records import read_records
-from whet.supervised import dpo, reward_model, sft
+from whet.runs.commands import train
+from whet.runs.supervised import dpo, reward_model, sft
 from whet.types import Origin
 
 MARGIN = 0.3

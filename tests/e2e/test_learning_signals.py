@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from learning import chance_of_wanted, make_start, rl_config
 
-from whet.commands import train
 from whet.observe.records import read_records
+from whet.runs.commands import train
 from whet.types import Origin
 
 BY_TOKEN = {"name": f"{Path(__file__).parent / 'token_reward.py'}:score"}

@@ -8,11 +8,11 @@ from tiny_pairs import make_pairs, pair_settings
 from tiny_run import make_files, metrics_of, run_config
 from transformers import AutoModelForCausalLM
 
-from whet.commands import train
+from whet.check.check import check
 from whet.config import dump_toml
-from whet.preflight.check import check
-from whet.supervised import dpo
-from whet.supervised_settings import DpoRunConfig
+from whet.runs.commands import train
+from whet.runs.supervised import dpo
+from whet.settings.supervised import DpoRunConfig
 
 LORA = {"optim": {"lr": 2e-2}, "lora": {"rank": 4, "export_merged": True}}
 FILE = "model/adapter_model.safetensors"

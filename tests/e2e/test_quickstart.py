@@ -15,7 +15,7 @@ from whet.config import load_config
 from whet.observe.records import read_records
 from whet.quickstart.problems import draw_many
 from whet.quickstart.run import QuickstartConfig, run_quickstart
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 from whet.types import Origin
 
 ROOT = Path(__file__).resolve().parents[2]

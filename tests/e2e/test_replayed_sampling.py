@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_run import make_files, metrics_of, run_config
 
-from whet.commands import train
+from whet.runs.commands import train
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}])

@@ -9,14 +9,14 @@ from tiny_pairs import BAD, GOOD, make_pairs, pair_settings
 from tiny_run import QUESTIONS, make_files, metrics_of, run_config, weights_of
 from transformers import AutoModelForSequenceClassification
 
-from whet.commands import train
+from whet.check.check import check
 from whet.config import dump_toml
 from whet.data.template import Renderer, load_tokenizer
 from whet.observe.records import read_records
-from whet.preflight.check import check
-from whet.replay import replay_batch
-from whet.supervised import reward_model
-from whet.supervised_settings import RewardModelRunConfig
+from whet.runs.commands import train
+from whet.runs.replay import replay_batch
+from whet.runs.supervised import reward_model
+from whet.settings.supervised import RewardModelRunConfig
 from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Message

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tiny_run import metrics_of
 
-from whet.commands import train
+from whet.check.check import check
 from whet.config import load_config
-from whet.preflight.check import check
-from whet.settings import RunConfig
-from whet.supervised import reward_model, sft
-from whet.supervised_settings import RewardModelRunConfig, SupervisedRunConfig
+from whet.runs.commands import train
+from whet.runs.supervised import reward_model, sft
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import RewardModelRunConfig, SupervisedRunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/rlhf"

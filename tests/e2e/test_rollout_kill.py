@@ -14,10 +14,10 @@ import pytest
 from test_stop import ask_at
 from tiny_run import HERE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-from whet.commands import train
 from whet.engine.embedded.core import EngineCore
 from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
+from whet.runs.commands import train
 from whet.stop import Stopped
 
 KILLED = -signal.SIGKILL

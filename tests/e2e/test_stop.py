@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
-from whet.commands import train
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
 from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.reward.model_reward import OneScorer
+from whet.runs.commands import train
+from whet.runs.supervised import sft
+from whet.settings.supervised import SupervisedRunConfig
 from whet.stop import Stop, Stopped, on_signals
-from whet.supervised import sft
-from whet.supervised_settings import SupervisedRunConfig
 
 HERE = Path(__file__).parent
 

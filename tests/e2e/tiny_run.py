@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.quickstart.model import SmallModelConfig, make_model
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 
 HERE = Path(__file__).parent
 QUESTIONS = ["How many pens are 3 and 4?", "What is 12 times 3?", "Ann has 5 apples and eats 2. How many are left?", "What is half of 90?"]

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.dialing import Invitation
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
-from whet.engine.embedded.launch import LocalProcess
 from whet.engine.embedded.stops import Decode
+from whet.engine.workers.dialing import Invitation
+from whet.engine.workers.launch import LocalProcess
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.types import Chunk, Finish, Request
@@ -43,7 +43,7 @@ SHAPE = {
     "pad_token_id": None,
 }
 DIALS = (
-    "import sys; from whet.engine.embedded.worker import dial; from whet.engine.embedded.dialing import Invitation;"
+    "import sys; from whet.engine.workers.worker import dial; from whet.engine.workers.dialing import Invitation;"
     "dial(Invitation(sys.argv[1], int(sys.argv[2]), sys.stdin.buffer.read(), 60.0))"
 )
 CONFIGS = {

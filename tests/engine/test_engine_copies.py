@@ -19,8 +19,8 @@ from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
 from whet.engine.pool.config import PoolConfig
+from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
@@ -198,7 +198,7 @@ def test_no_copy_is_started_for_a_transport_that_cannot_be_had(monkeypatch):
         def start(self, name, setup, pipes=(), *, given_up):
             raise AssertionError("who would end it?")
 
-    monkeypatch.setattr("whet.engine.embedded.copies.sender_of", refuses)
+    monkeypatch.setattr("whet.engine.workers.copies.sender_of", refuses)
     with pytest.raises(ValueError, match="one after another"):
         copies_of(model(), launcher=Launcher())
 

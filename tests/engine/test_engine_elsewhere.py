@@ -13,12 +13,12 @@ import torch
 from engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply_to
 
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import first_weights
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.dialing import DialingLauncher
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import State
+from whet.engine.workers import first_weights
+from whet.engine.workers.copies import EngineCopies
+from whet.engine.workers.dialing import DialingLauncher
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
@@ -31,7 +31,7 @@ from whet.types import Request, SamplingParams
 
 SIZES = EmbeddedConfig(cache_tokens=1024, block_size=4, copies=2)
 FAR = "engine copy 1"
-MAPS_NOTHING = f"from whet.engine.embedded import first_weights, worker; worker.attach = None; first_weights.PIECE_BYTES = 1000; {DIALS}"
+MAPS_NOTHING = f"from whet.engine.workers import first_weights, worker; worker.attach = None; first_weights.PIECE_BYTES = 1000; {DIALS}"
 ASKED = [Request(f"r{i}", (3 + i, 5, 7), SamplingParams(8, 1.0, seed=i)) for i in range(6)]
 
 

@@ -16,8 +16,8 @@ from whet.engine.embedded import core as core_module
 from whet.engine.embedded import grammar as grammar_module
 from whet.engine.embedded import grammar_trial
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.quickstart.model import SmallModelConfig, make_model

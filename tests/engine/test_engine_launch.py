@@ -14,11 +14,11 @@ from engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 
 from whet.cluster import process
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import dialing, launch
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
-from whet.engine.embedded.dialing import DialingLauncher, Invitation
-from whet.engine.embedded.launch import LocalLauncher
+from whet.engine.workers import dialing, launch
+from whet.engine.workers.copies import EngineCopies
+from whet.engine.workers.dialing import DialingLauncher, Invitation
+from whet.engine.workers.launch import LocalLauncher
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams

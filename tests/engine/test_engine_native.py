@@ -13,11 +13,13 @@ import torch
 from engine_setup import CONFIGS, SHAPE, VOCAB, plain_logprobs, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from whet.engine.embedded import compiled, core, native
+from whet.engine.embedded import core
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.compiled import NotCompiled
+from whet.engine.embedded.compiled import library as compiled
+from whet.engine.embedded.compiled import native
+from whet.engine.embedded.compiled.library import NotCompiled
+from whet.engine.embedded.compiled.native import checked
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.native import checked
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig

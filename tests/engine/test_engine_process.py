@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from whet.engine.base import Capabilities, EngineLost
-from whet.engine.embedded.launch import Ended, Link
-from whet.engine.embedded.processes import CopyProcess
-from whet.engine.embedded.worker import Setup
 from whet.engine.pool.keeper import in_time
+from whet.engine.workers.launch import Ended, Link
+from whet.engine.workers.processes import CopyProcess
+from whet.engine.workers.worker import Setup
 from whet.model.causal import use_device
 from whet.types import Request, SamplingParams
 

@@ -16,10 +16,10 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from tests.parallel.ranks import on_ranks
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.ranks import Follower, Leader, check_split, keep_part
+from whet.engine.embedded.tensor_parallel import Follower, Leader, check_split, keep_part
 from whet.engine.pool.config import PoolConfig
+from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import differences, digests_of

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from whet.engine.embedded import launch
-from whet.engine.embedded.launch import LocalProcess
+from whet.engine.workers import launch
+from whet.engine.workers.launch import LocalProcess
 
 CALLS = """
 def deep(n):

@@ -15,8 +15,8 @@ from engine_setup import CONFIGS, engine_of, reply_to
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.copies import EngineCopies
 from whet.engine.pool.config import PoolConfig
+from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of

@@ -13,7 +13,7 @@ from whet.algo.base import StepPlan
 from whet.algo.preference_config import RewardModelConfig
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.table import build_algorithm
-from whet.build_learners import build_learners, check_models
+from whet.build.learners import build_learners, check_models
 from whet.core.batch import batch_of
 from whet.data.template import load_tokenizer
 from whet.model.causal import load_causal

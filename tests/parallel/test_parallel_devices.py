@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from whet import job
 from whet.model.contents import _in_place_of
 from whet.model.parallel_plan import cuts_of
+from whet.runs import job
 from whet.train.alarm import _num_begun
 
 

@@ -17,9 +17,9 @@ from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
 from whet.algo.base import Need
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
-from whet.job import train
 from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
+from whet.runs.job import train
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import STOPS
 
@@ -151,7 +151,7 @@ def drawn(config, seeds_apart):
     """What torch's generator gives on this process after a run."""
     with pytest.MonkeyPatch.context() as patch:
         if seeds_apart:  # as a user's code may, that draws on every process
-            for module in ("whet.job", "whet.opened"):
+            for module in ("whet.runs.job", "whet.build.session"):
                 patch.setattr(f"{module}.prepare_process", lambda *_: torch.manual_seed(100 + dist.get_rank()))
         train(config)
     return float(torch.rand(()))

@@ -18,10 +18,10 @@ from whet.core.weights import REDUCERS
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.lora import add_adapter
 from whet.model.meta import meta_causal
-from whet.preflight.layouts import Devices, Step, choose, degrees_for, layouts, reasons
-from whet.preflight.memory import Workload, checkpoint_bytes
-from whet.preflight.mesh_memory import MeshPlanner, check_spread, local_tensors
-from whet.preflight.traffic import Passes, flows_of, groups_of
+from whet.plan.layouts import Devices, Step, choose, degrees_for, layouts, reasons
+from whet.plan.memory import Workload, checkpoint_bytes
+from whet.plan.mesh_memory import MeshPlanner, check_spread, local_tensors
+from whet.plan.traffic import Passes, flows_of, groups_of
 from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import Origin, Sample
 

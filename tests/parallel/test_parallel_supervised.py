@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from tests.e2e.tiny_pairs import BAD, GOOD, make_pairs, pair_settings, write
 from tests.e2e.tiny_run import QUESTIONS, SHAPE, metrics_of
-from whet.job import train
-from whet.supervised_settings import RUN_CONFIGS
+from whet.runs.job import train
+from whet.settings.supervised import RUN_CONFIGS
 from whet.train.lead import Job
 
 TRAIN = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 100}

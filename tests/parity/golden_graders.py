@@ -15,13 +15,13 @@ from functools import cache
 from typing import Any
 
 from whet.reward import LabelError, RewardConfig, build_reward
-from whet.reward.answers import normalise_words, token_f1
-from whet.reward.boxed_math import BoxedReward
-from whet.reward.dapo import boxed_answer, final_answer, respell_final
-from whet.reward.gpqa import extract_letter
-from whet.reward.gsm8k import extract_number
-from whet.reward.hendrycks import last_box
-from whet.reward.prm800k import Decision, decide_normalised, normalise_answer, respell_answer
+from whet.reward.published.answers import normalise_words, token_f1
+from whet.reward.published.boxed_math import BoxedReward
+from whet.reward.published.dapo import boxed_answer, final_answer, respell_final
+from whet.reward.published.gpqa import extract_letter
+from whet.reward.published.gsm8k import extract_number
+from whet.reward.published.hendrycks import last_box
+from whet.reward.published.prm800k import Decision, decide_normalised, normalise_answer, respell_answer
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 Case = Mapping[str, Any]
@@ -106,7 +106,7 @@ def slime_math(case: Case) -> None:
 
 def _computed(decision: Decision) -> bool:
     """The decision with its differences computed in a worker, as `BoxedReward` does."""
-    from whet.reward.boxed_math import Comparison
+    from whet.reward.published.boxed_math import Comparison
 
     pool = _reward("slime_math", "{}")._pool
     reward = BoxedReward("slime_math", lambda task, response: Comparison(response, "", decision), pool)

@@ -6,13 +6,13 @@ import json
 import textwrap
 from pathlib import Path
 
+from whet.check.check import checks_of, notes_of
+from whet.check.context import Scene
+from whet.check.findings import Finding
 from whet.config import load_config
-from whet.preflight.check import checks_of, notes_of
-from whet.preflight.findings import Finding
-from whet.preflight.scene import Scene
 from whet.quickstart.model import SmallModelConfig, make_model
-from whet.settings import RunConfig
-from whet.supervised_settings import SupervisedRunConfig
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import SupervisedRunConfig
 
 ROWS = [{"prompt": f"What is {i} + {j}?", "label": str(i + j)} for i in range(4) for j in range(3)]
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48)

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from whet.algo.config import AlgorithmConfig, MaxRLConfig
 from whet.algo.table import ALGORITHMS
+from whet.check.budget import reference_advice
 from whet.config import describe_table
-from whet.preflight.budget import reference_advice
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

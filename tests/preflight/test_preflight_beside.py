@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from small_run import ROWS, SHAPE, look, of
 
 from tests.conftest import needs_cut_layers
+from whet.check.budget import workload
+from whet.check.models import parts_beside
+from whet.check.saved import checkpoint_sizes
 from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
-from whet.preflight.beside import parts_beside
-from whet.preflight.budget import workload
-from whet.preflight.findings import bytes_text
-from whet.preflight.memory import checkpoint_bytes
-from whet.preflight.saved import checkpoint_sizes
+from whet.plan.memory import checkpoint_bytes
+from whet.plan.text import bytes_text
 from whet.quickstart.model import make_model
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig

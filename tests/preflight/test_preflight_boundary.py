@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from whet.check.boundary import UserFault, run_user_code, run_user_coroutine
 from whet.config import ConfigError
-from whet.preflight.boundary import UserFault, run_user_code, run_user_coroutine
 
 
 def raises(error):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from small_run import look, of
 
-from whet.build import build_parts, read_texts
+from whet.build.parts import build_parts, read_texts
+from whet.check import budget
+from whet.check.saved import checkpoint_sizes
 from whet.config import load_config
-from whet.preflight import budget
-from whet.preflight.memory import ALWAYS, MemoryPlan, Part
-from whet.preflight.saved import checkpoint_sizes
-from whet.settings import RunConfig
+from whet.plan.memory import ALWAYS, MemoryPlan, Part
+from whet.settings.rl import RunConfig
 from whet.types import Request, SamplingParams
 
 AREAS = ("batch", "algorithm", "device", "model", "tokenizer", "environment", "data", "evaluation", "limits", "memory")

@@ -5,11 +5,12 @@ import json
 import pytest
 from small_run import RL, SFT, module, of, write_rows
 
+from whet.check.check import AREAS, CHECKS, Check, check, notes_of
+from whet.check.findings import Finding, Missing, Note, line, ok, summary
 from whet.config import read_tree
-from whet.preflight.check import AREAS, CHECKS, Check, check, notes_of
-from whet.preflight.findings import Finding, Missing, Note, line, ok, several, summary
-from whet.settings import RunConfig
-from whet.supervised_settings import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
+from whet.plan.text import several
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, SupervisedRunConfig, command_of
 
 SUPERVISED = ("configuration", *(one.area for one in CHECKS if one.supervised))
 

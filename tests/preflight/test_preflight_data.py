@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from small_run import look, module, of, write_rows
 
+from whet.build.process import quiet_transformers
+from whet.check import data, faults
+from whet.check.faults import visible
 from whet.data.config import SupervisedConfig
 from whet.data.source import TaskSource
 from whet.data.supervised import supervised_source
 from whet.data.template import Renderer, load_tokenizer
-from whet.preflight import data, faults
-from whet.preflight.faults import visible
-from whet.process import quiet_transformers
-from whet.settings import evaluation_rows, training_rows
+from whet.settings.rl import evaluation_rows, training_rows
 
 quiet_transformers()
 AREAS = ("model", "tokenizer", "environment", "data", "evaluation")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from small_run import look, of
 
+from whet.check import disk
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.observe.records import RecordWriter
-from whet.preflight import disk
-from whet.preflight.memory import checkpoint_bytes
+from whet.plan.memory import checkpoint_bytes
 from whet.rollout.samples import samples_of_groups
 from whet.runfolder.lock import FolderInUse, claim
 from whet.train.torch_native.backend import TorchBackend

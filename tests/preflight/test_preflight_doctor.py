@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
-from whet.preflight import doctor as module
-from whet.preflight.doctor import CHECKS, doctor, has_nvidia, requirements
+from whet.check import doctor as module
+from whet.check.doctor import CHECKS, doctor, has_nvidia, requirements
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -35,7 +35,7 @@ def test_the_requirements_are_the_packages_own_without_those_of_extras(monkeypat
     asked = project["dependencies"]
     extras = [f'{line}; extra == "{name}"' for name, lines in project["optional-dependencies"].items() for line in lines]
     assert extras
-    monkeypatch.setattr("whet.preflight.doctor.requires", lambda name: [*asked, *extras])
+    monkeypatch.setattr("whet.check.doctor.requires", lambda name: [*asked, *extras])
     assert requirements() == {line.partition(">=")[0].partition("[")[0]: line.partition(">=")[2] for line in asked}
 
 

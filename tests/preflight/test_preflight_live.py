@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from whet.preflight.live import LiveBytes
+from whet.plan.live import LiveBytes
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "meta"])
 

@@ -5,8 +5,8 @@ import platform
 
 import torch
 
-import whet.preflight.machine as module
-from whet.preflight.machine import cpu_model, machine, memory_limit, usable_cores, versions
+import whet.check.machine as module
+from whet.check.machine import cpu_model, machine, memory_limit, usable_cores, versions
 
 GIB = 2**30
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -13,7 +13,7 @@ from whet.algo.sft import sft_loss
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.preflight.memory import Sampling, Workload, checkpoint_bytes, largest_row, plan_memory
+from whet.plan.memory import Sampling, Workload, checkpoint_bytes, largest_row, plan_memory
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.train.torch_native.packing import pack

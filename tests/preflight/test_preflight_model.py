@@ -9,9 +9,9 @@ from small_run import look, module, of
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Gemma2Config
 
+from whet.check import model as preflight_model
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
-from whet.preflight import model as preflight_model
 
 
 def change_json(path, **changes):

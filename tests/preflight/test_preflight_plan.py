@@ -9,13 +9,13 @@ from small_run import ROWS, SHAPE, look, of
 from typer.testing import CliRunner
 
 from tests.conftest import needs_cut_layers
+from whet.check.auto import auto_degrees, with_degrees
 from whet.cli import app
 from whet.config import load_config
-from whet.preflight.auto import auto_degrees, with_degrees
-from whet.preflight.plan import parse_degrees
+from whet.plan.plan import parse_degrees
 from whet.quickstart.model import make_model
-from whet.settings import RunConfig
-from whet.supervised_settings import SupervisedRunConfig
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import SupervisedRunConfig
 from whet.train.torch_native.config import ParallelConfig
 
 AREAS = ("batch", "algorithm", "device", "model", "memory")
@@ -73,7 +73,7 @@ def test_auto_is_settled_by_memory(here, monkeypatch):
     assert chosen.degrees == ParallelConfig(replicate=2)
     assert "auto chose replicate 2" in chosen.notes[0] and "memory:" in chosen.notes[1] and "exchanges:" in chosen.notes[2]
     assert with_degrees(config, chosen.degrees).train.degrees == chosen.degrees
-    monkeypatch.setattr("whet.preflight.auto.device_memory", lambda _: (2**20, "memory"))
+    monkeypatch.setattr("whet.check.auto.device_memory", lambda _: (2**20, "memory"))
     with pytest.raises(ValueError, match="nothing fits 2 devices"):
         auto_degrees(config, 2, 2)
     (note,) = of(look(*AREAS, overrides=["train.parallel=auto"])[0], "memory", "skip")
@@ -88,7 +88,7 @@ def judged(config, degrees):
 
 def settled(here, monkeypatch, count, *overrides, memory=2**40, kind=RunConfig, file="run.toml"):
     """The degrees that are chosen for so many devices with so much memory each."""
-    monkeypatch.setattr("whet.preflight.auto.device_memory", lambda _: (memory * count, "memory"))
+    monkeypatch.setattr("whet.check.auto.device_memory", lambda _: (memory * count, "memory"))
     return auto_degrees(load_config(kind, here / file, ["train.parallel=auto", *overrides]), count, count).degrees
 
 
@@ -128,7 +128,7 @@ def test_auto_leaves_out_what_the_run_cannot_do(here, few_samples, monkeypatch):
     def names(*more):
         seen = []
         with monkeypatch.context() as patch:
-            patch.setattr("whet.preflight.auto.choose", lambda found, _: seen.extend(found) or found[0])
+            patch.setattr("whet.check.auto.choose", lambda found, _: seen.extend(found) or found[0])
             settled(here, monkeypatch, 2, *few_samples, *more)
         return {layout.name for layout in seen}
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from small_run import look, module, of, write_rows
 
-from whet.preflight import play
-from whet.preflight.tool_calls import arguments_for
+from whet.check import play
+from whet.check.tool_calls import arguments_for
 from whet.types import Task
 
 AREAS = ("model", "tokenizer", "environment")

@@ -6,11 +6,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from small_run import look, of, write_rows
 
-from whet import supervised
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.config import load_config
-from whet.supervised_settings import SupervisedRunConfig
+from whet.runs import supervised
+from whet.settings.supervised import SupervisedRunConfig
 from whet.types import Progress
 
 AREAS = ("batch", "model", "tokenizer", "data", "length", "resume")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_run import look, module, of, write_rows
 
-from whet.preflight import rewards
+from whet.check import rewards
 
 AREAS = ("model", "tokenizer", "environment", "data", "evaluation", "reward")
 REWARDS = """

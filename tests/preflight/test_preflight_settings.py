@@ -5,7 +5,7 @@ import re
 import pytest
 from small_run import RL, look, module, of, write_rows
 
-import whet.preflight.settings as settings
+import whet.check.settings as settings
 
 
 def only(status, findings, area):

@@ -11,8 +11,8 @@ import pytest
 from reward_samples import make_trajectory
 
 from whet.reward import LabelError, RewardConfig, build_reward
+from whet.reward.math.symbolic import MAX_STEPS
 from whet.reward.pool import WorkerPool
-from whet.reward.symbolic import MAX_STEPS
 
 LIMIT_S = 15.0
 """For any one of them, on a machine that other work shares; they take a second or two at most."""

@@ -14,8 +14,8 @@ from reward_samples import make_trajectory
 
 from whet.reward import RewardConfig, RewardError, RewardTimeout, build_reward
 from whet.reward.pool import WorkerPool
-from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.types import Failure, Message, Rewards, ToolCall
+from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 FUNCTIONS = reward_samples.__file__
 

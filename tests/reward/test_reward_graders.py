@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from reward_samples import make_trajectory
 
 from whet.reward import LabelError, RewardConfig, build_reward
-from whet.reward.answers import last_answer_tag, token_f1
-from whet.reward.arithmetic import parse_formula
-from whet.reward.gpqa import extract_letter
-from whet.reward.hendrycks import equivalent, last_box, respell
-from whet.reward.latex_text import plain_text
-from whet.reward.prime_math import extract_prime
-from whet.reward.prm800k import decide, normalise_answer, split_tuple
-from whet.reward.values import difference_is_zero
-from whet.reward.verified import extract_verified
+from whet.reward.math.arithmetic import parse_formula
+from whet.reward.math.values import difference_is_zero
+from whet.reward.published.answers import last_answer_tag, token_f1
+from whet.reward.published.gpqa import extract_letter
+from whet.reward.published.hendrycks import equivalent, last_box, respell
+from whet.reward.published.latex_text import plain_text
+from whet.reward.published.prime_math import extract_prime
+from whet.reward.published.prm800k import decide, normalise_answer, split_tuple
+from whet.reward.published.verified import extract_verified
 
 _BUILT = {}
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from reward_samples import make_trajectory
 
 from whet.reward import LabelError, RewardConfig, build_reward
-from whet.reward.extract import extract_answer
-from whet.reward.grammar import Refused, check_formula
-from whet.reward.math import decide
-from whet.reward.normalise import normalise
-from whet.reward.number import parse_number
+from whet.reward.math.extract import extract_answer
+from whet.reward.math.grammar import Refused, check_formula
+from whet.reward.math.math import decide
+from whet.reward.math.normalise import normalise
+from whet.reward.math.number import parse_number
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from reward_samples import make_trajectory
 
 from whet.reward import RewardConfig, build_reward
-from whet.reward.arithmetic import parse_formula
 from whet.reward.build import REWARDS
-from whet.reward.extract import last_boxed
-from whet.reward.grammar import Refused
-from whet.reward.latex_text import plain_text
-from whet.reward.prm800k import decide
+from whet.reward.math.arithmetic import parse_formula
+from whet.reward.math.extract import last_boxed
+from whet.reward.math.grammar import Refused
+from whet.reward.published.latex_text import plain_text
+from whet.reward.published.prm800k import decide
 
 WITHOUT_TEXT = {"overlong", "random", "model", "remote", "rubric", "dispatch"}
 LOWEST = {"slime_dapo": -1.0, "verl_math_dapo": -1.0}

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from whet.build.session import open_run
+from whet.files import BLOCK_BYTES, AppendedLines, replace_file
 from whet.observe.display import Headline, PlainDisplay
-from whet.observe.files import BLOCK_BYTES, AppendedLines, replace_file
-from whet.opened import open_run
 from whet.runfolder import journal as journal_module
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, LoggedDisplay, read_rows
-from whet.supervised_settings import SupervisedRunConfig
+from whet.settings.supervised import SupervisedRunConfig
 from whet.types import Failure
 
 ROOT = Path(__file__).resolve().parents[2]

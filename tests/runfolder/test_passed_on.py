@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from whet.rollout.report import RolloutFailed, require_valid
 from whet.runfolder import passed_on
 from whet.runfolder.own_source import own_source
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 from whet.types import Failure, Group, Outcome, Task, Trajectory
 
 

@@ -24,7 +24,7 @@ from whet.runfolder.environment import environment
 from whet.runfolder.journal import Journal
 from whet.runfolder.lock import claim
 from whet.runfolder.report import write_report
-from whet.settings import RunConfig
+from whet.settings.rl import RunConfig
 from whet.types import Failure, Progress
 
 DATA = [f"Tom has {i} apples and what was it?" for i in range(20)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from whet.build import build_service
+from whet.build.parts import build_service
 from whet.data.parsers import parse_hermes
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Capabilities

@@ -11,9 +11,9 @@ from transformers import Qwen3Config
 from whet.engine.base import EngineFailed, EngineLost
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded import rows as rows_module
+from whet.engine.embedded.compiled.native import NativeDecode
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.engine.embedded.native import NativeDecode
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.sync.base import SyncError

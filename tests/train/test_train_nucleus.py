@@ -17,11 +17,11 @@ from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.samples import samples_of
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.types import Finish, Message, Origin, Outcome, Request, Rewards, SamplingParams, Task, Trajectory, Turn
+from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 PROMPT = tuple(range(3, 23))
 CUTS = {"top_p": {"top_p": 0.9}, "top_k": {"top_k": 5}, "both": {"top_p": 0.6, "top_k": 20, "temperature": 0.7}}

@@ -13,7 +13,7 @@ from torchao.optim import AdamW8bit as TheirAdamW8bit
 
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.preflight.memory import Workload, optimizer_bytes, optimizer_parts
+from whet.plan.memory import Workload, optimizer_bytes, optimizer_parts
 from whet.train.torch_native import optim_8bit
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import OptimConfig, TrainConfig

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from whet.checkpoint.config import CheckpointConfig
-from whet.observe.files import sync_folder
+from whet.files import sync_folder
 from whet.observe.inside import check_inside, open_inside
 from whet.train.batching import due
 from whet.types import JSON, Progress

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from whet.cluster.process import read_line
-from whet.engine.embedded.dialing import Invitation
-from whet.engine.embedded.worker import dial
+from whet.engine.workers.dialing import Invitation
+from whet.engine.workers.worker import dial
 
 
 def line_of(invitation: Invitation) -> str:

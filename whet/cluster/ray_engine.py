@@ -19,7 +19,7 @@ from whet.cluster.process import LAST_WORDS_S, Command, Ended, Event, Said
 from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
-from whet.engine.embedded import dialing, launch
+from whet.engine.workers import dialing, launch
 from whet.runfolder.stacks import SAY_HELD_STACKS, SAY_STACKS
 
 WORKER = ("-m", "whet.cluster.engine_worker")

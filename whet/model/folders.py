@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from whet.files import sync_folder
 from whet.model.headers import read_index
 from whet.model.tensor_files import write_tensors
-from whet.observe.files import sync_folder
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

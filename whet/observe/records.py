@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whet.observe.files import put_in_place
+from whet.files import put_in_place
 from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajectory, Turn
 
 ROLLOUTS = "rollouts"

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import NonNegativeInt, PositiveFloat
 
 from whet.config import Config, Reference, call_factory, resolve_callable
-from whet.observe.files import AppendedLines
+from whet.files import AppendedLines
 
 
 def is_measurement(name: str) -> bool:

@@ -14,23 +14,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from whet.build import write_summary
-from whet.commands import evaluate, train
+from whet.build.parts import write_summary
 from whet.config import Config, dump_toml
 from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
+from whet.files import replace_file
 from whet.observe.display import build_display
-from whet.observe.files import replace_file
 from whet.observe.records import read_records
 from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
 from whet.runfolder.lock import claim
-from whet.settings import RunConfig
+from whet.runs.commands import evaluate, train
+from whet.runs.supervised import sft
+from whet.settings.rl import RunConfig
+from whet.settings.supervised import SupervisedRunConfig
 from whet.stop import Stop, on_signals
-from whet.supervised import sft
-from whet.supervised_settings import SupervisedRunConfig
 from whet.types import JSON, Message, Origin
 
 

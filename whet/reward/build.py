@@ -13,28 +13,28 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field, model_validator
 
 from whet.config import Config, validated
-from whet.reward.answers import F1Options, SearchOptions, score_f1, score_search
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
-from whet.reward.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
 from whet.reward.chance import RandomOptions, RandomReward
-from whet.reward.dapo import DapoOptions, OverlongOptions, OverlongPenalty, VerlDapoOptions, slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, DispatchReward
-from whet.reward.equality import SETTLE
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
-from whet.reward.gpqa import GpqaOptions, score_gpqa
 from whet.reward.group import SCORE_GROUP, GroupRewardConfig, group_reward
-from whet.reward.gsm8k import Gsm8kOptions, score_gsm8k
-from whet.reward.hendrycks import HendrycksOptions, score_hendrycks
-from whet.reward.ifeval import IfevalOptions, score_ifeval
-from whet.reward.math import MathOptions, MathReward
+from whet.reward.math.equality import SETTLE
+from whet.reward.math.math import MathOptions, MathReward
+from whet.reward.math.values import ZERO
 from whet.reward.model import ModelRewardOptions, ScorerOf
 from whet.reward.pool import WorkerPool
-from whet.reward.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
+from whet.reward.published.answers import F1Options, SearchOptions, score_f1, score_search
+from whet.reward.published.boxed_math import BoxedMathOptions, BoxedReward, Geo3kOptions, deepscaler, geo3k, slime_math
+from whet.reward.published.dapo import DapoOptions, OverlongOptions, OverlongPenalty, VerlDapoOptions, slime_dapo, verl_math_dapo
+from whet.reward.published.gpqa import GpqaOptions, score_gpqa
+from whet.reward.published.gsm8k import Gsm8kOptions, score_gsm8k
+from whet.reward.published.hendrycks import HendrycksOptions, score_hendrycks
+from whet.reward.published.ifeval import IfevalOptions, score_ifeval
+from whet.reward.published.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
+from whet.reward.published.verified import VERIFY, MathVerifyOptions, MathVerifyReward
 from whet.reward.remote import RemoteOptions, RemoteReward
 from whet.reward.rubric import RubricOptions, RubricReward
-from whet.reward.values import ZERO
-from whet.reward.verified import VERIFY, MathVerifyOptions, MathVerifyReward
 from whet.types import Rewards, Task, Trajectory
 
 Options = TypeVar("Options", bound=Config)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.reward.base import Reward, bad_row
-from whet.reward.hendrycks import last_box
+from whet.reward.published.hendrycks import last_box
 from whet.types import Rewards, Task, Trajectory
 
 BOXED = "boxed_"

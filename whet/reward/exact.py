@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.config import Config
 from whet.reward.base import label_of
-from whet.reward.extract import Extract, extract_answer
+from whet.reward.math.extract import Extract, extract_answer
 from whet.types import Rewards, Trajectory
 
 

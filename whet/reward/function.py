@@ -14,8 +14,8 @@ from typing import Any
 from whet.config import resolve, resolve_callable
 from whet.reward.base import Reward, RewardError, RewardTimeout, read_score
 from whet.reward.pool import WorkerPool
-from whet.reward.wire import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
 from whet.types import JSON, Rewards, Trajectory
+from whet.types.json_codec import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
 
 SCORE = "whet.reward.function:score"
 

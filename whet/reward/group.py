@@ -16,8 +16,8 @@ from whet.config.hook import is_async
 from whet.reward.base import GroupReward, RewardError, call_name, read_score
 from whet.reward.function import awaited
 from whet.reward.pool import WorkerPool
-from whet.reward.wire import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
 from whet.types import JSON, Rewards, Trajectory
+from whet.types.json_codec import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
 
 SCORE_GROUP = "whet.reward.group:score"
 

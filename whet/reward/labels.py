@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from whet.reward.answers import score_f1, score_search
 from whet.reward.base import LabelError, label_of
 from whet.reward.build import RewardConfig, components_of, options_of
-from whet.reward.dapo import slime_dapo, verl_math_dapo
 from whet.reward.dispatch import DispatchOptions, kind_of, row_reward
-from whet.reward.gpqa import score_gpqa
-from whet.reward.ifeval import score_ifeval
-from whet.reward.math import read_label
+from whet.reward.math.math import read_label
+from whet.reward.published.answers import score_f1, score_search
+from whet.reward.published.dapo import slime_dapo, verl_math_dapo
+from whet.reward.published.gpqa import score_gpqa
+from whet.reward.published.ifeval import score_ifeval
+from whet.reward.published.verified import check_label
 from whet.reward.rubric import read_criteria
-from whet.reward.verified import check_label
 from whet.types import Rewards, Task
 
 Reader = Callable[[Task], object]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from whet.data.source import task_digest
 from whet.env.rollout import TrajectoryRun
-from whet.reward.wire import trajectory_from_json, trajectory_to_json
 from whet.rollout.player import GREEDY, trajectory_id
 from whet.types import JSON, Group, Task, Trajectory
+from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 
 @dataclass(slots=True, eq=False)

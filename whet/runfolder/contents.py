@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from whet.observe.files import parse_object
+from whet.files import parse_object
 from whet.observe.inside import open_inside
 from whet.runfolder import passed_on
 from whet.runfolder.environment import environment

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from whet.files import AppendedLines, parse_object, replace_file
 from whet.observe.display import Cell, Display, Headline, PlainDisplay, printable
-from whet.observe.files import AppendedLines, parse_object, replace_file
 from whet.runfolder.environment import differences
 from whet.runfolder.frames import frames_of, in_user_code
 from whet.types import JSON, Failure

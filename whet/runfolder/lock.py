@@ -14,7 +14,7 @@ from types import TracebackType
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from whet.observe.files import replace_file
+from whet.files import replace_file
 from whet.observe.inside import is_file_inside, open_inside
 
 LOCK = ".lock"

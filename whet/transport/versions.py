@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from whet.observe.files import sync_folder
+from whet.files import sync_folder
 from whet.transport.base import TransportError
 
 T = TypeVar("T")

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
-from whet.engine.embedded.compiled import NotCompiled
+from whet.engine.embedded.compiled.library import NotCompiled
+from whet.engine.embedded.compiled.native import NativeDecode, checked
 from whet.engine.embedded.grammar import Grammars, Matching
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
-from whet.engine.embedded.native import NativeDecode, checked
 from whet.engine.embedded.own_memory import OwnMemory
 from whet.engine.embedded.paged import Planned, buckets, lay_out
-from whet.engine.embedded.ranks import Alone, Ranks
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import Decode, finish_of
+from whet.engine.embedded.tensor_parallel import Alone, Ranks
 from whet.model.causal import CausalModel, release_unused
 from whet.types import Finish, Request, SamplingParams, Scored
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.engine.embedded.compiled import Draw, library
+from whet.engine.embedded.compiled.library import Draw, library
 from whet.types import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite: its weights are broken or training has diverged"

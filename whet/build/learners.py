@@ -1,0 +1,255 @@
+"""The models beside the policy: which of them an algorithm needs, and how they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from whet.algo.base import Algorithm, LearnsValues, Need
+from whet.algo.policy import PolicyGradient
+from whet.checkpoint.store import CheckpointStore
+from whet.data.hub import resolve_model_path
+from whet.data.template import load_tokenizer
+from whet.model.causal import load_causal
+from whet.model.scalar import load_scalar
+from whet.observe.devices import peak_tflops
+from whet.observe.meter import Devices, Meter
+from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.train.base import Annotator, Backend, Mirror
+from whet.train.batching import BatchPlan
+from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
+from whet.train.lead import ALONE, Lead
+from whet.train.learners import Critic, Learners, Refresh
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig, check_compiled
+
+SHOWN = 3
+"""Tokens that an error names of many."""
+
+
+def check_models(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse an algorithm without the models that it needs, and settings of models that nobody asks.
+
+    Raises:
+        ValueError: with the setting, and what to do.
+    """
+    name, needs = f"algo.name={config.algo.name}", algorithm.needs
+    if Need.TEACHER_LOGPROBS in needs and config.teacher is None:
+        raise ValueError(f"{name} distils from a teacher (distill_coef), but there is none: set teacher.path, or distill_coef=0")
+    if config.teacher is not None and Need.TEACHER_LOGPROBS not in needs:
+        raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
+    if config.reference is not None and Need.REF_LOGPROBS not in needs:
+        raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
+    if config.batch.train_on == "all" and isinstance(algorithm, PolicyGradient) and algorithm.old_logprobs == "rollout":
+        raise ValueError(
+            "batch.train_on is all, but algo.old_logprobs is rollout: the engine has no log-probs of what the "
+            "environment wrote; use recompute, or train_on=model"
+        )
+    if config.reward.group is not None and Need.BASELINE in needs:
+        raise ValueError(
+            f"reward.group is set, but {name} compares with a greedy trajectory, which has no siblings to be scored with: use reward.name, "
+            "or an algorithm that compares siblings"
+        )
+    if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
+        raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
+    if config.critic is not None and Need.VALUES not in needs:
+        raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
+    check_layouts(config)
+
+
+def check_layouts(config: RunConfig) -> None:
+    """Refuse a model beside the policy that asks for other processes than the job has, or cannot be compiled as it is spread; of `auto`,
+    once it is settled.
+
+    Raises:
+        ValueError: naming the setting, and what to do.
+    """
+    if config.train.parallel == "auto":
+        return
+    processes = 1 if config.train.degrees is None else config.train.degrees.num_ranks
+    for name, chosen in (("critic", config.critic), ("reference", config.reference), ("teacher", config.teacher)):
+        if chosen is not None and chosen.parallel is not None and chosen.parallel.num_ranks != processes:
+            raise ValueError(
+                f"{name}.parallel asks for {chosen.parallel.num_ranks} processes (replicate x shard x context x tensor), but "
+                f"the policy has {processes}, and every process of the job has a part of every model: choose degrees whose product is "
+                f"{processes}, or leave {name}.parallel out"
+            )
+        if chosen is not None and chosen.parallel is not None and config.train.compile:
+            check_compiled(chosen.parallel, f"{name}.parallel")
+    reference = config.reference or ReferenceConfig()
+    own = reference.path is not None or reference.refresh_every is not None
+    if config.train.lora is not None and reference.parallel is not None and not own:
+        raise ValueError(
+            "reference.parallel is set, but the reference of an adapter is its base, which the policy has already: leave it out, or name "
+            "another model (reference.path)"
+        )
+
+
+def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
+    """What the person who trains on older policies' tokens should hear if nothing makes up for it."""
+    bound = config.control.max_staleness
+    if bound == 0 or not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout":
+        return None
+    return (
+        f"control.max_staleness={bound} trains on tokens that policies up to {bound} versions older sampled, and nothing corrects for the "
+        f"difference: set algo.correction.weights=token (truncated importance sampling), or algo.old_logprobs=rollout (the ratio is "
+        "then over the policy that sampled)"
+    )
+
+
+def check_warmup(config: RunConfig, num_rollouts: int) -> int:
+    """Rollouts in which the policy learns.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    warmup = config.critic.warmup_rollouts if config.critic is not None else 0
+    if warmup >= num_rollouts:
+        raise ValueError(
+            f"critic.warmup_rollouts is {warmup}, but the run has {num_rollouts} rollouts, so the policy would never learn: lower it, or "
+            "train longer"
+        )
+    return num_rollouts - warmup
+
+
+def build_learners(
+    config: RunConfig,
+    policy: TorchBackend,
+    folder: Path,
+    algorithm: Algorithm,
+    plan: BatchPlan,
+    num_rollouts: int,
+    lead: Lead = ALONE,
+) -> Learners:
+    """Policy, critic, reference and teacher, as far as the algorithm needs them.
+
+    Args:
+        config: the run's settings; `check_models` has seen them.
+        policy: the backend that trains.
+        folder: the model that it began with.
+        algorithm: credit and loss.
+        plan: batch arithmetic.
+        num_rollouts: of the run.
+        lead: tells the other processes of the job what all of them do.
+    """
+    reference = refresh = teacher = critic = None
+    if Need.REF_LOGPROBS in algorithm.needs:
+        reference, refresh = _reference(config, policy, folder)
+    if Need.TEACHER_LOGPROBS in algorithm.needs:
+        assert config.teacher is not None
+        teacher = _frozen(config, config.teacher, "teacher", folder, resolve_model_path(config.teacher.path))
+    if isinstance(algorithm, LearnsValues) and Need.VALUES in algorithm.needs:
+        chosen = config.critic or CriticConfig()
+        backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
+        critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
+    return Learners(
+        policy,
+        reference,
+        algorithm,
+        plan,
+        config.seed,
+        refresh=refresh,
+        teacher=teacher,
+        critic=critic,
+        lead=lead,
+        gives_back=config.engine_sleeps and config.num_engines_apart > 0,
+        meter=meter_of(config, policy),
+    )
+
+
+def meter_of(config: BaseRunConfig, policy: TorchBackend) -> Meter:
+    """What watches the passes of the policy, and of the models beside it on the same devices."""
+    device, degrees, peak = policy.model.device, config.train.degrees, config.observe.peak_tflops
+    if peak is None and device.type == "cuda":
+        peak = peak_tflops(torch.cuda.get_device_name(device), policy.dtype)
+    return Meter(Devices(device, 1 if degrees is None else degrees.num_ranks, peak))
+
+
+def train_beside(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
+    """How a model beside the policy computes: as the policy, but for its own layout."""
+    if chosen is None or chosen.parallel is None:
+        return config.train
+    return config.train.model_copy(update={"parallel": chosen.parallel})
+
+
+def parallel_key(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None, name: str) -> str:
+    """The setting that says how a model beside the policy is spread, for error messages."""
+    return "train.parallel" if chosen is None or chosen.parallel is None else f"{name}.parallel"
+
+
+def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
+    """How the critic trains: whole, with its own optimizer, within the policy's budgets."""
+    return train_beside(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None})
+
+
+def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remote_code: bool) -> None:
+    """Refuse a model of another vocabulary: its log-probs would be of other tokens.
+
+    Raises:
+        ValueError: with tokens that differ.
+    """
+    theirs, mine = (load_tokenizer(f, trust_remote_code=trust_remote_code).get_vocab() for f in (folder, policy_folder))
+    odd = sorted(token for token in theirs.keys() | mine.keys() if theirs.get(token) != mine.get(token))
+    if odd:
+        shown = "; ".join(f"{token!r} is {theirs.get(token, 'not in it')}, not {mine.get(token, 'missing')}" for token in odd[:SHOWN])
+        raise ValueError(
+            f"{key}: the tokenizer of {folder} is not the policy's: {len(odd)} tokens differ ({shown}); it must read the "
+            "same tokens, so choose a model of the policy's family"
+        )
+
+
+def build_reference(
+    config: BaseRunConfig, folder: Path, policy: TorchBackend, chosen: ReferenceConfig | None = None
+) -> tuple[Annotator, Mirror | None]:
+    """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
+
+    Args:
+        config: the run's settings.
+        folder: the model.
+        policy: the backend that trains.
+        chosen: how the copy is spread; None: as the policy.
+
+    Returns:
+        The reference; and again, if checkpoints have to hold it, since the run does not begin with the weights of `folder`.
+    """
+    if policy.adapter is not None:
+        return policy.base(), None
+    copy = _copy(config, chosen, "reference", folder)
+    store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
+    return copy, copy if store.keeps_reference() else None
+
+
+def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
+    """The reference; and again, where checkpoints hold it, with when it is refreshed."""
+    chosen = config.reference or ReferenceConfig()
+    if chosen.path is None and chosen.refresh_every is None:
+        reference, kept = build_reference(config, folder, policy, chosen)
+        return reference, None if kept is None else Refresh(kept, None)
+    backend = _frozen(config, chosen, "reference", folder, folder if chosen.path is None else resolve_model_path(chosen.path))
+    return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
+
+
+def _frozen(config: RunConfig, chosen: ReferenceConfig | TeacherConfig, name: str, policy_folder: Path, folder: Path) -> Mirror:
+    key = f"{name}.path"
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
+    return _copy(config, chosen, name, folder, key)
+
+
+def _copy(
+    config: BaseRunConfig, chosen: ReferenceConfig | TeacherConfig | None, name: str, folder: Path, key: str = "model.path"
+) -> Mirror:
+    """A model that does not train; `key` is the setting that it is read from."""
+    train = train_beside(config, chosen)
+    model = load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads)
+    return TorchBackend(model, train, None, parallel_key(chosen, name))
+
+
+def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
+    folder = policy_folder if chosen.path is None else resolve_model_path(chosen.path)
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
+    train = critic_train(config, chosen)
+    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
+    return TorchBackend(model, train, total_steps, parallel_key(config.critic, "critic"))

@@ -1,0 +1,32 @@
+"""Settings of the whole process: seeds, threads, determinism, and a quiet transformers."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import torch
+from transformers.utils import logging as transformers_logging
+
+from whet.settings.rl import BaseRunConfig
+
+
+def prepare_process(config: BaseRunConfig, threads: int | None = None) -> None:
+    """Make the process one that runs `config`. `threads` are torch's where the configuration leaves them open; None: torch's choice."""
+    quiet_transformers()
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
+    threads = config.threads or threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
+def quiet_transformers() -> None:
+    """No progress bars, and no warnings: what matters of them is checked here."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

@@ -1,0 +1,87 @@
+"""Reward models that are spread over the processes of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.algo.base import Need
+from whet.core.batch import batch_of
+from whet.core.preference import last_tokens
+from whet.data.hub import resolve_model_path
+from whet.model.scalar import load_scalar
+from whet.reward.build import reward_models
+from whet.reward.model import ModelRewardOptions, Scorer
+from whet.reward.model_reward import KEY, model_config
+from whet.settings.rl import RunConfig, reward_tables
+from whet.train.base import Backend
+from whet.train.lead import ALONE, Lead
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
+from whet.types import UNSAMPLED, Origin, Sample
+
+
+class SpreadScorer:
+    """A reward model of which each process holds a part.
+
+    Args:
+        name: in calls.
+        options: of the reward.
+        lead: tells the other processes of the job what all of them do.
+    """
+
+    def __init__(self, name: str, options: ModelRewardOptions, lead: Lead) -> None:
+        self.name, self.options, self._lead = name, options, lead
+        self._backend: TorchBackend | None = None
+
+    @property
+    def backend(self) -> TorchBackend:
+        """What computes."""
+        assert self._backend is not None, "it is loaded as the run begins"
+        return self._backend
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.backend.model.max_positions
+
+    def load(self, train: TrainConfig) -> None:
+        """Make the model; every process does so."""
+        model = load_scalar(resolve_model_path(self.options.path), model_config(self.options), trainable=False, key=KEY, spread=True)
+        self._backend = TorchBackend(model, train.model_copy(update={"lora": None}), None)
+
+    def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        batch = batch_of([_as_sample(tokens) for tokens in sequences])
+        found = self._lead.led(self.name, self.backend).annotate(batch, Need.SCORES).scores
+        assert found is not None
+        return found[last_tokens(batch)].tolist()
+
+
+class SpreadScores:
+    """The reward models of a run whose options say `spread`; the same in every process of the job.
+
+    Args:
+        config: the run's settings. With one process there are none: a model is whole there.
+        lead: tells the other processes of the job what all of them do.
+    """
+
+    def __init__(self, config: RunConfig, lead: Lead = ALONE) -> None:
+        tables = reward_tables(config) if config.train.spreads else []
+        chosen = [options for table in tables for options in reward_models(table) if options.spread]
+        self._train = config.train
+        self._scorers = [SpreadScorer(f"reward {i}", options, lead) for i, options in enumerate(dict.fromkeys(chosen), 1)]
+
+    def of(self, options: ModelRewardOptions) -> Scorer | None:
+        """Who scores for a reward with these options; None: it has a model of its own."""
+        return next((scorer for scorer in self._scorers if scorer.options == options), None)
+
+    def load(self) -> dict[str, Backend]:
+        """Make the models; every process does so. Returns them by the names in calls."""
+        for scorer in self._scorers:
+            scorer.load(self._train)
+        return {scorer.name: scorer.backend for scorer in self._scorers}
+
+
+def _as_sample(tokens: Sequence[int]) -> Sample:
+    count = len(tokens)
+    return Sample(
+        tuple(tokens), (Origin.PROMPT,) * count, (False,) * count, (0.0,) * count, (UNSAMPLED,) * count, group="", trajectory=""
+    )

@@ -1,0 +1,111 @@
+"""Which folder a start works in, where nobody named one, and whether the run in it has come to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from whet.checkpoint.store import CheckpointStore
+from whet.config import dump_toml
+from whet.runfolder.journal import END
+from whet.runfolder.lock import owner_of
+from whet.settings.rl import BaseRunConfig
+
+Settings = TypeVar("Settings", bound=BaseRunConfig)
+
+RUNS = Path("runs")
+"""Where the folders are that nobody named."""
+
+
+class Finished(Exception):
+    """The run has come to its end before: there is nothing to train."""
+
+
+def placed(config: Settings, file: Path) -> tuple[Settings, str]:
+    """The settings with a run folder, and what to tell of it; "" where the settings name it.
+
+    It is `runs/<name of the file>-<time>`. A run of this file with the same settings that did not finish goes on. In a job that torchrun
+    started, whose processes must agree, it is `runs/<name of the file>`.
+    """
+    if "run_dir" in config.model_fields_set:
+        return config, ""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return _in_folder(config, RUNS / file.stem), ""
+    for folder in _folders_of(file):
+        if not _has_finished(folder) and _same_settings(_in_folder(config, folder), folder) and _is_free(folder):
+            told = f"{folder} did not finish and has the same settings: it goes on (to begin anew, name another: run_dir=PATH)"
+            return _in_folder(config, folder), told
+    stem = f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem if n == 1 else f"{stem}.{n}" for n in count(1))
+    folder = next(path for name in names if not (path := RUNS / name).exists())
+    return _in_folder(config, folder), f"a new run in {folder}"
+
+
+def newest_of(config: Settings, file: Path) -> tuple[Settings, str]:
+    """The settings with the folder of the newest run of their file, and what to tell of it; as `placed` where there is none."""
+    found = None if "run_dir" in config.model_fields_set else next(_folders_of(file), None)
+    return placed(config, file) if found is None else (_in_folder(config, found), f"the newest run of {file} is {found}")
+
+
+@contextmanager
+def something_to_do(config: BaseRunConfig) -> Iterator[None]:
+    """A start in the folder. One that has nothing to train says so: at once where the settings are those of the last start, else once these
+    were found to be good.
+
+    Raises:
+        Finished: if the run in the folder had come to its end, and these settings ask for no more of it.
+    """
+    folder = Path(config.run_dir)
+    store = CheckpointStore(folder / "checkpoints", config.checkpoint)
+    done = store.num_done() if _has_finished(folder) and config.checkpoint.resume else None
+    what = "rollouts" if "num_rollouts" in type(config).model_fields else "steps"
+    finished = Finished(
+        f"finished: the run in {folder} has done all of its {done} {what}, so nothing is trained. Raise num_{what} (or num_epochs), or "
+        "choose another run_dir (--finished-ok: end with status 0)"
+    )
+    if done is not None and _same_settings(config, folder):
+        raise finished
+    yield
+    if done is not None and store.num_done() == done:
+        raise finished
+
+
+def _in_folder(config: Settings, folder: Path) -> Settings:
+    return config.model_copy(update={"run_dir": str(folder)})
+
+
+def _folders_of(file: Path) -> Iterator[Path]:
+    """The folders of a file's runs, the newest first."""
+    return (path.parent for path in sorted(RUNS.glob(f"{file.stem}-[0-9]*/config.toml"), reverse=True))
+
+
+def _has_finished(folder: Path) -> bool:
+    try:
+        return json.loads((folder / END).read_text())["status"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or a crash tore it
+        return False
+
+
+def _same_settings(config: BaseRunConfig, folder: Path) -> bool:
+    """Whether the folder's last start had these settings. What `train.parallel=auto` became then is not compared."""
+    with suppress(OSError, tomllib.TOMLDecodeError):
+        trees = [tomllib.loads(text) for text in ((folder / "config.toml").read_text(), dump_toml(config))]
+        if config.train.parallel == "auto":
+            for tree in trees:
+                cast(dict[str, Any], tree["train"]).pop("parallel", None)
+        return trees[0] == trees[1]
+    return False
+
+
+def _is_free(folder: Path) -> bool:
+    try:
+        return owner_of(folder) is None
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""`whet check` and `whet doctor`: everything that a run needs, examined without training."""

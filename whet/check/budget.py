@@ -1,0 +1,174 @@
+"""Memory: what the run will hold, and what the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from whet.build.parts import check_fits
+from whet.check.context import TRAINING, Scene
+from whet.check.findings import Note, fail, need, ok, skip, warn
+from whet.check.machine import memory_limit
+from whet.check.models import has_own_reference, parts_beside
+from whet.check.saved import checkpoint_sizes, copy_part
+from whet.engine.embedded.core import EngineCore
+from whet.model.causal import CausalModel, pick_device
+from whet.plan.layouts import name_of
+from whet.plan.memory import (
+    ALWAYS,
+    PHASES,
+    MemoryPlan,
+    Part,
+    Sampling,
+    Workload,
+    largest_row,
+    plan_memory,
+)
+from whet.plan.mesh_memory import MeshPlanner, check_spread
+from whet.plan.text import bytes_text
+from whet.rollout.player import greedily
+from whet.settings.supervised import DpoRunConfig, PairRunConfig, SupervisedRunConfig
+
+NEAR_FULL = 0.9
+
+
+def check_limits(scene: Scene) -> Iterator[Note]:
+    """Whether the engine can run trajectories to their end."""
+    config, model = scene.rl, need(scene.model, "the model's config.json")
+    sizes = config.engine_sizes
+    assert isinstance(model, CausalModel), "only a language model samples"
+    core = EngineCore(
+        model,
+        cache_tokens=sizes.cache_tokens,
+        block_size=sizes.block_size,
+        max_running=sizes.max_running,
+        max_batch_tokens=sizes.max_batch_tokens,
+    )
+    rollouts = {TRAINING: config.rollout, **{name: chosen.rollout.over(config.rollout) for name, chosen in config.evaluate.sets.items()}}
+    for name, rollout in rollouts.items():
+        prefix = f"{name}: " if name else ""
+        try:
+            check_fits(rollout, core.max_tokens)
+        except ValueError as error:
+            yield fail(f"{prefix}{error}")
+        else:
+            text = f"trajectories of up to {rollout.max_tokens} tokens in {rollout.max_turns} turns; the engine runs {core.max_tokens}"
+            yield ok(prefix + text)
+
+
+def check_memory(scene: Scene) -> Iterator[Note]:
+    """The memory plan against what the device has."""
+    model = need(scene.model, "the model's config.json")
+    try:
+        device = pick_device(scene.config.model.device)
+    except ValueError:
+        yield skip("not planned: needs the device")
+        return
+    train = scene.config.train
+    if train.parallel == "auto":
+        yield skip("not planned: train.parallel=auto is settled when the job starts; `whet plan MODEL --devices N` shows the layouts")
+        return
+    degrees = train.degrees
+    work = workload(scene, 1 if degrees is None else degrees.context)
+    if degrees is None:
+        plan = plan_memory(model, work)
+    else:
+        check_spread("the policy", model, degrees, train)
+        plan = MeshPlanner(model, scene.config.model).plan(work, degrees)
+        yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
+    if scene.beside is not None:
+        for name, beside, own, key in scene.beside.over_ranks(scene.rl):
+            check_spread(name, beside, own, train, key)
+        plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
+    copied = [copy_part(checkpoint_sizes(scene, model, spread=train.spreads), scene.config)] if scene.config.checkpoint.async_save else []
+    if device.type == "cpu":
+        plan = MemoryPlan((*plan.parts, *copied))
+    elif copied:
+        held = bytes_text(copied[0].size_bytes)
+        yield ok(f"checkpoint.async_save: a process keeps {held} in its machine's memory while a checkpoint is written")
+    scene.memory = plan
+    capacity, source = device_memory(device)
+    yield judge(plan, capacity, source)
+
+
+def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:
+    """A plan against a capacity in bytes."""
+    parts = [f"{bytes_text(part.size_bytes):>10}  {_described(part)}" for part in plan.parts if part.size_bytes]
+    share = plan.peak_bytes / capacity
+    most = f"{bytes_text(plan.peak_bytes)} at its peak ({PHASES[plan.peak]}), {share:.0%} of {bytes_text(capacity)} ({source})"
+    if share <= NEAR_FULL:
+        return ok(most, parts)
+    large = "; ".join(f"{part.name} {bytes_text(part.size_bytes)} ({part.advice})" for part in plan.largest(3))
+    told = fail if share > 1 else warn
+    return told(f"{most}; the largest parts: {large}", parts)
+
+
+def _described(part: Part) -> str:
+    """`name (when)`, and whether its size is an estimate."""
+    when = "always" if part.during == ALWAYS else ", ".join(PHASES[phase] for phase in part.during)
+    return f"{part.name} ({when}){', estimate' if part.estimate else ''}"
+
+
+def workload(scene: Scene, row_ranks: int = 1) -> Workload:
+    """What the memory plan has to know of the run; `row_ranks` devices share each row."""
+    config = scene.config
+    budget = config.train.max_tokens_per_device * row_ranks
+    offloaded = config.train.offload and pick_device(config.model.device).type != "cpu"
+    if isinstance(config, SupervisedRunConfig | PairRunConfig):
+        longest, count = units(scene, budget)
+        row, reference = largest_row(longest, budget, count), isinstance(config, DpoRunConfig)
+        return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
+    config = scene.rl
+    plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
+    rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
+    ways = [rollout.sampling(()) for rollout in rollouts]
+    if scene.plays_greedily:
+        ways.append(greedily(ways[0]))
+    sizes = config.engine_sizes
+    together = plan.prompts_per_rollout * scene.played_per_prompt
+    for name, chosen in config.evaluate.sets.items():
+        together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)
+    return Workload(
+        config.train,
+        largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
+        offloaded=offloaded,
+        entropy_grad=algorithm.entropy_grad,
+        nucleus=config.rollout.sampling(()).narrows,
+        reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
+        reference_advice=reference_advice(config.algo.name),
+        sampling=Sampling(
+            sizes,
+            tuple(ways),
+            min(sizes.max_running, sizes.max_batch_tokens, together),
+            max(rollout.max_tokens for rollout in rollouts),
+            together,
+            config.control.overlaps,
+            config.engine_sleeps,
+        ),
+    )
+
+
+def reference_advice(algorithm: str) -> str:
+    """How an algorithm does without a reference."""
+    if ":" in algorithm:
+        return f"have {algorithm} need no reference"
+    return "set algo.kl_coef=0 and algo.kl_reward.coef=0, without algo.reference"
+
+
+def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:
+    """Of a step of a run without rollouts: lengths of the largest unit's samples, as far as they are known, and how many units it has."""
+    config = scene.config
+    if isinstance(config, SupervisedRunConfig):
+        return scene.longest or (config.data.max_tokens or budget,), config.samples_per_step
+    assert isinstance(config, PairRunConfig)
+    return scene.longest or (config.data.max_tokens or budget // 2,) * 2, config.pairs_per_step
+
+
+def device_memory(device: torch.device) -> tuple[int, str]:
+    """Bytes of memory, and what they are of."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory, "memory"
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory(), "recommended memory"
+    return memory_limit()

@@ -1,0 +1,145 @@
+"""`whet check`: everything that a run needs, looked at without training. Every check is a function in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.build.process import quiet_transformers
+from whet.build.run_dirs import placed
+from whet.check.budget import check_limits, check_memory
+from whet.check.context import Scene
+from whet.check.data import check_data, check_evaluation
+from whet.check.disk import check_disk
+from whet.check.findings import Finding, Missing, Note, fail, ok, skip
+from whet.check.hooks import check_hooks
+from whet.check.model import check_attention, check_device, check_model, check_tokenizer
+from whet.check.play import check_environment
+from whet.check.resume import check_resume
+from whet.check.rewards import check_rewards
+from whet.check.settings import check_algorithm, check_batch, check_control, check_length, check_packages, check_ports
+from whet.config import ConfigError, load_config, read_tree
+from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import RUN_CONFIGS, command_of
+from whet.types import JSON
+
+CONFIGURATION = "configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One area of the report."""
+
+    area: str
+    run: Callable[[Scene], Iterator[Note]]
+    supervised: bool = True
+    """Whether supervised runs have it, too."""
+
+
+CHECKS = (
+    Check("batch", check_batch),
+    Check("algorithm", check_algorithm, supervised=False),
+    Check("control", check_control, supervised=False),
+    Check("hooks", check_hooks, supervised=False),
+    Check("device", check_device),
+    Check("model", check_model),
+    Check("attention", check_attention),
+    Check("tokenizer", check_tokenizer),
+    Check("environment", check_environment, supervised=False),
+    Check("data", check_data),
+    Check("evaluation", check_evaluation, supervised=False),
+    Check("reward", check_rewards, supervised=False),
+    Check("limits", check_limits, supervised=False),
+    Check("length", check_length),
+    Check("memory", check_memory),
+    Check("disk", check_disk),
+    Check("resume", check_resume),
+    Check("packages", check_packages),
+    Check("ports", check_ports),
+)
+"""In their order: a check may use what those above it found."""
+AREAS = (CONFIGURATION, *(check.area for check in CHECKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was found."""
+
+    command: str
+    """The command that the file is for: train, sft ..."""
+    findings: tuple[Finding, ...]
+    memory: Mapping[str, int]
+    """The memory plan in bytes, by part; empty where there is none."""
+
+    @property
+    def failed(self) -> int:
+        return sum(finding.status == "FAIL" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, JSON]:
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"command": self.command, "failed": self.failed, "findings": findings, "memory_bytes": dict(self.memory)}
+
+
+def check(
+    path: Path,
+    overrides: Sequence[str],
+    show: Callable[[Finding], None],
+    command: str | None = None,
+    *,
+    calls_tools: bool = False,
+) -> Report:
+    """Check a configuration.
+
+    Args:
+        path: its TOML file.
+        overrides: `key=value` settings on top.
+        show: told of each finding as it is made.
+        command: that the file is for; None: the one that its keys fit best.
+        calls_tools: really call every tool, and have environments answer the replies that are scored.
+
+    Raises:
+        ValueError: if there is no such command.
+    """
+    if command is not None and command not in RUN_CONFIGS:
+        raise ValueError(f"--for={command} names no command that trains; choose {', '.join(RUN_CONFIGS)}")
+    quiet_transformers()
+    findings: list[Finding] = []
+
+    def add(finding: Finding) -> None:
+        findings.append(finding)
+        show(finding)
+
+    try:
+        command = command or command_of(read_tree(path, overrides))
+        config, _ = placed(load_config(RUN_CONFIGS[command], path, overrides), path)
+    except ConfigError as error:
+        for problem in error.problems:
+            add(fail(f"{error.source}: {problem}" if error.source else problem).of(CONFIGURATION))
+        for area in AREAS[1:]:
+            add(skip("not checked: needs the configuration").of(area))
+        return Report("", tuple(findings), {})
+    add(ok(f"{path} is a file for `whet {command}`").of(CONFIGURATION))
+    scene = Scene(config, calls_tools=calls_tools)
+    for one in checks_of(config):
+        for note in notes_of(one, scene):
+            add(note.of(one.area))
+    memory = {} if scene.memory is None else {part.name: part.size_bytes for part in scene.memory.parts}
+    return Report(command, tuple(findings), memory)
+
+
+def checks_of(config: BaseRunConfig) -> list[Check]:
+    """The checks that a kind of run has, in their order."""
+    return [one for one in CHECKS if one.supervised or isinstance(config, RunConfig)]
+
+
+def notes_of(one: Check, scene: Scene) -> Iterator[Note]:
+    """What a check found, up to what stopped it."""
+    try:
+        yield from one.run(scene)
+    except Missing as missing:
+        yield skip(f"not checked: needs {missing}")
+    except ConfigError as error:
+        yield from map(fail, error.problems)
+    except (ValueError, OSError) as error:
+        yield fail(str(error))

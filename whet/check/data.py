@@ -1,0 +1,198 @@
+"""The data: every row read as the run reads it, the first ones shown as the model will see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from whet.check.context import TRAINING, Scene
+from whet.check.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told, visible
+from whet.check.findings import Note, fail, need, ok, warn
+from whet.check.own_source import check_source
+from whet.check.pairs import check_pairs
+from whet.data.files import paths_text
+from whet.data.rows import task_from
+from whet.data.source import SourceConfig, TaskSource
+from whet.data.supervised import Conversation, conversation_from, read_conversations, supervised_source
+from whet.data.template import Renderer
+from whet.evaluate.config import EvaluationSetConfig
+from whet.plan.text import several
+from whet.rollout.sampling import RolloutConfig
+from whet.settings.rl import check_best, evaluation_rows, training_rows
+from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
+from whet.types import JSON, Message, Task
+
+MEASURED_ROWS = 20_000
+"""Prompts that are rendered to know their lengths; of more, so many are taken at even distances."""
+Tools = Sequence[Mapping[str, JSON]]
+
+
+def check_data(scene: Scene) -> Iterator[Note]:
+    """The training rows."""
+    if isinstance(scene.config, SupervisedRunConfig):
+        yield from _conversations(scene, scene.config)
+        return
+    if isinstance(scene.config, PairRunConfig):
+        yield from check_pairs(scene, scene.config)
+        return
+    if scene.rl.data.source is not None:
+        yield from check_source(scene)
+        if scene.source is not None and scene.renderer is not None and TRAINING in scene.tools:
+            yield from _prompts(scene.rows[TRAINING], scene.renderer, scene.tools[TRAINING], scene.rl.rollout, scene.vocab_size)
+        return
+    rows = training_rows(scene.rl)
+    renderer, tools = scene.renderer, scene.tools.get(TRAINING)
+    length = None if renderer is None or tools is None else _length(renderer, tools)
+    try:
+        source = TaskSource(rows if length else rows.model_copy(update={"max_prompt_tokens": None}), length=length)
+    except ValueError as error:
+        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        return
+    yield ok(_counted(source, rows))
+    scene.rows[TRAINING] = source.tasks
+    if length or rows.max_prompt_tokens is None:
+        scene.source = source
+    renderer, tools = need(renderer, "the tokenizer"), need(tools, "the environment's tools")
+    yield from _prompts(source.tasks, renderer, tools, scene.rl.rollout, scene.vocab_size)
+
+
+def _length(renderer: Renderer, tools: Tools) -> Callable[[Task], int]:
+    def length(task: Task) -> int:
+        try:
+            return len(renderer.prompt(task, tools))
+        except ValueError as error:
+            raise ValueError(f"{task.origin}: {error}") from error
+
+    return length
+
+
+def check_evaluation(scene: Scene) -> Iterator[Note]:
+    """The rows of every evaluation set, and whether what `checkpoint.best` names is measured."""
+    config = scene.rl
+    try:
+        check_best(config)
+    except ValueError as error:
+        yield fail(str(error))
+    if not config.evaluate.sets:
+        yield warn("there is no evaluation set: nothing will show whether the model gets better (evaluate.sets.NAME.path=FILE)")
+    for name, chosen in config.evaluate.sets.items():
+        for note in _evaluation_set(scene, name, chosen):
+            yield Note(note.status, f"{name}: {note.text}", note.lines)
+
+
+def _evaluation_set(scene: Scene, name: str, chosen: EvaluationSetConfig) -> Iterator[Note]:
+    rows = evaluation_rows(scene.rl, chosen)
+    try:
+        source = TaskSource(rows, name=name)
+    except ValueError as error:
+        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        return
+    tasks = scene.rows[name] = source.tasks[: chosen.limit]
+    yield ok(f"{_counted(source, rows)}; {len(tasks)} of them are played, {several(chosen.samples_per_prompt, 'time')} each")
+    if scene.renderer is None or name not in scene.tools:
+        yield Note("skip", f"not rendered: needs {'the tokenizer' if scene.renderer is None else 'its environment'}")
+        return
+    yield from _prompts(tasks, scene.renderer, scene.tools[name], chosen.rollout.over(scene.rl.rollout), scene.vocab_size)
+
+
+def _counted(source: TaskSource, rows: SourceConfig) -> str:
+    limit = rows.max_prompt_tokens
+    dropped = "" if limit is None else f", {source.num_dropped} dropped as longer than max_prompt_tokens = {limit}"
+    return f"{len(source)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}{dropped}"
+
+
+def _prompts(
+    tasks: Sequence[Task], renderer: Renderer, tools: Tools, rollout: RolloutConfig, vocab_size: int | None
+) -> Iterator[Note]:
+    """Render prompts as the run does: their lengths, the room that they leave, whether the model knows their tokens."""
+    step = -(-len(tasks) // MEASURED_ROWS)
+    lengths: list[int] = []
+    highest = -1
+    faults: list[str] = []
+    for task in tasks[::step]:
+        try:
+            tokens = renderer.prompt(task, tools)
+        except ValueError as error:
+            faults.append(f"{task.origin}: {error}")
+            continue
+        lengths.append(len(tokens))
+        highest = max(highest, *tokens)
+    if faults:
+        yield from told(faults)
+        return
+    if vocab_size is not None and highest >= vocab_size:
+        yield fail(f"prompts have token ids up to {highest}, but the model knows 0 to {vocab_size - 1}: its tokenizer is another")
+    yield _room(lengths, rollout, f"{len(lengths)} prompts at even distances" if step > 1 else "prompts")
+    answered = [task.origin for task in tasks if not isinstance(task.prompt, str) and task.prompt[-1].role == "assistant"]
+    if answered:
+        yield warn(
+            f"{len(answered)} of {len(tasks)} prompts end with a message of the assistant's ({answered[0]}), and the model begins another "
+            "after it: if it is the answer, the model reads it before it replies; leave it out of the prompt"
+        )
+    yield from _odd_roles(renderer, ((task.origin, task.prompt) for task in tasks if not isinstance(task.prompt, str)))
+    for task in tasks[:SHOWN_ROWS]:
+        tokens = renderer.prompt(task, tools)
+        label = "no label" if task.label is None else f"label {task.label!r}"
+        lines = [f"prompt  {visible(renderer.decode(tokens))}", "model   begins here"]
+        yield ok(f"{task.origin}: {len(tokens)} tokens, {label}", lines)
+
+
+def _room(lengths: Sequence[int], rollout: RolloutConfig, what: str) -> Note:
+    """Whether prompts leave room to sample."""
+    without = sum(length >= rollout.max_tokens for length in lengths)
+    text = f"{what} have {min(lengths)} to {max(lengths)} tokens; rollout.max_tokens = {rollout.max_tokens}"
+    if not without:
+        return ok(f"{text} leaves {rollout.max_tokens - max(lengths)} or more for replies")
+    advice = "raise it, or drop long prompts with data.max_prompt_tokens"
+    told = fail if without == len(lengths) else warn
+    return told(f"{text} leaves no room to reply to {without} of {len(lengths)}: {advice}")
+
+
+def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
+    """The conversations of supervised training, and which of their tokens train."""
+    rows = config.data
+    try:
+        conversations = read_conversations(rows)
+    except ValueError as error:
+        yield from told(row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
+        return
+    yield ok(f"{len(conversations)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}")
+    renderer = need(scene.renderer, "the tokenizer")
+    try:
+        source = scene.source = supervised_source(rows, renderer, run_seed=config.seed)
+    except ValueError as error:
+        yield from told(_rendering_faults(conversations, renderer) or [str(error)])
+        return
+    lengths: list[int] = []
+    trained, highest = 0, -1
+    for tokens, mask in source.rows():
+        lengths.append(len(tokens))
+        trained += sum(mask)
+        highest = max(highest, *tokens)
+    scene.longest = (max(lengths),)
+    dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
+    share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
+    yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
+    yield from _odd_roles(renderer, ((conversation.origin, conversation.messages) for conversation in conversations))
+    yield from rotary_faults(scene, lengths)
+    if scene.vocab_size is not None and highest >= scene.vocab_size:
+        yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")
+    for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):
+        yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", masked_lines(tokens, mask, renderer))
+
+
+def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]) -> Iterator[Note]:
+    """The first row with a role that nobody knows: the template writes it as it stands."""
+    odd = next((f"{origin}: {text}" for origin, messages in rows if (text := renderer.odd_role(messages))), None)
+    if odd is not None:
+        yield warn(odd)
+
+
+def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer) -> list[str]:
+    faults: list[str] = []
+    for conversation in conversations:
+        try:
+            renderer.supervised(conversation.messages, conversation.tools, conversation.first_trained)
+        except ValueError as fault:
+            faults.append(f"{conversation.origin}: {fault}")
+    return faults

@@ -1,0 +1,186 @@
+"""The models beside the policy: whether each can be had, and what each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whet.algo.base import Algorithm, Need
+from whet.build.learners import check_same_tokens, critic_train, parallel_key, train_beside
+from whet.check.context import Scene
+from whet.check.findings import Note, ok
+from whet.data.hub import resolve_model_path
+from whet.model.causal import pick_device
+from whet.model.config import ModelConfig
+from whet.model.decoder import DecoderModel
+from whet.model.meta import read_meta, read_meta_scalar
+from whet.model.scalar import ScalarModel
+from whet.plan.activations import forward_bytes
+from whet.plan.memory import ALWAYS, TRAINING, MemoryPlan, Part, Phase, Workload, largest_row, plan_memory
+from whet.plan.mesh_memory import MeshPlanner, Planned, local_tensors, put_together
+from whet.reward.build import reward_models
+from whet.reward.model import ModelRewardOptions
+from whet.reward.model_reward import KEY as REWARD_PATH
+from whet.reward.model_reward import model_config
+from whet.settings.rl import RunConfig, reward_tables
+from whet.train.config import CriticConfig
+from whet.train.torch_native.config import ParallelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Models without contents."""
+
+    frozen: dict[str, Planned]
+    """By what they are called; without a reference that is the policy's first weights."""
+    critic: ScalarModel | None = None
+    batch_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of the reward models among them: how many tokens of what waits are scored together."""
+    spread: frozenset[str] = frozenset()
+    """The reward models that all processes of the job share."""
+
+    def over_ranks(self, config: RunConfig) -> Iterator[tuple[str, Planned, ParallelConfig, str]]:
+        """The models that several processes share, with their degrees, their own or the policy's, and the setting that has them."""
+        for name, chosen in (("reference", config.reference), ("teacher", config.teacher), ("critic", config.critic)):
+            model, degrees = self.critic if name == "critic" else self.frozen.get(name), train_beside(config, chosen).degrees
+            if model is not None and degrees is not None:
+                yield name, model, degrees, parallel_key(chosen, name)
+        if config.train.degrees is not None:
+            yield from ((name, self.frozen[name], config.train.degrees, "train.parallel") for name in sorted(self.spread))
+
+
+def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
+    """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
+    if not isinstance(scene.config, RunConfig) or scene.algorithm is None:
+        return
+    beside = scene.beside = models_beside(scene.config, scene.algorithm, folder)
+    for name, model in {**beside.frozen, **({"critic": beside.critic} if beside.critic is not None else {})}.items():
+        count = sum(p.numel() for _, p in model.named_weights())
+        yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
+
+
+def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Beside:
+    """Those that an algorithm needs, by their config.json; `folder` is the policy's.
+
+    Raises:
+        ValueError: if one cannot be had, or reads other tokens than the policy.
+    """
+    needs, models = algorithm.needs, dict[str, Planned]()
+    if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
+        models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model, key="teacher.path")
+    if Need.REF_LOGPROBS in needs and has_own_reference(config):
+        path = config.reference.path if config.reference is not None else None
+        models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model, key="reference.path")
+    rewards = _reward_models(config)
+    models.update({name: model for name, (model, _) in rewards.items()})
+    critic = None
+    if Need.VALUES in needs:
+        path = (config.critic or CriticConfig()).path
+        critic = read_meta_scalar(_folder(config.model, path, folder, "critic.path"), config.model, key="critic.path")
+    room = {name: options.batch_tokens for name, (_, options) in rewards.items()}
+    return Beside(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
+
+
+def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewardOptions]]:
+    """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
+    models of their own, but for those that are spread."""
+    models: dict[str, tuple[ScalarModel, ModelRewardOptions]] = {}
+    for options in (options for table in reward_tables(config) for options in reward_models(table)):
+        if options.spread and any(options == other for _, other in models.values()):
+            continue
+        if pick_device(options.device).type == pick_device(config.model.device).type:
+            name = f"reward {len(models) + 1}" if models else "reward"
+            models[name] = read_meta_scalar(resolve_model_path(options.path), model_config(options), key=REWARD_PATH), options
+    return models
+
+
+def has_own_reference(config: RunConfig) -> bool:
+    """Whether the reference is to be looked at by itself: a model of its own even beside an adapter, or in a layout of its own."""
+    chosen = config.reference
+    return chosen is not None and (chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None)
+
+
+def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
+    """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
+    spread = {name: degrees for name, _, degrees, _ in beside.over_ranks(config)}
+    parts = [
+        Part(f"{name} model", _held(model, spread.get(name), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
+        for name, model in beside.frozen.items()
+    ]  # a reward model that is not spread, the first process holds whole
+    parts += _put_together(beside, config)
+    parts += _scoring(beside, config, work)
+    if beside.critic is not None:
+        plan = _critic_plan(beside.critic, config, work)
+        kept, gradients = plan.bytes_of("float32 masters") + plan.bytes_of("optimizer moments"), plan.bytes_of("gradients")
+        smaller, parameters = "choose a smaller critic (critic.path)", plan.bytes_of("parameters")
+        worst = plan.peak_bytes - parameters - kept - gradients
+        advice = next(part.advice for part in plan.largest(len(plan.parts)) if part.during not in (ALWAYS, TRAINING))
+        parts += [
+            Part("critic's parameters", parameters, ALWAYS, smaller),
+            Part("critic's masters and moments", kept, ALWAYS, smaller),
+            Part("critic's gradients", gradients, ("critic",), smaller),
+            Part("critic's step or activations", worst, ("critic",), advice, True),
+        ]
+    return parts
+
+
+def _put_together(beside: Beside, config: RunConfig) -> Iterator[Part]:
+    """What a rank puts together of a spread model that does not train, while it computes: one layer, the next, and what no layer has. Of
+    reference and teacher, which take turns, the one with the most."""
+    found = dict[Phase, Part]()
+    for name, model, degrees, key in beside.over_ranks(config):
+        if name in beside.frozen:
+            layer, rest = put_together(model, degrees)
+            phase: Phase = "rollout" if name in beside.spread else "frozen"
+            size = (2 * layer + rest) * model.dtype.itemsize
+            part = Part(f"{name}'s layers put together", size, (phase,), f"raise {key}.tensor", estimate=True)
+            found[phase] = max(part, found.get(phase, part), key=lambda part: part.size_bytes)
+    yield from found.values()
+
+
+def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload) -> MemoryPlan:
+    """The critic by itself, as a run that trains it alone would be planned."""
+    train = critic_train(config, config.critic or CriticConfig())
+    degrees = train.degrees
+    own = Workload(train, _own_row(work, config.train.degrees, degrees), offloaded=work.offloaded)
+    if degrees is None:
+        return plan_memory(model, own)
+    return MeshPlanner(model, config.model, parallel_key(config.critic, "critic")).plan(own, degrees)
+
+
+def _own_row(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
+    """Lengths in the largest row of a model with degrees of its own: the row is shared by the ranks of `context`, and is as long as the
+    budget of all, or as its longest sample."""
+    shared, by = (1 if degrees is None else degrees.context for degrees in (policy, own))
+    if shared == by:
+        return work.lengths
+    return (max(-(-sum(work.lengths) // shared) * by, max(work.lengths)),)
+
+
+def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part]:
+    """What the reward models make of the largest row that they score, which they do while the engine runs."""
+    assert work.sampling is not None, "a run with rewards samples"
+    longest = (work.sampling.longest,)
+    for name, room in beside.batch_tokens.items():
+        lengths = longest if config.deterministic else largest_row(longest, room, work.sampling.together)
+        advice = "lower rollout.max_tokens" if len(lengths) == 1 else "lower the reward's options.batch_tokens"
+        yield Part(f"{name} scores", forward_bytes(beside.frozen[name], lengths), ("rollout",), advice, estimate=True)
+
+
+def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> Path:
+    folder = policy_folder if path is None else resolve_model_path(path)
+    if folder != policy_folder:
+        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.trust_remote_code)
+    return folder
+
+
+def _weights(model: DecoderModel) -> int:
+    return sum(p.nbytes for _, p in model.named_weights())
+
+
+def _held(model: DecoderModel, degrees: ParallelConfig | None, *, offloaded: bool) -> int:
+    """Bytes of a frozen model that are always on a device; of one that a mesh offloads, none."""
+    if degrees is None:
+        return _weights(model)
+    return 0 if offloaded else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

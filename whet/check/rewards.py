@@ -1,0 +1,154 @@
+"""The rewards, tried out on one row: a reply that is the label, and an empty one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from whet.check.boundary import run_user_code, run_user_coroutine
+from whet.check.context import TRAINING, Scene
+from whet.check.faults import SHOWN_FAULTS
+from whet.check.findings import Note, fail, ok, skip, warn
+from whet.check.play import START_DEADLINE_S, played
+from whet.check.settings import IMPORT_DEADLINE_S
+from whet.data.rows import missing_label
+from whet.env.build import ENVS, EnvConfig, build_env_factory
+from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
+from whet.reward.base import read_score
+from whet.reward.labels import readers_of, unusable_rows
+from whet.reward.pool import START_TIMEOUT_S
+from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
+from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
+
+FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
+"""How a right answer may have to be written: the first that scores otherwise than an empty reply counts."""
+UNASKED = "the environment did not answer what was scored, so turn.reward is None; --tools has it answer"
+
+
+def check_rewards(scene: Scene) -> Iterator[Note]:
+    """The rewards of training and of every evaluation set."""
+    config = scene.rl
+    yield from _reward(scene, TRAINING, config.reward, config.env)
+    for name, chosen in config.evaluate.sets.items():
+        for note in _reward(scene, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
+            yield Note(note.status, f"{name}: {note.text}", note.lines)
+
+
+def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> Iterator[Note]:
+    rows = scene.rows.get(name)
+    if rows is None:
+        yield skip("not scored: needs the rows")
+        return
+    task = scene.tasks.get(name, rows[0])
+    say = Says(scene, task, rows[0], env if scene.calls_tools else None)
+    what = f"reward {config.name or ', '.join(config.components) or 'of the group'}"
+    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * (config.timeout_s + scene.calls_tools * START_DEADLINE_S)
+    unasked: list[str] = []
+    with ExitStack() as ends:
+        try:
+            each, together = run_user_code(what, lambda: _build(config, scene, ends), IMPORT_DEADLINE_S)
+            unasked = [] if env.name in ENVS or scene.calls_tools else [UNASKED]
+            if each is not None:
+                yield run_user_coroutine(what, lambda: _compare(say, each), deadline_s)
+                if env.name in ENVS and readers_of(config):  # others may change tasks
+                    yield run_user_coroutine(what, lambda: _labels(scene, name, config, rows), IMPORT_DEADLINE_S)
+            if together is not None:
+                yield run_user_coroutine("reward.group", lambda: _siblings(say, each, together), deadline_s)
+        except ValueError as error:
+            yield fail(str(error), unasked)
+
+
+def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward | None, GroupReward | None]:
+    """The reward of single trajectories and that of siblings; `ends` closes them."""
+    each = build_reward(config, scene.folder) if config.scores_each else None
+    if each is not None:
+        ends.callback(each.close)
+    together = build_group_reward(config)
+    if together is not None:
+        ends.callback(together.close)
+    return each, together
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """Trajectories of one row that say what they are told to."""
+
+    scene: Scene
+    task: Task
+    """As the environment made it."""
+    row: Task
+    env: EnvConfig | None
+    """What answers the reply; None: nothing does."""
+
+    async def __call__(self, reply: str, k: int = 0) -> Trajectory:
+        """The k-th of its task, whose only turn says `reply`."""
+        said = fabricated(self.scene, self.task, reply, k)
+        if self.env is None:
+            return said
+        (turn,) = said.turns
+        task, step = await played(build_env_factory(self.env), self.row, turn.message)
+        return replace(said, task=task, turns=(replace(turn, reward=step.reward),), counts=dict(step.counts))
+
+
+async def _siblings(say: Says, each: Reward | None, together: GroupReward) -> Note:
+    """Score an empty reply and the label as siblings."""
+    task = say.task
+    siblings = [await say(reply, k) for k, reply in enumerate(("", task.label or "x"))]
+    if each is not None:
+        siblings = [replace(sibling, rewards=read_score(await each(sibling))) for sibling in siblings]
+    empty, right = await together(siblings)
+    return ok(f"{task.origin}: as siblings, an empty reply scores {empty.total:g}, the reply {siblings[1].response!r} {right.total:g}")
+
+
+async def _compare(say: Says, reward: Reward) -> Note:
+    """Score an empty reply, and the label in the forms that a right answer may have."""
+    task = say.task
+    empty = read_score(await reward(await say("")))
+    if task.label is None:
+        return ok(f"an empty reply scores {_numbers(empty)}; {task.origin} has no label to compare with")
+    for form in FORMS:
+        reply = form.format(task.label)
+        right = read_score(await reward(await say(reply)))
+        if right.total != empty.total:
+            return ok(f"{task.origin}: the reply {reply!r} scores {_numbers(right)}, an empty one {_numbers(empty)}")
+    same = f"{task.origin}: its label {task.label!r} as the reply and an empty reply both score {_numbers(empty)}"
+    return warn(f"{same}: a reward that cannot tell them apart may be constant")
+
+
+def _numbers(rewards: Rewards) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in rewards.components.items())
+    return f"{rewards.total:g}" + (f" ({parts})" if len(rewards.components) > 1 else "")
+
+
+async def _labels(scene: Scene, name: str, config: RewardConfig, rows: Sequence[Task]) -> Note:
+    """Whether the reward can score every row, as a run sees to it before it begins."""
+    faults = await unusable_rows(config, rows)
+    if not faults:
+        return ok(f"the labels of {len(rows)} rows can be used")
+    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used{_missing(scene, name)}", faults[:SHOWN_FAULTS])
+
+
+def _missing(scene: Scene, name: str) -> str:
+    """That there is no column of labels, if there is none."""
+    if scene.rl.data.source is not None and name == TRAINING:
+        return ""
+    source = training_rows(scene.rl) if name == TRAINING else evaluation_rows(scene.rl, scene.rl.evaluate.sets[name])
+    return missing_label(source.path, source.label_key).replace("\n", ": ")
+
+
+def fabricated(scene: Scene, task: Task, reply: str, k: int = 0) -> Trajectory:
+    """A completed trajectory, the k-th of its task, whose only turn says `reply`."""
+    tokens: tuple[int, ...] = (0,)
+    if scene.renderer is not None:
+        tokens = (*scene.renderer.encode(reply), scene.renderer.stop_token_ids[0])
+    turn = Turn(
+        context=(0,),
+        context_origin=(Origin.PROMPT,),
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        versions=(0,) * len(tokens),
+        message=Message("assistant", reply),
+        finish=Finish.STOP,
+    )
+    return Trajectory(f"{task.id}/{k}", task, (turn,), Outcome.COMPLETED)

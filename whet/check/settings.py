@@ -1,0 +1,140 @@
+"""What can be told from the settings alone, and from how many rows there are: batches, algorithm, length, packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from math import ceil
+
+from whet.algo.base import Need, StepPlan
+from whet.algo.table import build_algorithm
+from whet.build.learners import check_models, check_warmup, uncorrected
+from whet.build.parts import length_of_run
+from whet.check.boundary import run_user_code
+from whet.check.context import Scene
+from whet.check.findings import Note, fail, need, ok, warn
+from whet.check.machine import usable_cores
+from whet.config import resolve
+from whet.plan.text import several
+from whet.rollout.filters import build_filters
+from whet.rollout.sampling import check_trainable
+from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
+from whet.train.batching import BatchPlan, plan_batch
+
+IMPORT_DEADLINE_S = 60.0
+"""For a module that the configuration names to be imported, and what it names to be made."""
+
+
+def check_batch(scene: Scene) -> Iterator[Note]:
+    """The batch equation."""
+    config = scene.config
+    if not isinstance(config, RunConfig):
+        per_step, what = per_step_of(config)
+        yield ok(f"{per_step} {what} a step")
+        return
+    plan = scene.batch = plan_batch(config.batch)
+    yield ok(equation(plan))
+
+
+def per_step_of(config: BaseRunConfig) -> tuple[int, str]:
+    """What a step of a run that learns from data as they are takes, and what that is called."""
+    if isinstance(config, PairRunConfig):
+        return config.pairs_per_step, "pairs"
+    assert isinstance(config, SupervisedRunConfig)
+    return config.samples_per_step, "conversations"
+
+
+def equation(plan: BatchPlan) -> str:
+    """A solved batch plan in words."""
+    left = f"{several(plan.prompts_per_rollout, 'prompt')} x {several(plan.samples_per_prompt, 'sample')}"
+    right = f"{several(plan.samples_per_step, 'sample')} x {several(plan.steps_per_rollout, 'step')}"
+    return f"{left} = {right}, {several(plan.epochs, 'epoch')}: {several(plan.optimizer_steps, 'optimizer step')} a rollout"
+
+
+def check_algorithm(scene: Scene) -> Iterator[Note]:
+    """Whether the algorithm can be made, and can learn from what is sampled."""
+    config = scene.rl
+    try:
+        check_trainable(config.rollout)
+    except ValueError as error:
+        yield fail(str(error))
+    plan = need(scene.batch, "the batch sizes")
+    steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens)
+    name = config.algo.name
+    algorithm = run_user_code(f"algorithm {name!r}", lambda: build_algorithm(config.algo, steps), IMPORT_DEADLINE_S)
+    check_models(config, algorithm)
+    scene.algorithm = algorithm
+    needs = ", ".join(sorted(algorithm.needs)) or "nothing annotated"
+    yield ok(f"{name}, needs {needs}")
+    if Need.BASELINE in algorithm.needs:
+        prompts, total = several(plan.prompts_per_rollout, "prompt"), plan.prompts_per_rollout * scene.played_per_prompt
+        played = f"{prompts} x ({several(plan.samples_per_prompt, 'sample')} + 1 greedy) = {total} trajectories a rollout"
+        yield ok(f"{played}; the greedy ones are compared with, not trained on")
+
+
+def check_control(scene: Scene) -> Iterator[Note]:
+    """Which groups are kept, how many are under way, and how old what they train may be."""
+    control, plan = scene.rl.control, need(scene.batch, "the batch sizes")
+    run_user_code("control", lambda: build_filters(control), IMPORT_DEADLINE_S)
+    told = [f"tokens train up to {several(control.max_staleness, 'version')} old"] if control.max_staleness else ["every token is fresh"]
+    if control.overlaps:
+        told.append(f"{several((control.max_staleness + 1) * plan.prompts_per_rollout, 'group')} under way while the trainer computes")
+    elif control.over_sample > 1:
+        left = "go on later" if control.partial else "are aborted"
+        told.append(f"{ceil(control.over_sample * plan.prompts_per_rollout)} groups played, those left over {left}")
+    if control.filters:
+        told.append(f"dropped by {', '.join(each.name for each in control.filters)}")
+    yield ok("; ".join(told))
+    if scene.algorithm is not None and (advice := uncorrected(scene.rl, scene.algorithm)) is not None:
+        yield warn(advice)
+    if control.partial and control.over_sample == 1 and not control.filters:
+        yield warn("control.partial has nothing to put off: as many groups are played as are wanted; set control.over_sample above 1")
+
+
+def check_length(scene: Scene) -> Iterator[Note]:
+    """How long the run is."""
+    config = scene.config
+    num_rows = len(need(scene.source, "the training rows"))
+    if isinstance(config, RunConfig):
+        plan = need(scene.batch, "the batch sizes")
+        per_unit, steps, unit, what = plan.prompts_per_rollout, plan.optimizer_steps, "rollouts", "prompts"
+        scene.total = length_of_run(num_rows, per_unit, config.num_rollouts, config.num_epochs, "num_rollouts")
+        check_warmup(config, scene.total)
+    else:
+        assert isinstance(config, SupervisedRunConfig | PairRunConfig)
+        (per_unit, what), steps, unit = per_step_of(config), 1, "steps"
+        scene.total = length_of_run(num_rows, per_unit, config.num_steps, config.num_epochs, "num_steps")
+    passes = scene.total * per_unit / num_rows
+    yield ok(f"{scene.total} {unit} of {per_unit} {what}, {passes:.2f} passes over {num_rows}; {scene.total * steps} optimizer steps")
+    if per_unit > num_rows:
+        yield warn(f"{per_unit} {what} are taken at a time, but there are {num_rows}: some come several times in one of the {unit}")
+    warmup = config.train.optim.warmup_steps
+    if warmup >= scene.total * steps:
+        yield warn(f"train.optim.warmup_steps is {warmup}, so the learning rate never reaches its peak: lower it or train longer")
+
+
+def check_packages(scene: Scene) -> Iterator[Note]:
+    """Threads, optional packages and trackers that the configuration asks for."""
+    config = scene.config
+    if config.threads is not None and config.threads > usable_cores():
+        yield warn(f"threads is {config.threads}, but this process may use {usable_cores()} cores: more threads are slower")
+    wanted = {"tensorboard": config.observe.tensorboard, "wandb": config.observe.wandb is not None}
+    for package in (name for name, asked in wanted.items() if asked):
+        if find_spec(package) is None:
+            yield fail(f"observe.{package} needs the {package} package: pip install 'whet[{package}]', or turn it off")
+        else:
+            yield ok(f"{package} is there")
+    for reference in config.observe.trackers:
+        tracker = run_user_code(f"tracker {reference!r}", lambda: resolve(reference, kind="tracker"), IMPORT_DEADLINE_S)  # noqa: B023
+        if callable(tracker):
+            yield ok(f"tracker {reference} can be called")
+        else:
+            yield fail(f"observe.trackers: {reference!r} is a {type(tracker).__name__}, not a callable (run_dir, config) -> Tracker")
+    if not any(wanted.values()) and not config.observe.trackers:
+        yield ok("metrics go to metrics.jsonl alone: no further package is asked for")
+
+
+def check_ports(scene: Scene) -> Iterator[Note]:
+    """The network ports that the run listens on."""
+    yield ok("none: one process, nothing listens")

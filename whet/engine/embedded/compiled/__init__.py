@@ -1,0 +1,1 @@
+"""The decode step in C: its source, its build and its bindings."""

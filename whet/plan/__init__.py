@@ -1,0 +1,1 @@
+"""Memory plans and layouts: bytes by part and device, before anything is allocated."""

@@ -1,0 +1,1 @@
+"""Mathematics as a reward reads it: answers in a reply, numbers, formulas, equality."""

@@ -1,0 +1,1 @@
+"""Graders that others published, with their rules unchanged."""

@@ -1,0 +1,1 @@
+"""The commands that train, evaluate and generate, and the processes they run in."""

@@ -1,0 +1,339 @@
+"""What the command line's commands do, as functions of a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from whet.algo.base import Need, StepPlan
+from whet.algo.table import build_algorithm
+from whet.build.learners import build_learners, check_models, check_warmup, uncorrected
+from whet.build.parts import (
+    RL_HEADLINES,
+    Parts,
+    Texts,
+    build_evaluations,
+    build_observer,
+    build_parts,
+    build_run_state,
+    build_service,
+    check_answers,
+    evaluation_tasks,
+    export_model,
+    incidents_of,
+    prompt_length,
+    read_texts,
+    write_summary,
+)
+from whet.build.parts import length_of_run as length
+from whet.build.process import prepare_process, quiet_transformers
+from whet.build.reward_models import SpreadScores
+from whet.build.rollouts import TRAINING, build_hooks, build_rollouts, check_labels
+from whet.build.session import OpenRun, free_folder, open_run
+from whet.build.trained import is_whole_model, newest_weights
+from whet.checkpoint.run_state import Stateful
+from whet.config import dump_toml
+from whet.data.own import own_source
+from whet.data.source import Source, TaskSource
+from whet.engine.base import Engine
+from whet.engine.pool.pool import EnginePool
+from whet.evaluate.evaluation import EvaluationSet
+from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
+from whet.observe.display import Display, build_display
+from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
+from whet.observe.records import ROLLOUTS, RecordWriter
+from whet.rollout.constant import RewardGuard
+from whet.rollout.report import new_failures, require_valid, rollout_metrics
+from whet.rollout.samples import samples_of_groups
+from whet.rollout.scheduler import Wanted
+from whet.runfolder.journal import LoggedDisplay
+from whet.serve.settings import ServeConfig
+from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
+from whet.settings.supervised import chat_of
+from whet.sync.shared import SharedPublisher
+from whet.train.alarm import Situation
+from whet.train.base import Backend, Learner, NonFinite
+from whet.train.batching import plan_batch
+from whet.train.kept import keep_batch
+from whet.train.lead import ALONE, Lead, begin
+from whet.train.torch_native.backend import TorchBackend
+from whet.types import Group, Task
+
+T = TypeVar("T")
+
+
+def train(
+    config: RunConfig, command: str = "whet train", lead: Lead = ALONE, notes: Sequence[str] = ()
+) -> Mapping[str, float]:
+    """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
+
+    Args:
+        config: the run's settings.
+        command: what was typed; the same goes on with a run that was stopped.
+        lead: tells the other processes of the job what all of them do.
+        notes: what the person who starts the run should know already.
+
+    Returns:
+        The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
+    """
+    check_together(config)
+    plan = plan_batch(config.batch)
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    check_models(config, algorithm)
+    hooks = build_hooks(config)
+    with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:
+        texts = read_texts(config)
+        source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
+        num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
+        num_learning = check_warmup(config, num_rollouts)
+        check_labels(config, {**rows_of(source), **held_out})
+        tell = incidents_of(opened, observer)
+        scores = SpreadScores(config, lead)
+        # The weights take long: all else was read before.
+        with build_parts(config, texts, trainable=True, tell=tell, scorer_of=scores.of) as parts:
+            with lead.tell(begin(num_rollouts)):
+                backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
+                learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
+                scores.load()
+            policy = learners.learner("policy")
+            rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
+            evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
+            wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
+            rollouts = build_rollouts(config, hooks, source, parts.player, wanted, num_rollouts)
+            lead.describe(lambda: Situation(observer.phases.present, rollouts.in_flight))
+            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
+            if isinstance(algorithm, Stateful):
+                others["algorithm"] = algorithm
+            run = Run(
+                num_rollouts=num_rollouts,
+                seed=config.seed,
+                rollouts=rollouts,
+                recipe=hooks.recipe,
+                learners=learners,
+                publisher=SharedPublisher(policy, parts.model, parts.engine, parts.thread),
+                evaluations=build_evaluations(config, parts, held_out, opened.folder),
+                evaluate_every=config.evaluate.interval,
+                evaluate_first=config.evaluate.before_training,
+                evaluated=evaluated,
+                guard=guard,
+                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners, lead),
+                observer=observer,
+                stop=opened.stop,
+                thread=parts.thread,
+                on_rollout=hooks.on_rollout,
+                sleep=parts.engine.sleep if config.engine_sleeps else None,
+                engine_metrics=parts.engine.metrics if isinstance(parts.engine, EnginePool) else dict[str, Metric],
+            )
+            observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
+            for note in notes:
+                observer.display.note(note)
+            stale = uncorrected(config, algorithm)
+            warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
+            with batches_kept(config, opened, learners.learner), run.checkpoint.whole():
+                values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
+            finish(config, observer, backend, parts.folder, opened.folder, lead)
+    return values
+
+
+@contextmanager
+def batches_kept(config: BaseRunConfig, opened: OpenRun, learner: Callable[[Learner], Backend]) -> Iterator[None]:
+    """A batch whose step gave NaN or infinity stays on disk, and the error says how to look at it.
+
+    Raises:
+        NonFinite: with that said.
+    """
+    try:
+        yield
+    except NonFinite as error:
+        if error.batch is None:
+            raise
+        kept = free_folder(opened.folder / "nonfinite", "batch")
+        whose = "" if error.learner == "policy" else f"the {error.learner}: "
+        try:
+            keep_batch(kept, error, learner(error.learner), dump_toml(config))
+        except OSError as fault:
+            raise NonFinite(f"{whose}{error}. This step changed no weight. The batch cannot be kept: {fault}") from error
+        raise NonFinite(
+            f"{whose}{error}. This step changed no weight. The batch and the weights are kept: `whet replay-batch {kept}` does the step "
+            "again and shows where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
+            f"{opened.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
+        ) from error
+
+
+def finish(
+    config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path, lead: Lead = ALONE
+) -> None:
+    """Export the model of a run that has come to its end."""
+    export_model(backend, config.model, source, run_dir / "model", lead, chat_of(config).template_text)
+    observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
+
+
+def evaluate(config: RunConfig, command: str = "whet evaluate", *, base: bool = False) -> Mapping[str, float]:
+    """`whet evaluate`: play the evaluation sets once, into a folder of their own, `<run_dir>/evaluate_<n>`.
+
+    Args:
+        config: the run's settings.
+        command: that was typed.
+        base: measure the model at `model.path`, whatever the run has trained since.
+
+    Returns:
+        `eval/<set>/<metric>`, also in the folder's results.json, which names the weights, too.
+    """
+    if not config.evaluate.sets:
+        raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
+    weights = None if base else newest_weights(Path(config.run_dir))
+    measured = config.model.path if weights is None else str(weights)
+    folder = free_folder(Path(config.run_dir), "evaluate")
+    if weights is not None and is_whole_model(weights):
+        model, weights = config.model.model_copy(update={"path": str(weights)}), None
+        config = config.model_copy(update={"model": model})
+    with (
+        open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
+        closing(build_display(config.observe.display, RL_HEADLINES)) as console,
+    ):
+        texts = read_texts(config)
+        tasks = evaluation_tasks(config, texts)
+        check_labels(config, tasks)
+        with build_parts(config, texts, trainable=False, weights=weights) as parts:
+            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console, measured)
+        write_summary(folder / "results.json", {"weights": measured, **values})
+    return values
+
+
+def play_evaluations(
+    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], opened: OpenRun, console: Display, measured: str
+) -> Mapping[str, float]:
+    """Play evaluation sets once, and show what they gave; `measured` names the weights."""
+    values: dict[str, float] = {}
+    display = LoggedDisplay(console, opened.journal)
+
+    async def work() -> None:
+        for chosen in sets:
+            display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
+            groups = await opened.stop.unless(chosen.play(config.seed))
+            note_failures(opened.journal, groups)
+            warn_failures(console, groups)
+            values.update(flatten(chosen.summarise(0, groups)))
+
+    display.start(f"whet evaluate: {opened.folder}", len(sets), {"model": measured})
+    asyncio.run(with_engine(work(), parts.engine))
+    display.table(f"evaluation of {measured}", ("metric", "value"), list(values.items()))
+    return values
+
+
+def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
+    """`whet generate`: rollouts of the next prompts, with rewards, to `output/rollouts/*.parquet`.
+
+    Returns:
+        Trajectories written.
+
+    Raises:
+        ValueError: if there are records already.
+    """
+    if any((output / ROLLOUTS).glob("*.parquet")):
+        raise ValueError(f"{output / ROLLOUTS} holds records already; remove it, or choose another folder with --output")
+    plan = plan_batch(config.batch)
+    prepare_process(config)
+    texts = read_texts(config)
+    source = training_source(config, texts)
+    check_labels(config, rows_of(source))
+    tasks = source.next(num_prompts)
+    with build_parts(config, texts, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
+        writer = RecordWriter(output)
+
+        async def work() -> Metrics:
+            metrics: Metrics = {}
+            for i, start in enumerate(range(0, num_prompts, plan.prompts_per_rollout)):
+                some = tasks[start : start + plan.prompts_per_rollout]
+                groups = await parts.player.play(some, plan.samples_per_prompt, config.seed)
+                warn_failures(display, groups)
+                require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
+                writer.write(i, groups, samples_of_groups(groups))
+                metrics = merge_metrics(metrics, rollout_metrics(groups))
+            return metrics
+
+        total = asyncio.run(with_engine(work(), parts.engine))
+        title = f"{num_prompts} prompts x {plan.samples_per_prompt}, in {output / 'rollouts'}"
+        display.table(title, ("metric", "value"), list(flatten(total).items()))
+    return num_prompts * plan.samples_per_prompt
+
+
+def serve(config: ServeConfig) -> None:
+    """`whet serve`: answer requests over HTTP until asked to end."""
+    try:
+        from whet.serve.access import Keys
+        from whet.serve.server import address_of, bind, run_server
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs the package {error.name}: pip install 'whet[serve]'") from error
+    keys = Keys.from_environment(os.environ)
+    quiet_transformers()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with bind(config, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+
+        def ready(_: object) -> None:
+            display.note(f"whet serve: {service.name} at {address_of(bound)} (keys: {keys.words()}); Ctrl-C ends it")
+
+        asyncio.run(with_engine(run_server(service, bound, keys, ready), service.engine))
+        display.note("whet serve: ended")
+
+
+def warn_failures(display: Display, groups: Sequence[Group]) -> None:
+    """Show the first failure of each kind."""
+    for name, error in new_failures(groups, set()):
+        display.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
+
+
+def warn_all(display: Display, notes: Sequence[str]) -> None:
+    """Show what the person who started the run should know."""
+    for note in notes:
+        display.warn(note)
+
+
+def training_source(config: RunConfig, texts: Texts) -> Source:
+    """The training prompts."""
+    if config.data.source is not None:
+        check_answers(texts, config.env)
+        return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
+    return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
+
+
+def rows_of(source: Source) -> dict[str, Sequence[Task]]:
+    """The training rows by `TRAINING`; none where a source of the user's says what comes."""
+    return {TRAINING: source.tasks} if isinstance(source, TaskSource) else {}
+
+
+def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]:
+    """What is good to know before a run."""
+    plan = plan_batch(config.batch)
+    parameters = sum(p.numel() for p in parts.model.hf.parameters())
+    num_dropped = source.num_dropped if isinstance(source, TaskSource) else 0
+    facts = {
+        "model": f"{parts.folder} ({parameters / 1e6:.1f}M parameters, {config.model.dtype}, {parts.model.device})",
+        "prompts": f"{len(source)}" + (f" ({num_dropped} over-long ones dropped)" if num_dropped else ""),
+        "batch": f"{plan.prompts_per_rollout} prompts x {plan.samples_per_prompt} samples = "
+        f"{plan.samples_per_step} samples x {plan.steps_per_rollout} steps, {plan.epochs} epoch(s)",
+        "algorithm": config.algo.name,
+    }
+    return facts
+
+
+async def ending(work: Coroutine[Any, Any, T], end: Callable[[], Coroutine[Any, Any, None]]) -> T:
+    """Run `work`, and `end` after it whatever happens."""
+    try:
+        return await work
+    finally:
+        await end()
+
+
+async def with_engine(work: Coroutine[Any, Any, T], engine: Engine) -> T:
+    """Run `work` and close the engine whatever happens."""
+    return await ending(work, engine.close)
+
+

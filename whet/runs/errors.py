@@ -1,0 +1,54 @@
+"""How a command ends: an error in words, and the exit status."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+
+def guarded(work: Callable[[], T], command: str | None = None) -> T:
+    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
+    that was stopped ends with the status that a shell gives to the signal. `command` is what was typed, if it is not this process's own."""
+    from whet.observe.display import printable
+    from whet.stop import Stopped
+    from whet.types import STOPS
+
+    try:
+        return work()
+    except STOPS as error:
+        if os.environ.get("WHET_TRACEBACK"):
+            raise
+        print_in_colour(f"error: {printable(words_of(error))}", "red")
+        raise SystemExit(2) from error
+    except Stopped as stopped:
+        print_in_colour(f"{stopped}; go on with:\n  {command or command_line()}", "yellow")
+        raise SystemExit(stopped.exit_status) from stopped
+    except KeyboardInterrupt as error:
+        print_in_colour("stopped", "yellow")
+        raise SystemExit(130) from error
+
+
+def print_in_colour(text: str, colour: str) -> None:
+    """To standard error, in colour where that is a terminal."""
+    from whet.observe.display import say
+
+    say(typer.style(text, fg=colour) if sys.stderr.isatty() else text, sys.stderr)
+
+
+def words_of(error: BaseException) -> str:
+    """Its text; of an operating system's error, the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).rstrip()
+
+
+def command_line() -> str:
+    """What was typed."""
+    return shlex.join(["whet", *sys.argv[1:]])

@@ -1,0 +1,249 @@
+"""The commands that train, in the processes of a job: one runs the command, the others compute with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from whet.algo.base import StepPlan
+from whet.algo.table import build_algorithm
+from whet.build.learners import build_learners, check_warmup
+from whet.build.process import prepare_process
+from whet.build.reward_models import SpreadScores
+from whet.build.supervised import build_supervised
+from whet.check.auto import Chosen, auto_degrees, with_degrees
+from whet.checkpoint.random_state import RANDOM, RandomStates
+from whet.cluster.local import MEETING, run_local
+from whet.cluster.ray_job import run_on_ray
+from whet.data.hub import resolve_model_path
+from whet.model.causal import load_causal, pick_device
+from whet.observe.display import build_display
+from whet.runs import commands, supervised
+from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
+from whet.stop import SIGNALS, Stopped
+from whet.train.alarm import Alarm
+from whet.train.batching import plan_batch
+from whet.train.lead import ALONE, LEARNERS, Job
+from whet.train.torch_native.backend import TorchBackend
+from whet.types import STOPS
+
+Settings = TypeVar("Settings", bound=BaseRunConfig)
+
+RANK = ("-m", "whet.runs.rank")
+"""What the interpreter runs in a process of a job."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""In the environment of a process that torchrun started."""
+START_TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others until all have their models; afterwards it is `train.exchange_timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command that trains."""
+
+    lead: Callable[..., object]
+    """Runs it, given the settings, what was typed, who tells the other processes, and notes for the person who starts it."""
+    models: Callable[..., dict[str, Any]]
+    """What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""
+
+
+def train(config: BaseRunConfig, command: str | None = None) -> None:
+    """What the settings are for, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
+
+    Args:
+        config: settings of a command that trains.
+        command: what was typed; the same goes on with a run that was stopped.
+
+    Raises:
+        ValueError: if torchrun started another number of processes than the degrees ask for.
+        JobFailed: if a process of the job did not end well.
+        SystemExit: with the status of a leader that ended the job, and said why.
+    """
+    command = command or f"whet {kind_of(config)}"
+    if "WORLD_SIZE" in os.environ:
+        if config.cluster.backend == "ray" and TORCHRUN in os.environ:
+            raise ValueError("cluster.backend=ray has Ray start the processes, but torchrun has started this one: use one of the two")
+        count = int(os.environ["WORLD_SIZE"])
+        if config.train.parallel != "auto":
+            check_count(num_ranks_of(config), count, f"whet {kind_of(config)}")
+        elif count == 1:
+            config = with_degrees(config, None)
+        return alone(config, command) if count == 1 else join(config, command)
+    if config.train.parallel == "auto":
+        config = settled_here(config)
+    wanted = num_ranks_of(config)
+    if wanted == 1 and config.cluster.backend == "local":
+        return alone(config, command)
+    status = launch(config, command, wanted)
+    if status:
+        raise SystemExit(status)
+
+
+def alone(config: BaseRunConfig, command: str) -> None:
+    """The command in this process."""
+    PROGRAMS[type(config)].lead(config, command, ALONE, ())
+
+
+def launch(config: BaseRunConfig, command: str, num_ranks: int) -> int:
+    """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
+    line = json.dumps({"kind": kind_of(config), "config": config.model_dump(mode="json", exclude_unset=True), "command": command})
+    if config.cluster.backend == "ray":
+        return run_on_ray(config.cluster, num_ranks, config.num_engines_apart, RANK, line, Path(config.run_dir))
+    return run_local(num_ranks, RANK, line, Path(config.run_dir))
+
+
+def join(config: BaseRunConfig, command: str) -> None:
+    """This process's part of a job."""
+    with joined(config) as job:
+        config, notes = settled(config, job)
+        if not job.leads:
+            return follow(config, job)
+        try:
+            PROGRAMS[type(config)].lead(config, command, job, notes)
+        except (*STOPS, Stopped, KeyboardInterrupt):
+            with suppress(RuntimeError):  # where the others failed too, nobody listens
+                job.end()
+            raise
+        job.end()
+
+
+def kind_of(config: BaseRunConfig) -> str:
+    """The command that the settings are of."""
+    return next(name for name, settings in RUN_CONFIGS.items() if settings is type(config))
+
+
+def num_ranks_of(config: BaseRunConfig) -> int:
+    """Processes that the degrees ask for."""
+    degrees = config.train.degrees
+    return 1 if degrees is None else degrees.num_ranks
+
+
+def settled_here(config: Settings) -> Settings:
+    """The settings with the degrees that `auto` stands for on all of this machine's devices; says why.
+
+    Raises:
+        ValueError: if nothing fits, or another machine's devices are asked for.
+    """
+    if config.cluster.backend != "local":
+        raise ValueError(
+            "train.parallel=auto does not know how many devices the cluster is to give: write the degrees; `whet plan MODEL --devices N` "
+            "shows which"
+        )
+    count = torch.cuda.device_count()
+    if count < 2:
+        return with_degrees(config, None)
+    chosen = auto_degrees(config, count, count)
+    display = build_display("plain", ())
+    for note in chosen.notes:
+        display.note(note)
+    return with_degrees(config, chosen.degrees)
+
+
+def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
+    """The settings with the degrees that `auto` stands for, which the leader chooses for all, and why.
+
+    Raises:
+        ValueError: if nothing fits, in every process.
+    """
+    if config.train.parallel != "auto":
+        return config, ()
+    chosen: Chosen | ValueError | None = None
+    if job.leads:
+        try:
+            count = os.environ["WORLD_SIZE"]
+            chosen = auto_degrees(config, int(count), int(os.environ.get("LOCAL_WORLD_SIZE", count)))
+        except ValueError as error:
+            chosen = error
+    passed = [chosen]
+    dist.broadcast_object_list(passed, src=0)
+    (found,) = passed
+    if isinstance(found, ValueError):
+        raise found
+    assert found is not None
+    return with_degrees(config, found.degrees), found.notes
+
+
+def check_count(wanted: int, count: int, command: str) -> None:
+    """Refuse a job of other processes than the degrees ask for.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if wanted != count:
+        raise ValueError(
+            f"train.parallel asks for {wanted} processes (replicate x shard x context x tensor), but this job has {count}: start it with "
+            f"torchrun --nproc-per-node {wanted} -m {command} ..., start it without torchrun, or change the degrees"
+        )
+
+
+@contextmanager
+def joined(config: BaseRunConfig) -> Iterator[Job]:
+    """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
+    backend = "gloo"
+    if pick_device(config.model.device).type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        backend = "cpu:gloo,cuda:nccl"
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = os.environ.get(MEETING)
+    init_method = "env://" if meeting is None else f"file://{meeting}"
+    # NCCL ends a process whose exchange takes longer: the alarm comes first, and says which process did not come.
+    longest = max(START_TIMEOUT, timedelta(seconds=2 * config.train.exchange_timeout_s))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=longest)
+    alarm = Alarm(Path(config.run_dir), config.train.exchange_timeout_s)
+    try:
+        yield Job(alarm)
+    finally:
+        alarm.close()
+        dist.destroy_process_group()
+
+
+def follow(config: BaseRunConfig, job: Job) -> None:
+    """Make the models that the leader makes, and the calls that it tells, to the end of the run.
+
+    A signal that asks the run to end is the leader's to answer: it saves, which takes all processes.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    begun = job.begins()
+    if begun is None:
+        return
+    prepare_process(config)
+    with job.over(begun):
+        models = PROGRAMS[type(config)].models(config, *begun.args)
+    job.follow({**models, RANDOM: RandomStates()})
+
+
+def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
+    """Those of `whet train`."""
+    plan, folder = plan_batch(config.batch), resolve_model_path(config.model.path)
+    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    model = load_causal(folder, config.model, trainable=True, spread=config.train.spreads)
+    policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
+    learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
+    return {LEARNERS: learners, "policy": policy, **learners.beside, **SpreadScores(config).load()}
+
+
+def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:
+    """Those of the commands that learn from data as they are."""
+    policy, learner = build_supervised(config, resolve_model_path(config.model.path), num_steps)
+    return {LEARNERS: learner, "policy": policy, **learner.beside}
+
+
+PROGRAMS: dict[type[BaseRunConfig], Program] = {
+    RunConfig: Program(commands.train, models_of_rollouts),
+    SupervisedRunConfig: Program(supervised.sft, models_of_steps),
+    DpoRunConfig: Program(supervised.dpo, models_of_steps),
+    RewardModelRunConfig: Program(supervised.reward_model, models_of_steps),
+}
+"""By their settings."""

@@ -1,0 +1,151 @@
+"""`whet replay-batch`: do an optimizer step again that gave NaN or infinity, and find where it first came up."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.algo.base import Algorithm, LearnsValues, LossFunction, StepPlan
+from whet.algo.dpo import dpo_loss
+from whet.algo.reward_model import reward_model_loss
+from whet.algo.sft import sft_loss
+from whet.algo.table import build_algorithm
+from whet.build.learners import critic_train
+from whet.build.process import prepare_process
+from whet.config import load_config
+from whet.data.hub import resolve_model_path
+from whet.model.causal import load_causal
+from whet.model.lora import FILE as ADAPTER_FILE
+from whet.model.scalar import load_scalar
+from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig, command_of
+from whet.train.base import NonFinite
+from whet.train.batching import plan_batch
+from whet.train.config import CriticConfig
+from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
+from whet.train.learners import optimizer_step
+from whet.train.torch_native.backend import TorchBackend
+
+
+@dataclass(slots=True)
+class Replay:
+    """What doing a step again gave."""
+
+    kept: Kept
+    message: str | None = None
+    """What was wrong this time; None: nothing was."""
+    loss: float | None = None
+    odd_columns: list[str] = field(default_factory=list)
+    """Columns of the batch that were not finite to begin with."""
+    first_forward: str | None = None
+    """The first module whose output was not finite although its inputs were."""
+    first_backward: str | None = None
+    """The module nearest to the loss whose output had a gradient that is not finite."""
+
+    @property
+    def reproduced(self) -> bool:
+        return self.message == self.kept.message
+
+
+def replay_batch(folder: Path) -> Replay:
+    """Do a kept step again, as the run would: same weights, same batch, same settings. Nothing is written.
+
+    Raises:
+        ValueError: if the folder is no kept batch.
+    """
+    kept = read_kept(folder)
+    config = _read_config(folder / CONFIG)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": None})})  # whatever it ran on: one process
+    prepare_process(config)
+    backend, loss, entropy_grad = _learner(kept, config)
+    found = Replay(kept, odd_columns=odd_columns(kept.batch))
+    with _watching(backend.model.hf, found):
+        try:
+            found.loss = optimizer_step(backend, kept.batch, loss, entropy_grad=entropy_grad)[0].loss
+        except NonFinite as error:
+            found.message = str(error)
+    return found
+
+
+def _read_config(path: Path) -> BaseRunConfig:
+    return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
+
+
+def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunction, bool]:
+    """The model whose step it was, its loss, and whether that differentiates the entropy."""
+    folder = kept.folder / MODEL
+    if kept.learner == "critic":
+        assert isinstance(config, RunConfig)
+        algorithm = _algorithm(config)
+        assert isinstance(algorithm, LearnsValues)
+        critic = load_scalar(folder, config.model, trainable=True, check=False)
+        chosen = (config.critic or CriticConfig()).model_copy(update={"parallel": None})
+        return TorchBackend(critic, critic_train(config, chosen), total_steps=1), algorithm.value_loss, False
+    source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
+    if isinstance(config, RewardModelRunConfig):
+        model = load_scalar(source, config.model, trainable=True, new_head="normal", seed=config.seed, check=False)
+    else:
+        model = load_causal(source, config.model, trainable=True, check=False)
+    backend = TorchBackend(model, config.train, total_steps=1)
+    if backend.adapter is not None:
+        backend.adapter.read(folder / ADAPTER_FILE)
+    if isinstance(config, SupervisedRunConfig):
+        return backend, sft_loss, False
+    if isinstance(config, DpoRunConfig):
+        return backend, dpo_loss(config.dpo), False
+    if isinstance(config, RewardModelRunConfig):
+        return backend, reward_model_loss(config.rm), False
+    assert isinstance(config, RunConfig)
+    algorithm = _algorithm(config)
+    return backend, algorithm.loss, algorithm.entropy_grad
+
+
+def _algorithm(config: RunConfig) -> Algorithm:
+    plan = plan_batch(config.batch)
+    return build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+
+
+@contextmanager
+def _watching(model: nn.Module, found: Replay) -> Iterator[None]:
+    """Note the first module that made something that is not finite, forward and backward."""
+
+    def seen_forward(name: str, inputs: Any, output: Any) -> None:
+        if found.first_forward is None and not _finite(output) and _finite(inputs):
+            found.first_forward = name
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: seen_backward(name, gradient))
+
+    def seen_backward(name: str, gradient: Tensor) -> None:
+        if found.first_backward is None and not _finite(gradient):
+            found.first_backward = name
+
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, output, name=name: seen_forward(name, inputs, output))
+        for name, module in model.named_modules()
+        if name
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _finite(value: Any) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))

@@ -1,0 +1,135 @@
+"""Settings of `whet sft`, `whet dpo` and `whet rm`, which learn from data as they are; at the end, which settings each command reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from whet.algo.preference_config import DpoConfig, RewardModelConfig
+from whet.cluster.config import ENGINE_KEYS
+from whet.config import Config, refuse_unread
+from whet.core.choices import ReducerName
+from whet.data.config import ChatConfig, PreferenceConfig, SupervisedConfig
+from whet.settings.rl import BaseRunConfig, DataConfig, RunConfig
+
+
+class SupervisedRunConfig(BaseRunConfig):
+    """A supervised run (`whet sft`)."""
+
+    data: SupervisedConfig
+    """Conversations."""
+    num_steps: int | None = Field(default=None, gt=0)
+    """Optimizer steps; or give num_epochs."""
+    num_epochs: float | None = Field(default=None, gt=0)
+    """Passes over the conversations."""
+    samples_per_step: int = Field(default=32, gt=0)
+    """Conversations that one optimizer step learns from."""
+    reducer: ReducerName = "token_mean"
+    """token_mean: every trained token counts the same; sample_mean: every conversation does."""
+
+    @model_validator(mode="after")
+    def _no_rollouts(self) -> SupervisedRunConfig:
+        refuse_settings(self)
+        return self
+
+
+class HeldOutConfig(Config):
+    """Pairs that do not train, and when they are looked at."""
+
+    path: str | list[str] | None = Field(default=None, min_length=1)
+    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
+    interval: int | None = Field(default=50, gt=0)
+    """After every so many steps, and at the end; none: only at the end."""
+    before_training: bool = True
+    """Also before the first step."""
+
+
+class PairRunConfig(BaseRunConfig):
+    """What every run on preference pairs has."""
+
+    data: PreferenceConfig
+    """Preference pairs."""
+    num_steps: int | None = Field(default=None, gt=0)
+    """Optimizer steps; or give num_epochs."""
+    num_epochs: float | None = Field(default=None, gt=0)
+    """Passes over the pairs."""
+    pairs_per_step: int = Field(default=32, gt=0)
+    """Pairs that one optimizer step learns from."""
+    evaluate: HeldOutConfig = Field(default_factory=HeldOutConfig)
+    """Held-out pairs."""
+
+    @model_validator(mode="after")
+    def _no_rollouts(self) -> PairRunConfig:
+        refuse_settings(self)
+        return self
+
+
+class DpoRunConfig(PairRunConfig):
+    """Direct preference optimization (`whet dpo`)."""
+
+    dpo: DpoConfig = Field(default_factory=DpoConfig)
+    """The loss."""
+
+    @model_validator(mode="after")
+    def _margins_count(self) -> DpoRunConfig:
+        if self.dpo.loss == "ipo" and self.data.margin_key is not None:
+            raise ValueError(
+                f"data.margin_key is {self.data.margin_key!r}, but dpo.loss is ipo, whose loss has no margin; use dpo.loss=sigmoid, or "
+                "leave data.margin_key out"
+            )
+        return self
+
+
+class RewardModelRunConfig(PairRunConfig):
+    """Training of a reward model (`whet rm`). `model.path` is a language model, which gets a new score head, or a reward model."""
+
+    rm: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    """The loss."""
+
+
+def refuse_settings(config: BaseRunConfig) -> None:
+    """Refuse what would have no effect: a function that would never be called, what is said of an engine that there is not.
+
+    Raises:
+        ValueError: naming it.
+    """
+    refuse_unread(config.cluster, ENGINE_KEYS, "(cluster) in a run without rollouts, which has no engine", "use `whet train`")
+    hook = config.observe.on_rollout
+    if hook is not None:
+        raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")
+
+
+def chat_of(config: BaseRunConfig) -> ChatConfig:
+    """How a run's messages are rendered."""
+    assert isinstance(config, RunConfig | SupervisedRunConfig | PairRunConfig), "every kind of run has data"
+    return config.data
+
+
+def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
+    """The held-out pairs' files, with the columns of training, in their order; none of them is left out for its length."""
+    if config.evaluate.path is None:
+        return None
+    return config.data.model_copy(update={"path": config.evaluate.path, "shuffle": False, "max_tokens": None})
+
+
+RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {
+    "train": RunConfig,
+    "sft": SupervisedRunConfig,
+    "dpo": DpoRunConfig,
+    "rm": RewardModelRunConfig,
+}
+"""By the command that trains with them."""
+_DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig, "rm": PreferenceConfig}
+
+
+def command_of(tree: Mapping[str, Any]) -> str:
+    """Which command a file's settings are for: the one that knows most of its keys, and of several the first of `RUN_CONFIGS`."""
+    data = tree.get("data")
+    data_keys = data.keys() if isinstance(data, Mapping) else frozenset[str]()
+
+    def known(command: str) -> int:
+        return len(RUN_CONFIGS[command].model_fields.keys() & tree.keys()) + len(_DATA[command].model_fields.keys() & data_keys)
+
+    return max(RUN_CONFIGS, key=known)

@@ -1,0 +1,139 @@
+"""Trajectories and rewards as JSON, for the pipe between whet and its reward workers.
+
+Plain data both ways: what comes back from a worker that ran a user's code is parsed, never unpickled.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from dataclasses import replace
+
+from whet.types import (
+    JSON,
+    Failure,
+    Finish,
+    Message,
+    Origin,
+    Outcome,
+    Rewards,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+
+def rewards_to_json(rewards: Rewards) -> JSON:
+    return {
+        "total": rewards.total,
+        "components": dict(rewards.components),
+        "detail": rewards.detail,
+        "token_rewards": rewards.token_rewards,
+    }
+
+
+def rewards_from_json(data: JSON) -> Rewards:
+    rows: list[list[float]] | None = data["token_rewards"]
+    token_rewards = None if rows is None else tuple(map(tuple, rows))
+    return Rewards(data["total"], data["components"], data["detail"], token_rewards)
+
+
+def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:
+    """Everything the record holds. Task metadata must be JSON already, as the record promises.
+
+    `nuclei`: whether the turns' nuclei are among it, which may take more room than all the rest.
+    """
+    error = trajectory.error
+    return {
+        "id": trajectory.id,
+        "task": _task_to_json(trajectory.task),
+        "turns": [_turn_to_json(turn if nuclei else replace(turn, nucleus=None)) for turn in trajectory.turns],
+        "outcome": trajectory.outcome.value,
+        "rewards": None if trajectory.rewards is None else rewards_to_json(trajectory.rewards),
+        "error": None if error is None else [error.kind, error.message, error.where, error.traceback],
+        "temperature": trajectory.temperature,
+        "timings": dict(trajectory.timings),
+        "counts": dict(trajectory.counts),
+    }
+
+
+def trajectory_from_json(data: JSON) -> Trajectory:
+    return Trajectory(
+        id=data["id"],
+        task=_task_from_json(data["task"]),
+        turns=tuple(_turn_from_json(turn) for turn in data["turns"]),
+        outcome=Outcome(data["outcome"]),
+        rewards=None if data["rewards"] is None else rewards_from_json(data["rewards"]),
+        error=None if data["error"] is None else Failure(*data["error"]),
+        temperature=data["temperature"],
+        timings=data["timings"],
+        counts=data["counts"],
+    )
+
+
+def _task_to_json(task: Task) -> JSON:
+    prompt = task.prompt if isinstance(task.prompt, str) else [_message_to_json(message) for message in task.prompt]
+    return {
+        "id": task.id,
+        "prompt": prompt,
+        "label": task.label,
+        "metadata": dict(task.metadata),
+        "tools": [dict(tool) for tool in task.tools],
+        "origin": task.origin,
+    }
+
+
+def _task_from_json(data: JSON) -> Task:
+    prompt = data["prompt"]
+    if not isinstance(prompt, str):
+        prompt = tuple(_message_from_json(message) for message in prompt)
+    return Task(data["id"], prompt, data["label"], data["metadata"], tuple(data["tools"]), data["origin"])
+
+
+def _message_to_json(message: Message) -> JSON:
+    return {
+        "role": message.role,
+        "content": message.content,
+        "tool_calls": [[call.name, dict(call.arguments), call.id, call.text] for call in message.tool_calls],
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+
+
+def _message_from_json(data: JSON) -> Message:
+    calls = tuple(ToolCall(*call) for call in data["tool_calls"])
+    return Message(data["role"], data["content"], calls, data["name"], data["tool_call_id"], data["reasoning_content"])
+
+
+def _turn_to_json(turn: Turn) -> JSON:
+    return {
+        "context": turn.context,
+        "context_origin": turn.context_origin,
+        "tokens": turn.tokens,
+        "logprobs": turn.logprobs,
+        "versions": turn.versions,
+        "message": _message_to_json(turn.message),
+        "finish": turn.finish.value,
+        "reward": turn.reward,
+        "token_rewards": turn.token_rewards,
+        "nucleus": None if turn.nucleus is None else [b64encode(kept).decode() for kept in turn.nucleus],
+        "restart": turn.restart,
+    }
+
+
+def _turn_from_json(data: JSON) -> Turn:
+    token_rewards = data["token_rewards"]
+    return Turn(
+        context=tuple(data["context"]),
+        context_origin=tuple(Origin(origin) for origin in data["context_origin"]),
+        tokens=tuple(data["tokens"]),
+        logprobs=tuple(data["logprobs"]),
+        versions=tuple(data["versions"]),
+        message=_message_from_json(data["message"]),
+        finish=Finish(data["finish"]),
+        reward=data["reward"],
+        token_rewards=None if token_rewards is None else tuple(token_rewards),
+        restart=data["restart"],
+        nucleus=None if data["nucleus"] is None else tuple(b64decode(kept) for kept in data["nucleus"]),
+    )
