@@ -79,10 +79,25 @@ def put_in_place(draft: Path, path: Path) -> None:
     Raises:
         OSError: if that fails; what `path` was before is still there, or the new file is.
     """
-    with open(draft, "rb") as file:
-        os.fsync(file.fileno())
+    sync_file(draft)
     os.replace(draft, path)
     sync_folder(path.parent)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a new file, and return when its contents are on the disk. Its name is there once `sync_folder` returned for its folder.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path.write_text(text)
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Bring a written file's contents to the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -85,7 +85,7 @@ def plant(moment: Moment) -> None:
     around(EngineCore, "step", "evaluation" if moment.run.startswith("evaluation") else "rollout")
     around(torch.optim.AdamW, "step", None, after=lambda *_: moment.passed("step"))
     around(whet.runs.commands, "export_model", "export", after=lambda *_: moment.passed("export"))
-    for name in ("_describe", "_write_durably", "sync_folder"):
+    for name in ("_describe", "write_durably", "sync_folder"):
         around(whet.checkpoint.store, name, None, after=lambda *_: moment.passed("save"))  # eight times a save
 
 

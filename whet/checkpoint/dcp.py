@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 
+from whet.files import sync_file
 from whet.model.dcp_files import META, DcpFiles
 
 
@@ -43,8 +43,7 @@ def write_dcp(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: 
     _write_file(folder / f"__0_{number}.distcp", held, described)
     with open(folder / META, "wb") as file:
         pickle.dump(described, file)
-        file.flush()
-        os.fsync(file.fileno())
+    sync_file(folder / META)
     return total
 
 
@@ -59,8 +58,7 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor], described: Metadata) 
             described.state_dict_metadata[name] = TensorStorageMetadata(TensorProperties.create_from_tensor(whole), tensor.size(), [chunk])
             described.planner_data[name] = (name,)
             described.storage_data[MetadataIndex(name, offsets, 0)] = _StorageInfo(path.name, begin, file.tell() - begin)
-        file.flush()
-        os.fsync(file.fileno())
+    sync_file(path)
 
 
 class DcpReader:

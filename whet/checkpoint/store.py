@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from whet.checkpoint.config import CheckpointConfig
-from whet.files import sync_folder
+from whet.files import sync_file, sync_folder, write_durably
 from whet.observe.inside import check_inside, open_inside
 from whet.train.batching import due
 from whet.types import JSON, Progress
@@ -224,7 +224,7 @@ def write_manifest(folder: Path, progress: Progress, metrics: Mapping[str, float
         "facts": dict(facts),
         "parts": {name: _describe(folder / name) for name in _files_in(folder)},
     }
-    _write_durably(folder / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
+    write_durably(folder / MANIFEST, json.dumps({**manifest, "digest": _digest_of(manifest)}, indent=1))
     for written in (*(path for path in folder.rglob("*") if path.is_dir()), folder):  # a file's name is on the disk with its folder
         sync_folder(written)
 
@@ -304,8 +304,7 @@ def _files_in(folder: Path) -> list[str]:
 
 def _describe(path: Path) -> dict[str, JSON]:
     """A part's size and digest, once it is on the disk for good."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    sync_file(path)
     return {"size_bytes": path.stat().st_size, "digest": _file_digest(path)}
 
 
@@ -316,10 +315,3 @@ def _file_digest(path: Path) -> str:
 
 def _digest_of(manifest: Mapping[str, JSON]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from whet.files import sync_folder
+from whet.files import sync_file, sync_folder, write_durably
 from whet.model.headers import read_index
 from whet.model.tensor_files import write_tensors
 
@@ -66,19 +66,13 @@ def _name(folder: Path, drafts: list[tuple[Path, list[str]]], total: int) -> Non
     places: dict[str, str] = {}
     for i, (draft, names) in enumerate(drafts):
         file = ONE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-        _to_disk(draft)
+        sync_file(draft)
         os.replace(draft, folder / file)
         places |= dict.fromkeys(names, file)
     if count > 1:
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}, indent=2) + "\n"
-        (folder / INDEX).write_text(text)
-        _to_disk(folder / INDEX)
+        write_durably(folder / INDEX, text)
     sync_folder(folder)
-
-
-def _to_disk(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:

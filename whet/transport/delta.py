@@ -6,7 +6,6 @@ The sender keeps the version before in the CPU's memory, and so can give a whole
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whet.files import sync_file
 from whet.model.shards import whole
 from whet.transport.base import DeltaTicket, DiskTicket, Sent, Ticket, TransportError, waited_s
 from whet.transport.changes import Change, apply_change, change_of
@@ -100,8 +100,7 @@ class DeltaSender:
                 fields = {key: value for key, value in asdict(change).items() if key != "packed"}
                 entries[name] = {**fields, "start": start, "size": len(change.packed)}
                 start += len(change.packed)
-            file.flush()
-            os.fsync(file.fileno())
+        sync_file(folder / CHANGES)
         if lacking := sorted(self._held.keys() - entries.keys()):
             raise ValueError(f"version {ticket.version} lacks {len(lacking)} weights of version {ticket.base}, among them {lacking[0]}")
         header = json.dumps({"version": ticket.version, "base": ticket.base, "tensors": entries})
