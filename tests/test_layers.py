@@ -20,7 +20,6 @@ LAYERS = [
     {"env"},
     {"reward"},
     {"train"},
-    {"sync"},
     {"rollout"},
     {"checkpoint"},
     {"evaluate", "serve"},

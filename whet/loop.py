@@ -14,6 +14,7 @@ from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.config import Hook
 from whet.core.batch import TrainBatch, batch_of
+from whet.engine.publish import Publisher
 from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe.display import Display
 from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
@@ -28,7 +29,6 @@ from whet.rollout.report import further_metrics, new_failures, require_valid, ro
 from whet.rollout.scheduler import Rollouts, Taken
 from whet.runfolder.journal import Journal
 from whet.stop import Stop, Stopped
-from whet.sync.base import Publisher
 from whet.threads import ThreadWatch
 from whet.train.batching import due
 from whet.train.learners import Learners, Update

@@ -12,14 +12,13 @@ from typer.testing import CliRunner
 
 from whet.algo.policy import PolicyGradient
 from whet.cli import app
+from whet.core.nonfinite import NonFinite
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
+from whet.engine.publish import EnginePublisher, SyncError
 from whet.observe.records import read_records
 from whet.rollout.report import RolloutFailed
 from whet.runs.commands import evaluate, train
-from whet.sync.base import SyncError
-from whet.sync.shared import SharedPublisher
-from whet.train.base import NonFinite
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +129,14 @@ def test_records_that_a_resumed_run_plays_again_are_gone_until_it_does(folder, m
     before = found("."), found("evaluations/same")
     assert before == ([f"rollout_{i:06d}" for i in range(4)], [f"rollout_{i:06d}" for i in range(5)])
     seen = []
-    publish = SharedPublisher.publish
+    publish = EnginePublisher.publish
 
     async def watched(self, version):
         seen.append((found("."), found("evaluations/same"), [row["step"] for row in metrics_of(run_dir)][-1]))
         return await publish(self, version)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SharedPublisher, "publish", watched)
+        patch.setattr(EnginePublisher, "publish", watched)
         train(config)
     assert seen[0] == (before[0][:2], before[1][:3], 2), "what the checkpoint after two rollouts counts"
     assert (found("."), found("evaluations/same")) == before

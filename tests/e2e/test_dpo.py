@@ -10,11 +10,11 @@ from tiny_pairs import make_pairs, pair_settings, write
 from tiny_run import metrics_of, weights_of
 
 from whet.check.check import check
+from whet.core.nonfinite import NonFinite
 from whet.model import forest_check
 from whet.runs.replay import replay_batch
 from whet.runs.supervised import dpo
 from whet.settings.supervised import DpoRunConfig
-from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 
 

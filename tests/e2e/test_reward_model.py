@@ -11,13 +11,13 @@ from transformers import AutoModelForSequenceClassification
 
 from whet.check.check import check
 from whet.config import dump_toml
+from whet.core.nonfinite import NonFinite
 from whet.data.template import Renderer, load_tokenizer
 from whet.observe.records import read_records
 from whet.runs.commands import train
 from whet.runs.replay import replay_batch
 from whet.runs.supervised import reward_model
 from whet.settings.supervised import RewardModelRunConfig
-from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Message
 

@@ -65,7 +65,7 @@ def ask_at(monkeypatch, owner, name, stop, count):
         ("whet.train.torch_native.backend", "TorchBackend", "forward_backward", 2, ["rollout_000002"]),
         ("whet.evaluate.evaluation", "EvaluationSet", "play", 1, ["rollout_000002"]),
         ("whet.evaluate.evaluation", "EvaluationSet", "play", 2, ["rollout_000004"]),
-        ("whet.sync.shared", "SharedPublisher", "publish", 4, ["rollout_000003"]),
+        ("whet.engine.publish", "EnginePublisher", "publish", 4, ["rollout_000003"]),
         ("whet.rollout.scheduler", "Rollouts", "take", 3, ["rollout_000002"]),
     ],
     ids=["first-rollout", "second-rollout", "update", "evaluation", "last-evaluation", "publication", "after-an-evaluation"],

@@ -20,13 +20,12 @@ from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
+from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.shared import attach, share
-from whet.sync.base import SyncError
-from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.land import Arrived, copy_weights
@@ -69,7 +68,7 @@ def engine():
 async def publish(engine, trainer):
     with ThreadPoolExecutor(1) as thread:
         backend = TorchBackend(trainer, TrainConfig(), None)
-        return await SharedPublisher(backend, trainer, engine, thread).publish(next(VERSIONS))
+        return await EnginePublisher(backend, trainer, engine, thread).publish(next(VERSIONS))
 
 
 async def play_alone(trainer, asked):

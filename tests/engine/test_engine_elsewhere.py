@@ -16,6 +16,7 @@ from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import State
+from whet.engine.publish import EnginePublisher
 from whet.engine.workers import first_weights
 from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.dialing import DialingLauncher
@@ -23,7 +24,6 @@ from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.shared import attach, share
-from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.settings import SyncConfig, Syncing
@@ -81,7 +81,7 @@ def test_it_begins_with_the_first_weights_gets_every_version_and_comes_back(tran
         with torch.no_grad():
             next(trainer.hf.parameters()).add_(1e-3)
         with ThreadPoolExecutor(1) as thread:
-            published = await SharedPublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread).publish(version)
+            published = await EnginePublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread).publish(version)
         assert [member.engine for member in published.receipt.members] == ["engine copy 0", FAR]
         assert all(digests_of(trainer.named_state()) == member.resident for member in published.receipt.members)
 

@@ -16,12 +16,11 @@ from engine_setup import CONFIGS, engine_of, reply_to
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
+from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
-from whet.sync.base import SyncError
-from whet.sync.shared import SharedPublisher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport import delta
@@ -60,7 +59,7 @@ def engines(tmp_path_factory):
 
 async def publish(engine, trainer, version=None):
     with ThreadPoolExecutor(1) as thread:
-        publisher = SharedPublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
+        publisher = EnginePublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
         return await publisher.publish(next(VERSIONS) if version is None else version)
 
 

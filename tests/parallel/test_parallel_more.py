@@ -21,6 +21,7 @@ from whet.algo.preference_config import DpoConfig
 from whet.algo.sft import sft_loss
 from whet.checkpoint.dcp import DcpReader
 from whet.core.batch import batch_of
+from whet.core.nonfinite import NonFinite
 from whet.core.preference import pair_batch
 from whet.core.weights import REDUCERS
 from whet.model import dcp_files
@@ -28,7 +29,6 @@ from whet.model.causal import settle
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
-from whet.train.base import NonFinite
 from whet.train.torch_native.config import ParallelConfig
 from whet.types import UNSAMPLED, Origin, Pair, Sample
 

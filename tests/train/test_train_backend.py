@@ -17,9 +17,9 @@ from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.algo.grpo import grpo
 from whet.algo.sft import sft_loss
 from whet.algo.table import build_algorithm
+from whet.core.nonfinite import NonFinite
 from whet.core.weights import REDUCERS
 from whet.observe.metrics import flatten
-from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import OptimConfig, TrainConfig
 

@@ -11,8 +11,9 @@ from whet.algo.config import GRPOConfig, PPOConfig
 from whet.algo.grpo import grpo
 from whet.algo.table import build_algorithm
 from whet.core.batch import batch_of
+from whet.core.nonfinite import NonFinite
 from whet.observe.metrics import Mean, flatten
-from whet.train.base import Backward, NonFinite
+from whet.train.base import Backward
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of
 from whet.train.learners import Critic, Learners, Refresh, mismatch

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from whet.core.nonfinite import NonFinite
 from whet.observe.metrics import flatten
-from whet.train.base import NonFinite
 from whet.train.torch_native.config import OptimConfig
 from whet.train.torch_native.optim import Optimizer, lr_at
 

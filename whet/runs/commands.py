@@ -39,10 +39,12 @@ from whet.build.session import OpenRun, free_folder, open_run
 from whet.build.trained import is_whole_model, newest_weights
 from whet.checkpoint.run_state import Stateful
 from whet.config import dump_toml
+from whet.core.nonfinite import Learner, NonFinite
 from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.base import Engine
 from whet.engine.pool.pool import EnginePool
+from whet.engine.publish import EnginePublisher
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
 from whet.observe.display import Display, build_display
@@ -56,9 +58,8 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
 from whet.settings.supervised import chat_of
-from whet.sync.shared import SharedPublisher
 from whet.train.alarm import Situation
-from whet.train.base import Backend, Learner, NonFinite
+from whet.train.base import Backend
 from whet.train.batching import plan_batch
 from whet.train.kept import keep_batch
 from whet.train.lead import ALONE, Lead, begin
@@ -116,7 +117,7 @@ def train(
                 rollouts=rollouts,
                 recipe=hooks.recipe,
                 learners=learners,
-                publisher=SharedPublisher(policy, parts.model, parts.engine, parts.thread),
+                publisher=EnginePublisher(policy, parts.model, parts.engine, parts.thread),
                 evaluations=build_evaluations(config, parts, held_out, opened.folder),
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,

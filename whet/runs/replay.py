@@ -20,13 +20,13 @@ from whet.algo.table import build_algorithm
 from whet.build.learners import critic_train
 from whet.build.process import prepare_process
 from whet.config import load_config
+from whet.core.nonfinite import NonFinite
 from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import load_scalar
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig, command_of
-from whet.train.base import NonFinite
 from whet.train.batching import plan_batch
 from whet.train.config import CriticConfig
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept

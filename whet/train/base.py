@@ -13,19 +13,6 @@ from torch import Tensor
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
-from whet.types import RunFailed
-
-Learner = Literal["policy", "critic"]
-"""The models that learn in a run."""
-
-
-class NonFinite(RunFailed):
-    """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
-
-    batch: TrainBatch | None = None
-    """What the optimizer step was to learn from, once that is known."""
-    learner: Learner = "policy"
-    """Whose step it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from whet.core.batch import TrainBatch
+from whet.core.nonfinite import Learner, NonFinite
 from whet.model.tensor_files import write_tensors
 from whet.observe.inside import check_inside
-from whet.train.base import Backend, Learner, NonFinite
+from whet.train.base import Backend
 
 REASON = "reason.json"
 BATCH = "batch.safetensors"

@@ -22,9 +22,10 @@ from torch.distributed import ProcessGroup
 from whet.algo.base import LossFunction, Need
 from whet.background import Background
 from whet.core.batch import TrainBatch
+from whet.core.nonfinite import NonFinite
 from whet.observe.metrics import Metrics
 from whet.train.alarm import Alarm, Situation
-from whet.train.base import Backend, Backward, NonFinite
+from whet.train.base import Backend, Backward
 
 PATIENCE = timedelta(days=7)
 """How long the others wait for a call: a rollout or an evaluation may take long. They end at once when the leader does."""

@@ -11,10 +11,11 @@ from torch import Tensor
 from whet.algo.base import Algorithm, LossFunction, Need
 from whet.core.batch import TrainBatch, as_list
 from whet.core.kl import k3
+from whet.core.nonfinite import Learner, NonFinite
 from whet.model.causal import release_unused
 from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
-from whet.train.base import Annotator, Backend, Backward, Learner, Mirror, NonFinite
+from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of, named_for_critic
 from whet.train.lead import ALONE, LEARNERS, Call, Lead

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch, as_list
+from whet.core.nonfinite import NonFinite
 from whet.model.causal import CausalModel
 from whet.model.compiled import CompiledLayers
 from whet.model.forest_check import forest_fault
@@ -25,7 +26,7 @@ from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
-from whet.train.base import Annotator, Backward, NonFinite
+from whet.train.base import Annotator, Backward
 from whet.train.flops import PassSize, pass_size
 from whet.train.torch_native.config import Rows, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from whet.core.nonfinite import NonFinite
 from whet.model.shards import spread_like, whole
 from whet.observe.metrics import Last, Mean, Metrics
-from whet.train.base import NonFinite
 from whet.train.torch_native.config import OptimConfig
 from whet.train.torch_native.optim_8bit import AdamW8bit, blocks_of, check_blocks
 from whet.train.torch_native.optim_muon import SpreadMuon

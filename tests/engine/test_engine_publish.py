@@ -8,17 +8,16 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from whet.core.nonfinite import NonFinite
 from whet.engine.base import EngineFailed, EngineLost
 from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded import rows as rows_module
 from whet.engine.embedded.compiled.native import NativeDecode
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
+from whet.engine.publish import EnginePublisher, SyncError
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.sync.base import SyncError
-from whet.sync.shared import SharedPublisher
-from whet.train.base import NonFinite
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import TransportError
@@ -59,7 +58,7 @@ def publish(trainer, engine_model, *, shares: bool, sabotage=None, version: int 
                 engine.update = sabotaged
             backend = TorchBackend(trainer, TrainConfig(), None)
             try:
-                return await SharedPublisher(backend, trainer, engine, thread).publish(version), engine.version
+                return await EnginePublisher(backend, trainer, engine, thread).publish(version), engine.version
             finally:
                 await engine.close()
 
@@ -290,7 +289,7 @@ def with_engine(play, *, compiled=True):
         with ThreadPoolExecutor(1) as thread:
             trainer = model()
             engine = EmbeddedEngine(trainer, config, thread, shares_weights=True, deterministic=False)
-            publisher = SharedPublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
+            publisher = EnginePublisher(TorchBackend(trainer, TrainConfig(), None), trainer, engine, thread)
             try:
                 async with asyncio.timeout(60):
                     await play(engine, publisher)

@@ -1,30 +1,137 @@
-"""Publishing to any engine: bytes move only into one with weights of its own, however they travel there, and the proof is the same."""
+"""Publish the trainer's weights to an engine, and prove that it holds them before the new version counts.
+
+An engine that shares the trainer's memory gets no bytes; another one gets a stream of tensors, however it travels (`whet/transport`). The
+proof is the same: digests of every tensor on both sides, and the log-probs of a fixed prompt.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from whet.algo.base import Need
-from whet.core.batch import batch_of
+from whet.core.batch import TrainBatch, batch_of
+from whet.core.nonfinite import NonFinite
 from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
-from whet.sync.base import Publication, SyncError, SyncTimes
-from whet.sync.tap import Tap
-from whet.train.base import Backend, NonFinite
+from whet.observe.metrics import Max, Metrics, Total
 from whet.transport.base import Stream, TransportError
-from whet.types import UNSAMPLED, Origin, Receipt, Sample, Scored
+from whet.types import UNSAMPLED, Origin, Receipt, RunFailed, Sample, Scored
 
 PROBE_TOKENS = 12
 
 
-class SharedPublisher:
+class SyncError(RunFailed):
+    """An engine does not hold what the trainer holds. No token is sampled under the new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTimes:
+    """Where the seconds of a publication went. Parts overlap: engines may load while the trainer still gathers."""
+
+    gather_s: float
+    """The trainer put its tensors together, in the type that they travel in."""
+    convert_s: float
+    """Digests of what is sent; packing and compressing."""
+    wire_s: float
+    """Copying, writing or sending, as far as it held up the trainer."""
+    load_s: float
+    """The slowest engine took the weights over, and took digests."""
+    prove_s: float
+    """Digests of what the trainer holds compared with what the engines hold, and the probe on both sides."""
+    pause_s: float
+    """No token was sampled: all of the above, proof included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version that the engine was proven to hold."""
+
+    receipt: Receipt
+    probe_nats: float
+    """How far the engine's log-probs of a fixed prompt, through its cached decode path, are from the trainer's at most."""
+    times: SyncTimes
+
+    def metrics(self) -> Metrics:
+        """`sync/...`: seconds by part, bytes that left the trainer's process, the probe."""
+        seconds: Metrics = {f"sync/{part}": Total(found) for part, found in asdict(self.times).items()}
+        return {**seconds, "sync/bytes": Total(self.receipt.wire_bytes), "sync/probe_nats": Max(self.probe_nats)}
+
+
+class Publisher(Protocol):
+    """Brings weights to engines."""
+
+    async def publish(self, version: int) -> Publication:
+        """Publish the trainer's present weights as `version`.
+
+        Raises:
+            SyncError: if an engine's receipt or probe does not agree with the trainer.
+            NonFinite: if the trainer's own weights no longer give finite log-probs.
+        """
+        ...
+
+
+class Trained(Protocol):
+    """The model that trains, as far as publishing needs it (`whet.train.base.Backend`)."""
+
+    dtype: torch.dtype
+    """Of its computation, and of the weights in `named_weights`."""
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The merged weights as a stream, named as in Hugging Face files."""
+        ...
+
+    def named_state(self) -> Iterable[tuple[str, Tensor]]:
+        """Everything that the merged model's outputs depend on: tied parameters under each of their names, and buffers."""
+        ...
+
+    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+        """The batch with the log-probs that `need` asks for."""
+        ...
+
+
+class DigestingStream(Stream):
+    """A stream of weights that takes the digest of each before anybody else sees it, so that they are put together only once.
+
+    Args:
+        weights: the trainer's.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(self._digested(iter(weights)))
+        self.digests: dict[str, str] = {}
+        self.gather_s, self.digest_s = 0.0, 0.0
+        """Seconds of putting tensors together, and of their digests."""
+
+    def finish(self) -> dict[str, str]:
+        """Read on to the end, whoever stopped before it; the digests of all."""
+        for _ in self:
+            pass
+        return self.digests
+
+    def _digested(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        while True:
+            began = time.perf_counter()
+            found = next(weights, None)
+            gathered = time.perf_counter()
+            self.gather_s += gathered - began
+            if found is None:
+                return
+            self.digests |= digests_of([found])
+            self.digest_s += time.perf_counter() - gathered
+            yield found
+
+
+class EnginePublisher:
     """Publishes to an engine, and compares digests and a probe before the version counts.
 
     Args:
@@ -34,7 +141,7 @@ class SharedPublisher:
         thread: where torch work runs.
     """
 
-    def __init__(self, backend: Backend, model: CausalModel, engine: Engine, thread: Executor) -> None:
+    def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._failed = False
         """Whether the engine stands still because the last version was not proven."""
@@ -56,7 +163,7 @@ class SharedPublisher:
     async def _proven(self, version: int, paused: float) -> Publication:
         """Published while the engine is paused (since `paused`), and it stays so if this raises."""
         loop = asyncio.get_running_loop()
-        tap = Tap(self._stream())
+        tap = DigestingStream(self._stream())
         receipt = await self._take_over(tap, version)
         taken_over = time.perf_counter()
         if receipt.version != version or self._engine.version != version:
