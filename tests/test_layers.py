@@ -92,3 +92,25 @@ def test_core_is_torch_and_the_standard_library():
         for line, name in imports_of(path):
             top = name.split(".")[0]
             assert top in sys.stdlib_module_names or top in {"torch", "whet"}, f"{path}:{line}: core may not import {name}"
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports inside of functions and for types alone count, too."""
+    modules = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in ROOT.rglob("*.py")}
+
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= {one if one in modules else str(node.module) for one in whole}
+        graph[name] &= modules.keys() - {name}
+    while ends := [name for name, used in graph.items() if not used]:
+        for name in ends:
+            del graph[name]
+        for used in graph.values():
+            used.difference_update(ends)
+    assert not graph, f"these modules import each other, or such that do: {sorted(graph)}"

@@ -239,7 +239,7 @@ def score(
     """Try a reward on replies that exist already: whet score replies.jsonl reward=math --output scores.jsonl"""
     from whet.config import load_config
     from whet.evaluate.config import ScoreConfig, short_overrides
-    from whet.observe.display import build_display
+    from whet.observe.build_display import build_display
 
     def work() -> ScoreSummary:
         settings = load_config(ScoreConfig, None, short_overrides(_typed(None, overrides)))
@@ -340,7 +340,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
         from whet.build.parts import write_summary
         from whet.check.check import AREAS, check
         from whet.check.findings import line, summary
-        from whet.observe.display import build_display
+        from whet.observe.build_display import build_display
 
         display = build_display("plain", ())
         found = check(config, typed, lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)

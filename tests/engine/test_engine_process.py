@@ -12,7 +12,7 @@ from whet.engine.base import Capabilities, EngineLost
 from whet.engine.pool.keeper import in_time
 from whet.engine.workers.launch import Ended, Link
 from whet.engine.workers.processes import CopyProcess
-from whet.engine.workers.worker import Setup
+from whet.engine.workers.setup import Setup
 from whet.model.causal import use_device
 from whet.types import Request, SamplingParams
 

@@ -5,12 +5,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from whet.observe.build_display import build_display
 from whet.observe.display import (
     Headline,
     Pace,
     PlainDisplay,
     QuietDisplay,
-    build_display,
     duration_text,
     printable,
     say,

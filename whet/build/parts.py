@@ -37,7 +37,8 @@ from whet.model.causal import CausalModel, load_causal, pick_device, torch_threa
 from whet.model.config import ModelConfig
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import ScalarModel, load_scalar
-from whet.observe.display import Headline, build_display
+from whet.observe.build_display import build_display
+from whet.observe.display import Headline
 from whet.observe.records import RecordWriter
 from whet.observe.spans import Phases
 from whet.observe.trackers import JsonlTracker, build_trackers

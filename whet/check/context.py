@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whet.algo.base import Algorithm, Need
 from whet.build.rollouts import TRAINING as TRAINING
+from whet.check.auxiliary import AuxiliaryModels
 from whet.data.preference import PreferenceSource
 from whet.data.source import Source
 from whet.data.supervised import SupervisedSource
@@ -19,9 +19,6 @@ from whet.plan.memory import MemoryPlan
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.train.batching import BatchPlan
 from whet.types import JSON, Task
-
-if TYPE_CHECKING:
-    from whet.check.models import Beside
 
 
 @dataclass(slots=True)
@@ -37,7 +34,7 @@ class Scene:
     """Of the model."""
     model: CausalModel | ScalarModel | None = None
     """On the meta device."""
-    beside: Beside | None = None
+    beside: AuxiliaryModels | None = None
     """The models beside the policy of a reinforcement learning run."""
     renderer: Renderer | None = None
     tools: dict[str, Sequence[Mapping[str, JSON]]] = field(default_factory=dict[str, Sequence[Mapping[str, JSON]]])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 from whet.algo.base import Algorithm, Need
-from whet.build.learners import check_same_tokens, critic_train, parallel_key, train_beside
+from whet.build.learners import check_same_tokens, critic_train, parallel_key
+from whet.check.auxiliary import AuxiliaryModels
 from whet.check.context import Scene
 from whet.check.findings import Note, ok
 from whet.data.hub import resolve_model_path
@@ -28,28 +28,6 @@ from whet.train.config import CriticConfig
 from whet.train.torch_native.config import ParallelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Models without contents."""
-
-    frozen: dict[str, Planned]
-    """By what they are called; without a reference that is the policy's first weights."""
-    critic: ScalarModel | None = None
-    batch_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of the reward models among them: how many tokens of what waits are scored together."""
-    spread: frozenset[str] = frozenset()
-    """The reward models that all processes of the job share."""
-
-    def over_ranks(self, config: RunConfig) -> Iterator[tuple[str, Planned, ParallelConfig, str]]:
-        """The models that several processes share, with their degrees, their own or the policy's, and the setting that has them."""
-        for name, chosen in (("reference", config.reference), ("teacher", config.teacher), ("critic", config.critic)):
-            model, degrees = self.critic if name == "critic" else self.frozen.get(name), train_beside(config, chosen).degrees
-            if model is not None and degrees is not None:
-                yield name, model, degrees, parallel_key(chosen, name)
-        if config.train.degrees is not None:
-            yield from ((name, self.frozen[name], config.train.degrees, "train.parallel") for name in sorted(self.spread))
-
-
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
     if not isinstance(scene.config, RunConfig) or scene.algorithm is None:
@@ -60,7 +38,7 @@ def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
 
 
-def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Beside:
+def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> AuxiliaryModels:
     """Those that an algorithm needs, by their config.json; `folder` is the policy's.
 
     Raises:
@@ -79,7 +57,7 @@ def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Besi
         path = (config.critic or CriticConfig()).path
         critic = read_meta_scalar(_folder(config.model, path, folder, "critic.path"), config.model, key="critic.path")
     room = {name: options.batch_tokens for name, (_, options) in rewards.items()}
-    return Beside(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
+    return AuxiliaryModels(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
 
 
 def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewardOptions]]:
@@ -101,7 +79,7 @@ def has_own_reference(config: RunConfig) -> bool:
     return chosen is not None and (chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None)
 
 
-def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part]:
+def parts_beside(beside: AuxiliaryModels, config: RunConfig, work: Workload) -> list[Part]:
     """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
     spread = {name: degrees for name, _, degrees, _ in beside.over_ranks(config)}
     parts = [
@@ -125,7 +103,7 @@ def parts_beside(beside: Beside, config: RunConfig, work: Workload) -> list[Part
     return parts
 
 
-def _put_together(beside: Beside, config: RunConfig) -> Iterator[Part]:
+def _put_together(beside: AuxiliaryModels, config: RunConfig) -> Iterator[Part]:
     """What a rank puts together of a spread model that does not train, while it computes: one layer, the next, and what no layer has. Of
     reference and teacher, which take turns, the one with the most."""
     found = dict[Phase, Part]()
@@ -158,7 +136,7 @@ def _own_row(work: Workload, policy: ParallelConfig | None, own: ParallelConfig 
     return (max(-(-sum(work.lengths) // shared) * by, max(work.lengths)),)
 
 
-def _scoring(beside: Beside, config: RunConfig, work: Workload) -> Iterator[Part]:
+def _scoring(beside: AuxiliaryModels, config: RunConfig, work: Workload) -> Iterator[Part]:
     """What the reward models make of the largest row that they score, which they do while the engine runs."""
     assert work.sampling is not None, "a run with rewards samples"
     longest = (work.sampling.longest,)

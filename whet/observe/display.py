@@ -9,7 +9,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TextIO
+from typing import Protocol, TextIO
 
 Cell = str | int | float | None
 Clock = Callable[[], float]
@@ -192,22 +192,6 @@ def say(text: str, stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-
-
-def build_display(mode: Literal["auto", "rich", "plain", "none"], headlines: Sequence[Headline]) -> Display:
-    """The display of a run. `auto` is the live panel where standard output is a terminal that can move its cursor."""
-    if mode == "none":
-        return QuietDisplay()
-    if mode == "plain":
-        return PlainDisplay(headlines)
-    from rich.console import Console
-
-    from whet.observe.live import LiveDisplay
-
-    console = Console()
-    if mode == "auto" and (not console.is_terminal or console.is_dumb_terminal):
-        return PlainDisplay(headlines)
-    return LiveDisplay(headlines, console)
 
 
 def headline_values(headlines: Sequence[Headline], values: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from whet.data.template import load_tokenizer
 from whet.env.calculator import calculator
 from whet.env.tools import Tool
 from whet.files import replace_file
-from whet.observe.display import build_display
+from whet.observe.build_display import build_display
 from whet.observe.records import read_records
 from whet.quickstart.demonstrations import demonstrations
 from whet.quickstart.model import SmallModelConfig, make_model

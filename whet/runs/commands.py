@@ -47,7 +47,8 @@ from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
 from whet.evaluate.evaluation import EvaluationSet
 from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
-from whet.observe.display import Display, build_display
+from whet.observe.build_display import build_display
+from whet.observe.display import Display
 from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
 from whet.observe.records import ROLLOUTS, RecordWriter
 from whet.rollout.constant import RewardGuard

@@ -27,7 +27,7 @@ from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
 from whet.model.causal import load_causal, pick_device
-from whet.observe.display import build_display
+from whet.observe.build_display import build_display
 from whet.runs import commands, supervised
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig

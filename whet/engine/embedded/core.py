@@ -18,6 +18,7 @@ from whet.engine.embedded.cache import BlockPool, KVStore
 from whet.engine.embedded.compiled.library import NotCompiled
 from whet.engine.embedded.compiled.native import NativeDecode, checked
 from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.embedded.lockstep import Lockstep, SingleProcess
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.own_memory import OwnMemory
 from whet.engine.embedded.paged import Planned, buckets, lay_out
@@ -26,7 +27,6 @@ from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import Decode, finish_of
-from whet.engine.embedded.tensor_parallel import Alone, Ranks
 from whet.model.causal import CausalModel, release_unused
 from whet.types import Finish, Request, SamplingParams, Scored
 
@@ -72,7 +72,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         compiled: bool = True,
         static_decode: bool = False,
-        ranks: Ranks | None = None,
+        ranks: Lockstep | None = None,
     ) -> None:
         num_blocks = -(-cache_tokens // block_size)
         self.model = model
@@ -87,7 +87,7 @@ class EngineCore:
         """Longest sequence, prompt and reply together."""
         self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
         self._decode, self._grammars = decode, grammars
-        self.ranks = ranks or Alone()
+        self.ranks = ranks or SingleProcess()
         """Told of whatever is done to the core, before it is done."""
         self._arrivals = 0
         self._may_compile = compiled and not static_decode and ranks is None  # it reads whole tensors

@@ -15,10 +15,10 @@ from whet.engine.base import Capabilities, EngineFailed, EngineRefused, StaleCac
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore, Progressed
 from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.embedded.lockstep import Lockstep
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
 from whet.engine.embedded.stops import Decode
-from whet.engine.embedded.tensor_parallel import Ranks
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.transport.base import Stream
@@ -68,7 +68,7 @@ class EmbeddedEngine:
         keeps_weights: bool = False,
         decode: Decode | None = None,
         grammars: Grammars | None = None,
-        ranks: Ranks | None = None,
+        ranks: Lockstep | None = None,
     ) -> None:
         self.core = EngineCore(
             model,

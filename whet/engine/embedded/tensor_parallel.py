@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from whet.engine.base import StaleCache
+from whet.engine.embedded.core import EngineCore
+from whet.engine.embedded.lockstep import Lockstep
 from whet.engine.embedded.logits import Drawn
 from whet.engine.embedded.scheduler import Sequence as Running
 from whet.model.causal import CausalModel
@@ -34,53 +36,11 @@ from whet.transport.land import copy_weights
 from whet.transport.receive import Receiver
 from whet.types import Request, SamplingParams
 
-if TYPE_CHECKING:
-    from whet.engine.embedded.core import EngineCore
-
 KEY = "engine.embedded.tensor_parallel"
 TIMEOUT_S = 300.0
 """For an exchange between ranks. One that dies is noticed at once."""
 LOST = 3
 """The exit status of a rank that ends because another one did."""
-
-
-class Ranks(Protocol):
-    """Those that compute every step of a core together, as the core sees them."""
-
-    def tell(self, what: str, *arguments: object) -> None:
-        """Have the others do to their cores what is now done to this one: a method's name and what it is given."""
-        ...
-
-    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        """What a step draws: found by the first, told the others."""
-        ...
-
-    def digests(self, model: CausalModel) -> dict[str, str]:
-        """Of each whole tensor that the model holds, put together from its parts; of one that a rank holds otherwise, that rank's."""
-        ...
-
-    def together(self) -> AbstractContextManager[None]:
-        """What is computed inside is computed by all; one that cannot go on ends, so that no other waits for it or computes without it.
-
-        What is wrong with a request or with numbers is raised, since it is found where all have computed the same.
-        """
-        ...
-
-
-class Alone:
-    """One process."""
-
-    def tell(self, what: str, *arguments: object) -> None:
-        pass
-
-    def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        return draw()
-
-    def digests(self, model: CausalModel) -> dict[str, str]:
-        return digests_of(model.named_state())
-
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class Leader:
@@ -209,7 +169,7 @@ class Links:
     pipes: tuple[int, ...]
     """Descriptors: of the first rank, its pipes to the others; of another one, its pipe to the first."""
 
-    def join(self, device: str) -> Ranks:
+    def join(self, device: str) -> Lockstep:
         """Wait for all ranks."""
         backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
         timeout = timedelta(seconds=TIMEOUT_S)

@@ -26,7 +26,7 @@ from whet.engine.pool.member import Have, NotYet, Slot, Tell
 from whet.engine.pool.pool import EnginePool, breaker_of, to_errors
 from whet.engine.workers.launch import Launcher, LocalLauncher
 from whet.engine.workers.processes import CopyProcess
-from whet.engine.workers.worker import Setup
+from whet.engine.workers.setup import Setup
 from whet.model.causal import CausalModel
 from whet.model.shared import SharedModel, share
 from whet.transport.base import Sender, SentOnce, Stream, Ticket, TransportError

@@ -20,13 +20,10 @@ from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from whet.engine.base import EngineFailed
 from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, Process, said, told
-
-if TYPE_CHECKING:
-    from whet.engine.workers.worker import Setup
+from whet.engine.workers.setup import Setup
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """For whoever dials in to prove who it is, however many bytes it says."""

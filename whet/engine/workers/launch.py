@@ -16,15 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
 from whet.engine.base import EngineFailed
+from whet.engine.workers.setup import Setup
 from whet.observe.display import printable
 from whet.runfolder.child_environment import child_environment
 from whet.runfolder.stacks import SAID, SAY_HELD_STACKS, SAY_STACKS, TIMEOUT_S, spied
-
-if TYPE_CHECKING:
-    from whet.engine.workers.worker import Setup
 
 HERE = socket.gethostname()
 """This machine, as others call it."""

@@ -20,7 +20,7 @@ from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.tensor_parallel import LOST, Links
 from whet.engine.workers import first_weights
 from whet.engine.workers.launch import LOOK_S, Launcher, Link, said
-from whet.engine.workers.worker import Setup
+from whet.engine.workers.setup import Setup
 from whet.types import Chunk, Request, Scored
 
 CLOSE_TIMEOUT_S = 10.0

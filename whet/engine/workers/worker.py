@@ -11,10 +11,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,17 +20,17 @@ from torch import Tensor, nn
 
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused, StaleCache
-from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.tensor_parallel import LOST, Follower, Links, keep_part
 from whet.engine.workers.dialing import Invitation
 from whet.engine.workers.first_weights import fetch
+from whet.engine.workers.setup import Setup
 from whet.model.causal import CausalModel, torch_thread, use_device
 from whet.model.meta import copied_to, without_contents
 from whet.model.naming import Naming
-from whet.model.shared import SharedModel, attach
+from whet.model.shared import attach
 from whet.runfolder.stacks import say_on_signal
 from whet.transport.base import OtherBase, Stream, Ticket, TransportError
 from whet.transport.receive import Receiver
@@ -40,31 +38,6 @@ from whet.types import Receipt, Request
 
 KNOWN = (EngineRefused, EngineFailed, StaleCache, TransportError, OtherBase, ValueError)
 """What a caller may want to tell apart; anything else becomes an `EngineFailed` with its words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a copy is made of."""
-
-    model: SharedModel
-    config: EmbeddedConfig
-    device: str
-    deterministic: bool
-    threads: int
-    """torch's, of this copy."""
-    tokenizer: Path | None
-    """Folder of the tokenizer that finds stop texts and reads grammars."""
-    trust_remote_code: bool
-    mapped: bool = True
-    """Whether new weights are put into the shared memory, from which a copy on the CPU then samples; else every process has its own."""
-    keeps_weights: bool = False
-    """Whether they stay in memory while it sleeps: new ones come as changes to them."""
-    elsewhere: bool = False
-    """Whether it runs on another machine than the memory with the weights: it begins with a copy of them (`first`)."""
-    name: str = "engine copy 0"
-    """As the sender of weights knows this process."""
-    links: Links | None = None
-    """Where a rank of several finds the others."""
 
 
 class Copy:
