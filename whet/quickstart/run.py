@@ -202,7 +202,7 @@ def rl_config(config: QuickstartConfig, model: Path, name: str) -> RunConfig:
             "rollout": {"max_turns": 4, "max_turn_tokens": 48, "max_tokens": 224},
             "env": {"name": "tools", "tools": ["calculator"]},
             "reward": {"name": "math", "options": {"extract": "last_number"}},
-            "algo": {"name": "grpo", "grpo": {"clip_high": 0.28}},
+            "algo": {"name": "grpo", "clip_high": 0.28},
             "train": {"optim": {"lr": 1e-4, "betas": (0.9, 0.95), "warmup_steps": 5}},
             "evaluate": {"sets": {"held_out": {"path": str(run_dir / "data/held_out.jsonl")}}},
             "checkpoint": {"interval": config.save_every},
