@@ -60,6 +60,12 @@ def test_a_folder_that_nobody_named_is_of_one_run_and_goes_on_until_it_is_finish
     assert len(folders()) == 3, "with another setting it is another run"
 
 
+def test_a_start_that_fails_tells_of_no_new_run(bench):
+    status, out, err = bench.start("train", "free.toml", *SMALL, "model.path=nothing")
+    assert status == 2 and "nothing" in err and "a new run" not in out + err
+    assert folders() == []
+
+
 def test_changed_code_is_told(bench):
     arguments = ("run.toml", "reward.name=mine.py:score")
     assert bench.start("train", *arguments, "num_rollouts=1")[0] == 0

@@ -394,13 +394,11 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
             if fits == command or len(error.problems) == 1:
                 raise
             raise ConfigError([f"its keys are those of `whet {fits}`, not of `whet {command}`", *error.problems], error.source) from None
-        if told:
-            _echo(told)
         with something_to_do(config):
             check_together(config)
             from whet.runs.job import train
 
-            train(config, command_line())
+            train(config, command_line(), (told,) if told else ())
 
     try:
         guarded(work)

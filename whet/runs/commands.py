@@ -132,9 +132,9 @@ def train(
                 sleep=parts.engine.sleep if config.engine_sleeps else None,
                 engine_metrics=parts.engine.metrics if isinstance(parts.engine, EnginePool) else dict[str, Metric],
             )
-            observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             for note in notes:
                 observer.display.note(note)
+            observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
             stale = uncorrected(config, algorithm)
             warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
             with batches_kept(config, opened, learners.learner), run.checkpoint.whole():

@@ -58,12 +58,13 @@ class Program:
     """What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""
 
 
-def train(config: BaseRunConfig, command: str | None = None) -> None:
+def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, ...] = ()) -> None:
     """What the settings are for, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
 
     Args:
         config: settings of a command that trains.
         command: what was typed; the same goes on with a run that was stopped.
+        notes: what the person who starts it is told once the start is made.
 
     Raises:
         ValueError: if torchrun started another number of processes than the degrees ask for.
@@ -79,38 +80,39 @@ def train(config: BaseRunConfig, command: str | None = None) -> None:
             check_count(num_ranks_of(config), count, f"whet {kind_of(config)}")
         elif count == 1:
             config = with_degrees(config, None)
-        return alone(config, command) if count == 1 else join(config, command)
+        return alone(config, command, notes) if count == 1 else join(config, command, notes)
     if config.train.parallel == "auto":
         config = settled_here(config)
     wanted = num_ranks_of(config)
     if wanted == 1 and config.cluster.backend == "local":
-        return alone(config, command)
-    status = launch(config, command, wanted)
+        return alone(config, command, notes)
+    status = launch(config, command, wanted, notes)
     if status:
         raise SystemExit(status)
 
 
-def alone(config: BaseRunConfig, command: str) -> None:
+def alone(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
     """The command in this process."""
-    PROGRAMS[type(config)].lead(config, command, ALONE, ())
+    PROGRAMS[type(config)].lead(config, command, ALONE, notes)
 
 
-def launch(config: BaseRunConfig, command: str, num_ranks: int) -> int:
+def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str, ...]) -> int:
     """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
-    line = json.dumps({"kind": kind_of(config), "config": config.model_dump(mode="json", exclude_unset=True), "command": command})
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    line = json.dumps({"kind": kind_of(config), "config": settings, "command": command, "notes": notes})
     if config.cluster.backend == "ray":
         return run_on_ray(config.cluster, num_ranks, config.num_engines_apart, RANK, line, Path(config.run_dir))
     return run_local(num_ranks, RANK, line, Path(config.run_dir))
 
 
-def join(config: BaseRunConfig, command: str) -> None:
+def join(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
     """This process's part of a job."""
     with joined(config) as job:
-        config, notes = settled(config, job)
+        config, chosen = settled(config, job)
         if not job.leads:
             return follow(config, job)
         try:
-            PROGRAMS[type(config)].lead(config, command, job, notes)
+            PROGRAMS[type(config)].lead(config, command, job, (*notes, *chosen))
         except (*STOPS, Stopped, KeyboardInterrupt):
             with suppress(RuntimeError):  # where the others failed too, nobody listens
                 job.end()

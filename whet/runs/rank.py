@@ -14,7 +14,7 @@ def main() -> None:
     """Train as told in a line of JSON (`whet.runs.job.launch`)."""
     told = json.loads(read_line())
     config = RUN_CONFIGS[told["kind"]].model_validate(told["config"])
-    guarded(lambda: train(config, told["command"]), told["command"])
+    guarded(lambda: train(config, told["command"], tuple(told["notes"])), told["command"])
 
 
 if __name__ == "__main__":

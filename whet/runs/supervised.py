@@ -197,9 +197,9 @@ def run_program(
         )
         lead.describe(lambda: Situation(observer.phases.present))
         facts = {"model": str(folder), **program.facts, "device": str(backend.model.device)}
-        observer.display.start(f"whet {program.command}: {opened.folder}", program.num_steps, facts)
         for note in notes:
             observer.display.note(note)
+        observer.display.start(f"whet {program.command}: {opened.folder}", program.num_steps, facts)
         warn_all(observer.display, [*opened.notes, *learner.notes])
         with batches_kept(config, opened, lambda _: learner.policy), run.checkpoint.whole():
             values = train_supervised(run)
