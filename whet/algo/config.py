@@ -19,7 +19,7 @@ from whet.core.choices import Align, CreditOver, ReducerName, RewardAt, ScaledRe
 
 
 class RelativeConfig(PolicyConfig):
-    """What algorithms have whose advantage is GRPO's."""
+    """Settings of the algorithms that use GRPO's advantage."""
 
     normalize_std: bool = True
     """Divide the advantage by the group's standard deviation; false is Dr.GRPO's choice."""
@@ -39,7 +39,8 @@ class DrGRPOConfig(RelativeConfig):
     normalize_std: bool = False
     """Divide the advantage by the group's standard deviation; false is Dr.GRPO's choice."""
     reducer: ReducerName | ScaledReducerName = "constant_length"
-    """constant_length divides sums over tokens by one number, whatever their length."""
+    """Weights of the tokens in the loss. constant_length divides the sum over tokens by one number,
+    whatever the lengths of the samples."""
 
 
 class GSPOConfig(RelativeConfig):
@@ -136,8 +137,8 @@ class OTBConfig(PolicyConfig):
 
     name: Literal["otb"] = "otb"
     align: Align = "action"
-    """What counts as the same step in two trajectories. action: their n-th trained token; position: their n-th token after
-    the prompt, whoever wrote it."""
+    """Tokens that count as the same step in two trajectories. action: their n-th trained token;
+    position: their n-th token after the prompt, trained or not."""
     zero_tail: bool = True
     """No baseline where only the longest trajectory of a group goes on: it would be that one's own return."""
 
@@ -185,11 +186,11 @@ class PPOConfig(PolicyConfig):
     """actions: trained tokens are the time steps, environment tokens carry value and advantage through (verl); all: environment
     tokens are steps too (slime)."""
     reward_at: RewardAt = "last_action"
-    """Where a trajectory's reward stands: on its last trained token, or on its last token whoever wrote it (slime), which must
-    be a time step: credit_over=all."""
+    """Token that receives a trajectory's reward: its last trained token, or its last token of any
+    origin (slime). The latter must be a time step: credit_over=all."""
     bootstrap_truncated: bool = False
-    """Where a token or turn limit cut a trajectory, its return goes on with the critic's value after its last token; false: nothing
-    follows, as in slime and verl."""
+    """Continue the return of a truncated trajectory with the critic's value after its last token
+    (truncated: a token or turn limit cut it). false: nothing follows, as in slime and verl."""
     whiten: bool = True
     """Shift and scale advantages to mean 0 and std 1 over the rollout's trained tokens."""
     reducer: ReducerName | ScaledReducerName = "token_mean"

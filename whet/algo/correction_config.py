@@ -29,10 +29,11 @@ class CorrectionConfig(Config):
     preset: PresetName | None = None
     """One of verl's named presets, whose settings hold where none are given here."""
     weights: Level | None = None
-    """Whose ratio weighs a token: its own (token), the product over its sample (sequence), or that one's root (geometric);
-    unset: no weights."""
+    """Level of the ratio that weighs a token: the token's own (token), the product over its sample
+    (sequence), or the geometric mean over its sample (geometric); unset: no weights."""
     bound: Bound = "truncate"
-    """What happens outside of [low, high]. truncate: at most high; clip: into the bounds; icepop: weight 0; mask: rejected."""
+    """Treatment of ratios outside [low, high]. truncate: at most high; clip: into the bounds; icepop:
+    weight 0; mask: rejected."""
     high: float = Field(default=2.0, gt=0)
     """Upper bound of a weight."""
     low: float | None = Field(default=None, ge=0)

@@ -21,13 +21,13 @@ READERS: dict[str, tuple[LossName, ...]] = {
     "covariance_bounds": ("clip_cov",),
     "covariance_kl_coef": ("kl_cov",),
 }
-"""Which losses read a setting that only some of them have."""
+"""Losses that read each setting that only some of them have."""
 CLIP_READERS: dict[str, tuple[LossName, ...]] = {
     "clip_low": ("clip", "sequence", "cispo", "geometric_mean", "clip_cov"),
     "clip_high": ("clip", "sequence", "cispo", "geometric_mean", "clip_cov"),
     "clip_dual": ("clip", "sequence"),
 }
-"""The same of the bounds of the ratio, which stand beside the loss."""
+"""Losses that read each bound of the ratio. These settings are in the same table as the loss."""
 NEEDS_CHOICE = frozenset({"clip_cov", "kl_cov"})
 """Losses that read `chosen`, which is made on the whole step."""
 ONE_RATIO = frozenset({"geometric_mean"})
@@ -78,7 +78,7 @@ class RewardKLConfig(Config):
     coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Each trained token's reward is lowered by coef times its KL."""
     estimator: KLName = "k1"
-    """How KL is estimated from the sampled tokens."""
+    """Estimator of the KL from the sampled tokens."""
     target: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Adapt the coefficient so that the KL of a trajectory's mean token stays near this; unset: a fixed coefficient."""
     horizon: int = Field(default=10_000, gt=0)
@@ -94,7 +94,7 @@ class RewardKLConfig(Config):
 
 
 class PolicyConfig(Config):
-    """What every policy-gradient algorithm has."""
+    """Settings of every policy-gradient algorithm."""
 
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """The ratio is clipped from below at 1 - clip_low."""
@@ -107,13 +107,13 @@ class PolicyConfig(Config):
     token_sum_mean: sums over tokens, mean over trajectories; sequence_mean, sequence_sum: the same two over samples;
     constant_length, constant: sums over reducer_scale."""
     reducer_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """What constant_length and constant divide by; unset: the token limit of a trajectory, where it is known."""
+    """Divisor of constant_length and constant; unset: the token limit of a trajectory, if it is known."""
     entropy_coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight of the entropy bonus."""
     kl_coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight of KL(policy || reference) in the loss."""
     kl_estimator: KLName = "k3"
-    """How KL is estimated from the sampled tokens."""
+    """Estimator of the KL from the sampled tokens."""
     kl_unbiased: bool = False
     """Multiply the estimate by pi / pi_old, gradient too: then the tokens that the old policy sampled give no bias."""
     reference: bool | None = None

@@ -15,7 +15,7 @@ class DpoConfig(Config):
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """sigmoid: -log sigmoid(beta h - margin) (DPO); ipo: (h - 1/(2 beta))^2 (IPO, arXiv 2310.12036)."""
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How close the policy stays to the reference: the larger, the closer."""
+    """Strength of the pull towards the reference: the larger, the closer the policy stays to it."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of pairs that are taken to be labelled the wrong way round (conservative DPO); sigmoid only."""
     length_normalize: bool | None = None
@@ -31,7 +31,7 @@ class DpoConfig(Config):
 
     @property
     def means(self) -> bool:
-        """Whether log-ratios are means over tokens."""
+        """True if log-ratios are means over tokens."""
         return self.loss == "ipo" if self.length_normalize is None else self.length_normalize
 
 

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from whet.config import Config
 
 Part = Literal["weights", "optimizer", "data", "random", "counters"]
-"""What a checkpoint can give back one by one. The optimizer's part holds its place in the schedule."""
+"""A part of a checkpoint that can be restored by itself. The optimizer's part holds its position in the
+schedule."""
 
 
 class RestoreConfig(Config):
@@ -29,7 +30,8 @@ class RestoreConfig(Config):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the new run goes on from where the other was, rather than beginning with what it had come to."""
+        """True if the new run continues the other run's count of steps; false if it only begins with
+        the other run's state."""
         return "counters" in self.parts
 
 
@@ -37,21 +39,23 @@ class CheckpointConfig(Config):
     """When to save, what to keep, and what to begin with."""
 
     interval: int | None = Field(default=50, gt=0)
-    """Save after every so many rollouts (or steps of supervised training), and at the end; none: only at the end."""
+    """Rollouts (or steps of supervised training) between two checkpoints; another one follows at the
+    end. none: only at the end."""
     keep: int = Field(default=2, gt=0)
     """Checkpoints that stay on disk; older ones are removed."""
     best: str | None = None
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new
     best saves at once."""
     best_mode: Literal["max", "min"] = "max"
-    """Whether the highest or the lowest value of `best` is the best."""
+    """Direction of `best`: max if a higher value is better, min if a lower one is."""
     resume: bool = True
     """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
     async_save: bool = False
-    """Go on while a checkpoint is written: weights and optimizer are copied into the memory of each process's machine first (as much as the
-    checkpoint has bytes; on a mesh each process copies its own part), and the next save waits for the one before."""
+    """Train on while a checkpoint is written. Each process first copies its part of the weights and the
+    optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save
+    waits for the one before."""
     restore: RestoreConfig | None = None
-    """What a run without a checkpoint of its own begins with."""
+    """Checkpoint that a run without its own checkpoint starts from."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CheckpointConfig:

@@ -13,7 +13,8 @@ ENGINE_KEYS = ("layout", "engine_cpus", "engine_gpus")
 
 
 class ClusterConfig(Config):
-    """Where the processes of a run are started: those of `train.parallel`, and those of the engine (docs/cluster.md)."""
+    """Placement of a run's processes: those of `train.parallel`, and those of the engine
+    (docs/cluster.md)."""
 
     backend: Literal["local", "ray"] = "local"
     """local: on this machine; ray: as actors, on one node or many. Processes that torchrun started are used as they are."""
@@ -21,18 +22,19 @@ class ClusterConfig(Config):
     """colocate: engine and trainer share devices and take turns; disaggregate: the engine's processes have devices of their own, and take
     turns with the trainer; async: likewise, and sample while it computes, within control.max_staleness."""
     address: str | None = None
-    """Of a Ray cluster: auto, or HOST:PORT; unset: that of RAY_ADDRESS, or else one that is started on this machine for this run."""
+    """Address of a Ray cluster: auto, or HOST:PORT; unset: RAY_ADDRESS, or else a cluster started on
+    this machine for this run."""
     trainer_cpus: float = Field(default=1, gt=0)
     """Processors that Ray sets apart for each process of the trainer."""
     trainer_gpus: float | None = Field(default=None, ge=0)
     """GPUs likewise; unset: one where the cluster has any. Where an engine's process is colocated, each has half of the larger number."""
     engine_cpus: float = Field(default=1, gt=0)
-    """Processors for each process of the engine, where it has some of its own (engine.embedded.copies, or a layout with devices of its
-    own)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or
+    a layout with separate devices)."""
     engine_gpus: float | None = Field(default=None, ge=0)
     """GPUs likewise; unset: one where the cluster has any."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """How long is waited for the cluster to have room, and for a process of the engine to start."""
+    """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
 
     @model_validator(mode="after")
     def _read(self) -> ClusterConfig:
@@ -43,7 +45,7 @@ class ClusterConfig(Config):
 
     @property
     def engine_apart(self) -> bool:
-        """Whether the engine has devices, and so processes, of its own however many they are."""
+        """True if the engine has its own devices, and so its own processes, however many."""
         return self.layout != "colocate"
 
 

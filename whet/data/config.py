@@ -14,7 +14,7 @@ MaskName = Literal["delta", "qwen", "qwen3", "qwen3_5", "distill_qwen"]
 
 
 class ChatConfig(Config):
-    """How messages are rendered."""
+    """Rendering of messages as tokens."""
 
     template: str | None = None
     """A chat template in place of the tokenizer's own: a file, or the template itself (Jinja). A trained model keeps it."""
@@ -51,16 +51,18 @@ class SupervisedConfig(ChatConfig):
     response_key: str | None = None
     """Column of the reply to the prompt: text. It trains."""
     tools_key: str | None = "tools"
-    """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
+    """Column of the tools that the row's assistant may call: a list of OpenAI schemas or a JSON string
+    of one."""
     mask: MaskName = "delta"
-    """How the template is applied and which tokens train. delta: as in a rollout that says the same; qwen, qwen3, qwen3_5, distill_qwen: as
-    slime does under these names, to match its runs."""
+    """Application of the chat template, and choice of the tokens that train. delta: as in a rollout
+    with the same messages; qwen, qwen3, qwen3_5, distill_qwen: as in slime under these names, to match
+    its runs."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Drop the conversations with more tokens (they are counted)."""
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
     seed: int | None = None
-    """Of the shuffles; unset: the run's own."""
+    """Seed of the shuffles; unset: the run's seed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,9 +94,10 @@ class PairColumns(Config):
     margin_key: str | None = None
     """Column of a number by how much the chosen reply is to win; unset: 0 for all. `dpo.loss = "ipo"` has none."""
     tools_key: str | None = "tools"
-    """Column of the tools that a row's assistant is told about: a list of OpenAI schemas or a JSON string of one."""
+    """Column of the tools that the row's assistant may call: a list of OpenAI schemas or a JSON string
+    of one."""
     mask: MaskName = "delta"
-    """How the template is applied and which tokens train, as for `whet sft`."""
+    """Application of the chat template, and choice of the tokens that train, as for `whet sft`."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Drop the pairs with a longer conversation (they are counted)."""
 
@@ -107,4 +110,4 @@ class PreferenceConfig(PairColumns, ChatConfig):
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
     seed: int | None = None
-    """Of the shuffles; unset: the run's own."""
+    """Seed of the shuffles; unset: the run's seed."""

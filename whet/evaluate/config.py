@@ -17,15 +17,16 @@ class EvaluationSetConfig(Config):
     path: str | list[str] = Field(min_length=1)
     """Data files, as in data.train; `test.jsonl@[100:200]` takes a slice of the rows."""
     rows: RowConfig | None = None
-    """What differs from [data] in which column means what."""
+    """Column names that differ from those in [data]."""
     limit: int | None = Field(default=None, gt=0)
-    """Only the first so many tasks."""
+    """Evaluate only this many tasks, the first ones; unset: all."""
     samples_per_prompt: int = Field(default=1, gt=0)
     """n of mean@n and pass@k."""
     rollout: RolloutOverrides = Field(default_factory=RolloutOverrides)
     """Sampling and limits that differ from training's."""
     env: EnvConfig | None = None
-    """What differs in the environment; with a `name` of its own nothing is taken over from training's."""
+    """Environment settings that differ from training's; with a `name` here nothing is taken over from
+    training's."""
     reward: RewardConfig | None = None
     """Reward, if it differs."""
     pass_reward: float = 1.0
@@ -44,7 +45,7 @@ class EvaluateConfig(Config):
     """When to evaluate, and on what."""
 
     interval: int | None = Field(default=None, gt=0)
-    """Evaluate before every so many rollouts; unset: only at the end."""
+    """Rollouts between two evaluations; unset: evaluate only at the end."""
     before_training: bool = False
     """Also before the first rollout."""
     sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
@@ -52,14 +53,15 @@ class EvaluateConfig(Config):
 
 
 class ScoreConfig(Config):
-    """What `whet score` takes as overrides."""
+    """Settings that `whet score` accepts as overrides."""
 
     reward: RewardConfig
-    """How the replies are scored; reward=NAME is short for reward.name=NAME."""
+    """Reward that scores the replies; reward=NAME is short for reward.name=NAME."""
     concurrency: int = Field(default=64, ge=1)
     """Replies that are being scored at once."""
 
 
 def short_overrides(overrides: list[str]) -> list[str]:
-    """`reward=NAME` as `reward.name=NAME`, so that further settings of the reward fit beside it."""
+    """Overrides with `reward=NAME` written as `reward.name=NAME`, so that further settings of the
+    reward can be added."""
     return [f"reward.name={text.removeprefix('reward=')}" if text.startswith("reward=") and "{" not in text else text for text in overrides]

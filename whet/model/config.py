@@ -18,16 +18,16 @@ class ModelConfig(Config):
     path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     dtype: DType = "float32"
-    """Of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
     device: str = "auto"
     """auto picks cuda, then mps, then cpu."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
+    """Allow code that comes with the model to run."""
     gradient_checkpointing: Recompute = False
     """Recompute each layer's activations in the backward pass: least memory, about a third more compute; selective: keep what matrix
     products and attention gave, and recompute the rest, for a few per cent."""
     gradient_checkpointing_every: int = Field(default=1, ge=1)
-    """Of so many layers one recomputes; the others keep all their activations."""
+    """Recompute one of this many layers; the others keep all their activations."""
 
     @model_validator(mode="after")
     def _read(self) -> ModelConfig:
@@ -42,7 +42,7 @@ class LoraConfig(Config):
     rank: int = Field(default=16, ge=1)
     """Rows of A, columns of B."""
     alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
-    """What B A is multiplied by, times the rank."""
+    """Scale of the adapter: B A is multiplied by alpha divided by the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """all-linear: every linear layer but the output, and in a mixture of experts but those that are named like an expert's (gate_proj,
     up_proj, down_proj), since experts, whose weights are one tensor, have no adapter; or the ends of layers' names, for example
@@ -50,6 +50,7 @@ class LoraConfig(Config):
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (arXiv 2312.03732)."""
     init: Literal["kaiming", "gaussian"] = "kaiming"
-    """How A begins; B begins as 0, so that the first policy is the base, bit for bit."""
+    """Initial values of A. B begins as 0, so the first policy is the base, bit for bit."""
     export_merged: bool = False
-    """Beside the adapter in `<run_dir>/model`, write the whole model with the adapter added to its weights, to `<run_dir>/merged`."""
+    """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged
+    into its weights to `<run_dir>/merged`."""

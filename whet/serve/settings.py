@@ -12,7 +12,7 @@ from whet.model.config import ModelConfig
 
 
 class Limits(Config):
-    """What one client may ask of the server, and all of them together."""
+    """Limits of the server, for one client and for all together."""
 
     max_running: int = Field(default=256, ge=1)
     """Samples in the engine at a time, over all requests; more wait their turn."""
@@ -32,9 +32,9 @@ class ServedEngine(Config):
     """Which engine samples."""
 
     embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
-    """The engine in the server's process; it always has weights of its own."""
+    """The engine in the server's process; it always has its own weights."""
     pool: PoolConfig = Field(default_factory=PoolConfig)
-    """How its processes are looked after, where it has some of its own."""
+    """Restarts, health checks and deadlines of the engine's processes, if it has its own."""
 
     @model_validator(mode="after")
     def _pool_is_read(self) -> ServedEngine:
@@ -46,22 +46,23 @@ class ServeConfig(ChatConfig):
     """A server (`whet serve`). Its keys come from the environment: WHET_API_KEY, and WHET_ADMIN_KEY for weights and control."""
 
     model: ModelConfig
-    """What is served."""
+    """The model that is served."""
     name: str | None = Field(default=None, min_length=1)
-    """What clients call the model; none: the path that it was given by."""
+    """Name of the model for clients; none: the path that the model was given by."""
     host: str = "127.0.0.1"
-    """Where to listen. Anything but this machine needs WHET_API_KEY."""
+    """Address to listen on. Any address other than this machine's own needs WHET_API_KEY."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """Where to listen; 0: a free one."""
+    """Port to listen on; 0: a free one."""
     weight_version: str = "default"
-    """What the weights that it starts with are called in answers."""
+    """Version name of the initial weights, in answers."""
     parser: str = "hermes"
-    """How the model writes tool calls: hermes (as Qwen and Hermes models do), none, or an import reference to a function."""
+    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
+    import reference to a function."""
     stream_interval: int = Field(default=1, ge=1)
     """Tokens between two events of a stream."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads for torch; unset: torch's choice."""
     limits: Limits = Field(default_factory=Limits)
-    """What clients may ask for."""
+    """Limits for clients."""
     engine: ServedEngine = Field(default_factory=ServedEngine)
     """Sampling engine."""

@@ -33,7 +33,7 @@ from whet.transport.settings import SyncConfig
 
 
 class DataConfig(RowConfig, ChatConfig):
-    """Where prompts come from. See also `[data]` of evaluation sets."""
+    """Training prompts. Evaluation sets have the same columns, except for their `rows`."""
 
     train: str | list[str] | None = Field(default=None, min_length=1)
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
@@ -43,7 +43,7 @@ class DataConfig(RowConfig, ChatConfig):
     source_options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
     source_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """How long each of its calls may take."""
+    """Seconds that each call of the source may take."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Drop the tasks with longer prompts (they are counted)."""
     shuffle: bool = True
@@ -68,20 +68,21 @@ class EngineConfig(Config):
     embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
     """The engine in the trainer's process."""
     pool: PoolConfig = Field(default_factory=PoolConfig)
-    """How its processes are looked after, where it has some of its own."""
+    """Restarts, health checks and deadlines of the engine's processes, if it has its own."""
     sleep: bool | None = None
-    """Give the memory of its caches, and of weights of its own, to the trainer while that computes: new weights wake it. Unset: where it
-    has processes of its own on the trainer's GPUs."""
+    """Free the memory of the engine's caches, and of its own copy of the weights, while the trainer
+    computes; new weights wake the engine. Unset: only if the engine has its own processes on the
+    trainer's GPUs and sampling does not overlap training."""
 
 
 class BaseRunConfig(Config):
-    """What every kind of run has."""
+    """Settings of every kind of run."""
 
     run_dir: str = "runs/default"
     """Folder of the run: configuration, metrics, records, checkpoints and the exported model. Where the command line's file does not name
     it, it is runs/FILE-TIME, and an unfinished run of the file with the same settings goes on."""
     seed: int = 0
-    """Of everything random: data order, sampling, shuffles."""
+    """Seed of everything random: data order, sampling, shuffles."""
     deterministic: bool = False
     """Same bits every time, on one machine: deterministic kernels, and steps that do not depend on how long tools take."""
     threads: int | None = Field(default=None, gt=0)
@@ -95,11 +96,11 @@ class BaseRunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When to save."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
-    """Where the run's processes are."""
+    """Placement of the run's processes."""
 
     @property
     def num_engines_apart(self) -> int:
-        """Processes that an engine has beside the trainer's."""
+        """Number of engine processes in addition to the trainer's."""
         return 0
 
 
@@ -111,8 +112,8 @@ class RunConfig(BaseRunConfig):
     num_epochs: float | None = Field(default=None, gt=0)
     """Passes over the prompts; num_rollouts follows from it."""
     stop_after_constant_rewards: int | None = Field(default=50, gt=0)
-    """Stop when so many rollouts, from the run's start, gave every trajectory the same reward; none: never. A run that learns from a
-    teacher does not stop for it."""
+    """Stop after this many rollouts, counted from the start of the run, in which every trajectory got
+    the same reward; none: never stop for it. A run that learns from a teacher does not stop for it."""
     data: DataConfig
     """Training prompts."""
     batch: BatchConfig = Field(default_factory=BatchConfig)
@@ -124,7 +125,7 @@ class RunConfig(BaseRunConfig):
     env: EnvConfig = Field(default_factory=EnvConfig)
     """The environment: single turn, tools, or your own."""
     reward: RewardConfig
-    """How trajectories are scored."""
+    """Scoring of trajectories."""
     algo: AlgorithmConfig = Field(default_factory=GRPOConfig)
     """Credit and loss."""
     critic: CriticConfig | None = None
@@ -136,7 +137,7 @@ class RunConfig(BaseRunConfig):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Sampling engine."""
     sync: SyncConfig = Field(default_factory=SyncConfig)
-    """How new weights reach engines in processes of their own."""
+    """Transfer of new weights to engines in processes of their own."""
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     """Evaluation sets."""
 
@@ -170,7 +171,7 @@ class RunConfig(BaseRunConfig):
 
     @property
     def engine_sleeps(self) -> bool:
-        """Whether the engine gives its memory back while the trainer computes."""
+        """True if the engine frees its memory while the trainer computes."""
         if self.engine.sleep is not None:
             return self.engine.sleep
         from whet.model.causal import pick_device
@@ -180,7 +181,8 @@ class RunConfig(BaseRunConfig):
 
     @property
     def num_engines_apart(self) -> int:
-        """Processes that the engine has beside the trainer's; 0: it runs in that of the trainer, or of its first rank."""
+        """Number of engine processes in addition to the trainer's; 0: the engine runs in the trainer's
+        process, or in that of its first rank."""
         count = self.engine.embedded.num_processes
         return count if count > 1 or self.cluster.engine_apart else 0
 

@@ -41,13 +41,13 @@ class HeldOutConfig(Config):
     path: str | list[str] | None = Field(default=None, min_length=1)
     """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
     interval: int | None = Field(default=50, gt=0)
-    """After every so many steps, and at the end; none: only at the end."""
+    """Steps between two evaluations; another one follows at the end. none: only at the end."""
     before_training: bool = True
     """Also before the first step."""
 
 
 class PairRunConfig(BaseRunConfig):
-    """What every run on preference pairs has."""
+    """Settings of every run on preference pairs."""
 
     data: PreferenceConfig
     """Preference pairs."""
@@ -90,10 +90,11 @@ class RewardModelRunConfig(PairRunConfig):
 
 
 def refuse_settings(config: BaseRunConfig) -> None:
-    """Refuse what would have no effect: a function that would never be called, what is said of an engine that there is not.
+    """Reject settings that have no effect here: functions that would never be called, and settings of
+    an engine (a supervised run has none).
 
     Raises:
-        ValueError: naming it.
+        ValueError: with the name of the setting.
     """
     refuse_unread(config.cluster, ENGINE_KEYS, "(cluster) in a run without rollouts, which has no engine", "use `whet train`")
     hook = config.observe.on_rollout
@@ -102,7 +103,7 @@ def refuse_settings(config: BaseRunConfig) -> None:
 
 
 def chat_of(config: BaseRunConfig) -> ChatConfig:
-    """How a run's messages are rendered."""
+    """The chat settings of a run: template and special tokens of its messages."""
     assert isinstance(config, RunConfig | SupervisedRunConfig | PairRunConfig), "every kind of run has data"
     return config.data
 
@@ -125,7 +126,8 @@ _DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, 
 
 
 def command_of(tree: Mapping[str, Any]) -> str:
-    """Which command a file's settings are for: the one that knows most of its keys, and of several the first of `RUN_CONFIGS`."""
+    """The command that a file's settings are for: the one that knows most of its keys; on a tie the
+    first of `RUN_CONFIGS`."""
     data = tree.get("data")
     data_keys = data.keys() if isinstance(data, Mapping) else frozenset[str]()
 

@@ -1,4 +1,5 @@
-"""The settings of the models beside the policy: the critic, and those that are asked and do not learn, the reference and the teacher."""
+"""Settings of the models other than the policy: the critic, and the reference and the teacher, which do
+not learn."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ class CriticOptimConfig(OptimConfig):
 
 
 class CriticConfig(Config):
-    """The critic of an algorithm that needs values (`ppo`). Type, device and row budget are the policy's.
-
-    It is trained whole, also beside a policy that is an adapter."""
+    """The critic of an algorithm that needs values (`ppo`). Type, device and row budget are the
+    policy's.
+    The whole critic is trained, even if the policy is an adapter.
+    """
 
     path: str | None = None
     """A folder or a name on the hub: a language model, whose scores then begin at 0, or a reward model, whose head is kept. Unset: the
@@ -26,9 +28,10 @@ class CriticConfig(Config):
     optim: CriticOptimConfig = Field(default_factory=CriticOptimConfig)
     """The critic's own optimizer."""
     parallel: ParallelConfig | None = None
-    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
+    """Layout of the critic over the job's processes. It must use as many of them as `train.parallel`
+    does; unset: the policy's layout."""
     warmup_rollouts: int = Field(default=0, ge=0)
-    """In so many first rollouts the critic learns alone, and the policy stays as it is."""
+    """Number of rollouts at the start in which only the critic learns, and the policy stays unchanged."""
 
 
 class ReferenceConfig(Config):
@@ -38,9 +41,11 @@ class ReferenceConfig(Config):
     """A folder or a name on the hub; unset: the policy's first weights, also where `checkpoint.restore` gave them. Of a policy that is an
     adapter: its base."""
     refresh_every: int | None = Field(default=None, gt=0)
-    """After every so many rollouts the reference becomes a copy of the policy; unset: it stays what it is."""
+    """Rollouts after which the reference becomes a copy of the policy, each time; unset: the reference
+    never changes."""
     parallel: ParallelConfig | None = None
-    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
+    """Layout of the reference over the job's processes. It must use as many of them as `train.parallel`
+    does; unset: the policy's layout."""
 
 
 class TeacherConfig(Config):
@@ -49,4 +54,5 @@ class TeacherConfig(Config):
     path: str
     """A folder or a name on the hub; its tokenizer must be the policy's."""
     parallel: ParallelConfig | None = None
-    """How it is spread over the processes of the job, which has to take as many of them as `train.parallel` does; unset: as the policy."""
+    """Layout of the teacher over the job's processes. It must use as many of them as `train.parallel`
+    does; unset: the policy's layout."""

@@ -12,15 +12,17 @@ from whet.config import Config, refuse_unread
 
 
 class SyncConfig(Config):
-    """How new weights reach engines that run in processes of their own (docs/weight-sync.md). Whatever the way, every version is proven."""
+    """Transfer of new weights to engines in processes of their own (docs/weight-sync.md). Every version
+    is proven with every transport."""
 
     transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"] = "auto"
     """shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine
     open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only what changed since the
     version before, compressed; auto: shared."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long an engine may take over a version before the run stops; by broadcast and ipc, how long it may take to come, a message may
-    take, and, once all is sent, an engine's answer."""
+    """Seconds that an engine may take over a version before the run stops. By broadcast and ipc they
+    bound each of these waits: for the engine to arrive, for a message, and, once everything is sent,
+    for the engine's answer."""
     max_buffer_bytes: int = Field(default=2**29, ge=2**20)
     """ipc and broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of
     weights."""
@@ -31,7 +33,7 @@ class SyncConfig(Config):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether engines share memory with the sender."""
+        """True if engines share memory with the sender."""
         return self.transport in ("auto", "shared")
 
     @model_validator(mode="after")

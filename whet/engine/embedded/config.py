@@ -8,7 +8,7 @@ from whet.config import Config
 
 
 class EmbeddedConfig(Config):
-    """The engine that runs in the trainer's own process, or in several beside it."""
+    """The engine in the trainer's own process, or in several processes of its own."""
 
     cache_tokens: int = Field(default=65_536, gt=0)
     """Tokens that the KV cache holds, over all sequences."""
@@ -27,14 +27,14 @@ class EmbeddedConfig(Config):
     own_weights: bool = False
     """Keep a copy of the weights in memory of the engine's own, brought up to date at every version; false: read the trainer's."""
     copies: int = Field(default=1, ge=1)
-    """1: the engine runs in the trainer's process; more: so many run in processes of their own, each with the sizes above, and hold one
-    copy of the weights between them, in shared memory."""
+    """Copies of the engine. 1: it runs in the trainer's process; more: each copy runs in a process of
+    its own with the sizes above, and all share one copy of the weights in shared memory."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Processes of each copy: the model's layers are cut over them by its own plan, the cache by its heads of keys and values; they
     decode with torch. 1: a copy is one process."""
     copy_devices: list[str] = Field(default_factory=list)
-    """Where each copy computes (`cuda:1`; each then has weights of its own there), or each of its processes. Empty: all on the CPU, or,
-    where the model is on a GPU, on one GPU after the other."""
+    """Device of each copy, or of each of its processes (`cuda:1`; each then has its own weights there).
+    Empty: the CPU for all, or, if the model is on a GPU, one GPU after the other."""
 
     @model_validator(mode="after")
     def _one_device_each(self) -> EmbeddedConfig:
@@ -51,7 +51,7 @@ class EmbeddedConfig(Config):
 
     @property
     def num_processes(self) -> int:
-        """Of the engine; 1: it runs in the process that asks it."""
+        """Number of the engine's processes; 1: the engine runs in the process that calls it."""
         return self.copies * self.tensor_parallel
 
     @property

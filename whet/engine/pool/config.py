@@ -1,4 +1,4 @@
-"""How a pool of engines is looked after."""
+"""Settings for the supervision of several engine processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from whet.config import Config, refuse_unread
 
 
 class PoolConfig(Config):
-    """How the engine's processes are looked after, where there are several: `engine.embedded.copies`, `tensor_parallel`."""
+    """Supervision of the engine's processes, if it has several: `engine.embedded.copies`,
+    `tensor_parallel`."""
 
     restarts: int = Field(default=3, ge=0)
-    """Times that each member is started again after it died or hung, or could not be started again; one that served for ten minutes since
-    counts anew. Then it is given up, and the others go on. 0: never. With `deterministic` a member that is lost ends the run."""
+    """Restarts of each member after it died or hung, or failed to restart. Ten minutes of service set
+    the count back to 0. After the last restart the member is given up, and the others continue. 0:
+    never restart. With `deterministic` a lost member ends the run."""
     restart_backoff_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Seconds before the first restart; twice as many before each further one."""
     start_timeout_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
@@ -23,11 +25,13 @@ class PoolConfig(Config):
     health_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds for a member to answer one: a call that computes nothing. Then it counts as hung: it is killed and started again."""
     step_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """Seconds that one step of a member, or a score, may take. Then it counts as hung, whatever it still answers."""
+    """Seconds that one step of a member, or one score, may take. After that the member counts as hung,
+    even if it still answers health checks."""
     update_timeout_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """Seconds for a member to take over new weights. Then it counts as hung; the version stands on the others' receipts, and it serves
-    again once it holds the same. `sync.timeout_s`, where it is shorter, ends the run instead; so it does where all take part in one
-    exchange (`sync.transport=broadcast`), whichever is shorter."""
+    """Seconds for a member to take over new weights. After that the member counts as hung; the version
+    rests on the receipts of the others, and the member serves again once it holds the same weights. A
+    shorter `sync.timeout_s` ends the run instead. If all members take part in one exchange
+    (`sync.transport=broadcast`), the shorter of the two ends the run."""
     breaker_failures: int = Field(default=3, ge=1)
     """Requests in a row that fail with a member, though it lives, until its circuit breaker opens: then it gets none."""
     breaker_open_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -35,8 +39,10 @@ class PoolConfig(Config):
 
 
 def refuse_unread_pool(pool: PoolConfig, num_apart: int) -> None:
-    """Raises:
-    ValueError: if it is set how the engine's processes are looked after, and it has none of its own (`num_apart` is 0).
+    """Refuse settings of the pool if the engine has no process of its own (`num_apart` is 0).
+
+    Raises:
+        ValueError: if one of them is set.
     """
     if num_apart == 0:
         why = "(engine.pool) with the engine in the trainer's or server's own process"

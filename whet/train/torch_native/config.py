@@ -1,4 +1,4 @@
-"""How a model trains: the settings of the torch-native backend."""
+"""Settings of the torch-native backend."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class OptimConfig(Config):
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    """Of muon."""
+    """Momentum of muon."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay; not applied to vectors (norms, biases)."""
     clip_grad: float | None = Field(default=1.0, gt=0)
     """Gradient norm that is not exceeded; unset: no clipping."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after the warm-up, over the run's optimizer steps."""
+    """Decay of the learning rate after the warm-up, over the run's optimizer steps."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
@@ -49,7 +49,8 @@ class OptimConfig(Config):
 
 
 class ParallelConfig(Config):
-    """How a model is spread over ranks (processes, one per device). There are replicate x shard x context x tensor of them."""
+    """Layout of a model over ranks (processes, one per device): replicate x shard x context x tensor of
+    them."""
 
     replicate: int = Field(default=1, ge=1)
     """Copies of the sharded model, each with samples of its own (HSDP)."""
@@ -87,7 +88,7 @@ class ParallelConfig(Config):
 
 
 class TrainConfig(Config):
-    """How the policy is trained."""
+    """Training of the policy."""
 
     optim: OptimConfig = Field(default_factory=OptimConfig)
     """The optimizer and its schedule."""
@@ -102,8 +103,9 @@ class TrainConfig(Config):
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
     parallel: ParallelConfig | Literal["auto"] | None = None
-    """How the model is spread over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices'
-    memory the one whose exchanges take the least time, told as the run begins."""
+    """Layout of the model over the processes of this job; unset: one process has all of it; auto: of
+    the layouts that fit the devices' memory the one whose exchanges take the least time, printed when
+    the run begins."""
     exchange_timeout_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """With several processes: how long one waits for the others in an exchange, before the run ends and names who did not come. It has to
     cover the most that one computes between two exchanges beyond another."""
@@ -121,7 +123,7 @@ class TrainConfig(Config):
 
     @property
     def degrees(self) -> ParallelConfig | None:
-        """`parallel`, once `auto` was replaced by what it stands for; None: one process.
+        """`parallel` after `auto` was replaced by the chosen layout; None: one process.
 
         Raises:
             ValueError: if it was not.
@@ -132,7 +134,7 @@ class TrainConfig(Config):
 
     @property
     def spreads(self) -> bool:
-        """Whether each process holds a part of the model. Raises as `degrees`."""
+        """True if each process holds a part of the model. Raises as `degrees`."""
         return self.degrees is not None
 
 

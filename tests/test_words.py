@@ -1,0 +1,84 @@
+"""Docstrings begin with what a thing is or does, and a public name means one thing in the whole package."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "whet"
+WORDS = {"Of", "What", "Whether", "Where", "How", "Who", "Whose", "Whom", "Whoever", "Whatever", "Whichever"}
+DONE = [
+    "types", "settings", "core", "algo", "rollout", "env", "data", "train", "train/torch_native",
+]
+"""Folders of the package, without the folders in them, and single files, whose docstrings have been gone over. It only grows."""
+DOUBLES = {
+    "Answer", "Box", "Bucket", "Call", "Chunk", "Command", "Converted", "Decode", "Devices", "Drawn", "Ended", "Event",
+    "Group", "Groups", "Head", "Job", "Keeper", "Kept", "Keys", "Kind", "Level", "Limits", "LocalProcess", "Name",
+    "Number", "OwnSource", "Pairs", "Part", "Parts", "Piece", "Place", "Planned", "Play", "Process", "Program",
+    "Question", "Report", "Room", "Row", "Rows", "Run", "Slot", "Source", "Span", "Start", "Step", "Tell", "Ticket",
+    "Tools", "Top", "Turn", "Waiting", "Weights",
+}
+"""Names of more than one public class or alias. It only shrinks."""
+
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring: of modules, classes and functions, and under assignments."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for before, each in zip([node, *body], body, strict=False) if isinstance(body, list) else ():
+            if isinstance(before, DOCUMENTED) and isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                text = each.value.value
+                if isinstance(text, str):
+                    yield each.lineno, text
+
+
+def begins_badly(text: str) -> bool:
+    first = re.match(r"\W*(\w+)", text)
+    return first is not None and first[1] in WORDS
+
+
+def public_names(tree: ast.Module) -> set[str]:
+    """Classes and type aliases (`Name = A[...]`, `Name = A | B`, `Name = A`) of a module, without private ones."""
+    names = set[str]()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp | ast.Name):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if re.fullmatch(r"[A-Z]+[a-z][A-Za-z0-9]*", name)}
+
+
+def doubles() -> dict[str, list[str]]:
+    """Every public name that more than one module defines, with the modules."""
+    where: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for name in public_names(ast.parse(path.read_text())):
+            where.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return {name: paths for name, paths in where.items() if len(paths) > 1}
+
+
+def test_every_kind_of_docstring_is_seen():
+    text = '"""Of a"""\nclass A:\n    """B"""\n    b: int\n    """Who"""\n    def f():\n        """How"""\n        x = 1\n        """It"""'
+    tree = ast.parse(text)
+    assert [text for _, text in docstrings(tree) if begins_badly(text)] == ["Of a", "Who", "How"]
+    assert sorted(line for line, _ in docstrings(tree)) == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("place", DONE)
+def test_docstrings_say_what_a_thing_is_or_does(place: str):
+    paths = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).glob("*.py"))
+    assert paths
+    found = {f"{path.relative_to(ROOT)}:{line}": text for path in paths for line, text in docstrings(ast.parse(path.read_text()))}
+    assert {place: text for place, text in found.items() if begins_badly(text)} == {}
+
+
+def test_public_names_mean_one_thing():
+    text = "class Aa: ...\nBb = int | str\nCc = Literal['a']\nDd = 1\nEe = f()\nMAX = X | Y\nclass _Gg: ..."
+    assert public_names(ast.parse(text)) == {"Aa", "Bb", "Cc"}
+    found = doubles()
+    assert {name: paths for name, paths in found.items() if name not in DOUBLES} == {}
+    assert set(found) >= DOUBLES, "take the names that are no longer double out of the list"
