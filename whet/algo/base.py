@@ -18,7 +18,7 @@ from whet.observe.metrics import Metrics
 
 
 class Need(StrEnum):
-    """What must be annotated on the batch before credit is assigned."""
+    """Columns that must be annotated on the batch before credit is assigned."""
 
     OLD_LOGPROBS = "old_logprobs"
     REF_LOGPROBS = "ref_logprobs"
@@ -54,7 +54,7 @@ class Algorithm(Protocol):
 
     @property
     def entropy_grad(self) -> bool:
-        """Whether the loss differentiates the entropy."""
+        """True if the loss differentiates the entropy."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class LearnsValues(Protocol):
-    """What an algorithm that needs values has, too: how its critic learns."""
+    """An algorithm that needs values, and so a loss for its critic."""
 
     def value_loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
         """The critic's terms per token of a micro-batch, from `out.values`."""
@@ -86,7 +86,7 @@ class LearnsValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What an algorithm may want to know of the optimizer steps that one rollout feeds."""
+    """Facts about the optimizer steps of one rollout that an algorithm may need."""
 
     num_steps: int
     """Optimizer steps per rollout, all epochs counted. 1: every step is on-policy."""

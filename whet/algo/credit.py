@@ -1,4 +1,4 @@
-"""What a credit assignment finds, and how advantages of samples or tokens become it."""
+"""Result of a credit assignment, and its construction from advantages of samples or tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Credit:
     advantages: Tensor
     """[T]"""
     returns: Tensor
-    """What a critic would learn. [T]"""
+    """Targets of a critic. [T]"""
     usable: Tensor
     """False for samples that teach nothing: their trajectory failed, or has no valid sibling to compare with. [N] bool"""
 
@@ -41,7 +41,7 @@ def of_tokens(batch: TrainBatch, advantages: Tensor, returns: Tensor) -> Credit:
 
 
 def group_metrics(batch: TrainBatch) -> Metrics:
-    """How many groups there were to learn from, and how many taught nothing."""
+    """Metrics of the groups: how many there were, and how many taught nothing."""
     sizes = group_sizes(batch)
     members = one_per_trajectory(batch)
     score = scores(batch)[members]

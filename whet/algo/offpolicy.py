@@ -16,7 +16,8 @@ from whet.types import Origin
 
 
 def rollout_logprobs(batch: TrainBatch, train_logprobs: Tensor) -> Tensor:
-    """What each token was sampled with. Where the environment wrote it nobody sampled, and its ratio is 1. [T]"""
+    """Log-prob that each token was sampled with. For tokens of the environment it is the trainer's, so
+    that their ratio is 1. [T]"""
     return torch.where(batch.origin == int(Origin.MODEL), batch.rollout_logprobs, train_logprobs.detach())
 
 

@@ -32,7 +32,7 @@ from whet.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a loss is made of, per token; reduced by `sum(weights * terms)`. Each [T]."""
+    """Parts of a loss, per token; reduced by `sum(weights * terms)`. Each [T]."""
 
     terms: Tensor
     """policy - entropy_coef * entropy + kl_coef * KL."""
@@ -44,7 +44,7 @@ class Parts:
     kl: Tensor | None
     """KL to the reference, where there is one."""
     correction: Tensor | None
-    """What the policy loss was multiplied by."""
+    """Weights that the policy loss was multiplied by."""
     masked: Tensor | None
     """False where sequence masking dropped a token. bool"""
 
@@ -137,7 +137,8 @@ class PolicyGradient:
         return batch.rollout_logprobs if self.old_logprobs == "rollout" else batch.old_logprobs
 
     def prepare(self, batch: TrainBatch) -> TrainBatch:
-        """What the correction found, applied, and the tokens that a covariance criterion picks, on the whole optimizer step."""
+        """The batch of an optimizer step with the correction applied, and with the tokens that a
+        covariance criterion picks."""
         config, old = self.config, self._old(batch)
         if config.correction.used:
             batch = corrected_step(batch, config.correction)
@@ -201,11 +202,11 @@ class PolicyGradient:
         return Parts(terms, policy, clip, old, kl, correction, kept)
 
     def state(self) -> JSON:
-        """What a resumed run goes on from: the coefficient of the KL in the reward, where it adapts."""
+        """State for a resumed run: the coefficient of the KL in the reward, if it adapts."""
         return {} if self.config.kl_reward.target is None else {"kl_reward_coef": self.reward_kl.coef}
 
     def restore(self, state: JSON) -> None:
-        """Go on from what `state` gave. A coefficient that does not adapt is the configured one, whatever it was."""
+        """Restore `state`. A coefficient that does not adapt keeps its configured value."""
         if self.config.kl_reward.target is not None:
             self.reward_kl.coef = float(state.get("kl_reward_coef", self.reward_kl.coef))
 

@@ -42,7 +42,8 @@ def ppo(config: PPOConfig, plan: StepPlan) -> PPO:
 
 
 def values_beyond(batch: TrainBatch) -> Tensor | None:
-    """What the critic expects after each sample's last token where its trajectory was cut; 0 where it ended by itself. [N]
+    """The critic's estimate after each sample's last token if its trajectory was cut; 0 if the
+    trajectory ended by itself. [N]
 
     Raises:
         ValueError: if the critic's scores are missing.

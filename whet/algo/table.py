@@ -41,7 +41,7 @@ ALGORITHMS: dict[str, Callable[[Any, StepPlan], Algorithm]] = {
 """Each takes the settings of its name, and what is known of a rollout's optimizer steps."""
 
 MEMBERS = ("needs", "entropy_grad", "reducer", "prepare", "assign_credit", "loss")
-"""Of `Algorithm`."""
+"""Members of `Algorithm`."""
 
 
 def build_algorithm(config: AlgorithmConfig, plan: StepPlan) -> Algorithm:

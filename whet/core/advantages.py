@@ -17,8 +17,8 @@ from whet.core.batch import TrainBatch, one_per_trajectory
 from whet.core.returns import scores
 
 Singleton = Literal["zero", "raw", "refuse"]
-"""What a group with one valid trajectory gets. zero: nothing, since there is nothing to compare it with; raw: its own
-score (verl); refuse: a ValueError."""
+"""Treatment of a group with one valid trajectory. zero: advantage 0, since there is nothing to compare
+with; raw: its own score (verl); refuse: a ValueError."""
 
 
 @dataclass(frozen=True, slots=True)

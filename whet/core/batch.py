@@ -1,4 +1,4 @@
-"""What credit and losses see: columns in sample space. torch only, no layout, no mesh.
+"""The batch that credit and losses read: columns in sample space. torch only, no layout, no mesh.
 
 Samples are contiguous. Entry t of a per-token column describes `tokens[t]` given its predecessors in its sample, so the
 first entry of a sample never trains.
@@ -18,7 +18,7 @@ from whet.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What a model says about the tokens of a batch. Entries that were not asked for are 0."""
+    """Numbers that a model computes for the tokens of a batch. Entries that were not asked for are 0."""
 
     logprobs: Tensor
     """Natural-log probability of each token at its sample's temperature. [T] float32"""
@@ -59,15 +59,16 @@ class TrainBatch:
     valid: Tensor
     """False where the trajectory failed, or has no valid greedy one to be compared with: it neither trains nor counts. [N] bool"""
     truncated: Tensor | None = None
-    """Whether a limit cut the sample's trajectory, which would have gone on. None: none was cut. [N] bool"""
+    """True if a limit cut the sample's trajectory, which would have continued. None: no trajectory was
+    cut. [N] bool"""
     weights: Tensor | None = None
     """Share of each token in the loss: loss = sum(weights * terms). [T] float32"""
     old_logprobs: Tensor | None = None
-    """Of the policy before this rollout's first optimizer step. [T] float32"""
+    """Log-probs under the policy before this rollout's first optimizer step. [T] float32"""
     ref_logprobs: Tensor | None = None
-    """Of the reference policy. [T] float32"""
+    """Log-probs under the reference policy. [T] float32"""
     teacher_logprobs: Tensor | None = None
-    """Of the teacher, for distillation. [T] float32"""
+    """Log-probs under the teacher, for distillation. [T] float32"""
     squared_probs: Tensor | None = None
     """Sum over the vocabulary of the squared probabilities of the distribution each token was drawn from. [T] float32"""
     values: Tensor | None = None
@@ -76,14 +77,14 @@ class TrainBatch:
     """A scalar head's number for each token, which it has seen. A reward model's score of a sample is that of its last token; a critic's is
     the estimate of the return after the token. [T] float32"""
     token_rewards: Tensor | None = None
-    """Rewards of single tokens, beside the trajectory's. [T] float32"""
+    """Rewards of single tokens, in addition to the trajectory's. [T] float32"""
     nucleus_sizes: Tensor | None = None
-    """How many token ids each token was drawn from; 0: the whole vocabulary. [T] int64"""
+    """Number of token ids each token was drawn from; 0: the whole vocabulary. [T] int64"""
     nucleus_ids: Tensor | None = None
     """Those ids, token after token: every log-prob of a token is renormalised over them. [sum(nucleus_sizes)] int32"""
     baseline: Tensor | None = None
-    """What the greedy trajectory of the sample's task scored, for ReMax; as in `rewards`, 0 and without meaning where `valid` is False.
-    [N] float64"""
+    """Score of the greedy trajectory of the sample's task, for ReMax; as in `rewards`, 0 and without
+    meaning where `valid` is False. [N] float64"""
     correction: Tensor | None = None
     """Importance weight of the trainer's policy over the engine's; in an optimizer step 0 where a token is rejected. [T] float32"""
     kept: Tensor | None = None
@@ -93,10 +94,11 @@ class TrainBatch:
     advantages: Tensor | None = None
     """[T] float32"""
     returns: Tensor | None = None
-    """What the critic learns. [T] float32"""
+    """Targets of the critic. [T] float32"""
     unit: Tensor | None = None
-    """Samples that a loss looks at together, a preference pair, share a number and are neighbours: no micro-batch, rank or step takes one
-    without the other. None: every sample stands for itself. [N] int64"""
+    """Samples that a loss reads together, such as a preference pair, have the same number and are
+    neighbours: no micro-batch, rank or step takes one without the other. None: every sample is a unit
+    by itself. [N] int64"""
     margin: Tensor | None = None
     """By how much the chosen reply of the sample's pair is to win. [N] float32"""
 
@@ -174,7 +176,8 @@ PER_SAMPLE = frozenset(
 
 
 def stretches(lengths: Tensor, chosen: Tensor) -> Tensor:
-    """Of items that lie one after another, the places of everything that the chosen ones hold. [sum(lengths[chosen])] int64"""
+    """Indices of all entries of the chosen items, where item i has `lengths[i]` entries in a row.
+    [sum(lengths[chosen])] int64"""
     starts, sizes = (lengths.cumsum(0) - lengths)[chosen], lengths[chosen]
     places = torch.arange(int(sizes.sum()), device=chosen.device)
     return places + torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)

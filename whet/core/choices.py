@@ -1,4 +1,5 @@
-"""What settings choose among in `core`: the names of its functions, and bounds. Read without torch, as settings are."""
+"""Choices of the settings in `core`: names of its functions, and bounds. Importable without torch, as
+settings are."""
 
 from __future__ import annotations
 
@@ -11,19 +12,22 @@ ReducerName = Literal["token_mean", "sample_mean", "group_mean", "token_sum_mean
 ScaledReducerName = Literal["constant", "constant_length"]
 """These divide by a number of the user's."""
 SequenceGradient = Literal["token", "sequence"]
-"""Where the gradient of a sequence's ratio goes. token: through each token's own log-prob (GSPO-token; verl); sequence:
-through the mean over the sequence (GSPO; slime). They differ only if advantages or weights differ within a sequence."""
+"""Path of the gradient of a sequence's ratio. token: through each token's own log-prob (GSPO-token;
+verl); sequence: through the mean over the sequence (GSPO; slime). They differ only if advantages or
+weights differ within a sequence."""
 CreditOver = Literal["actions", "all"]
 """actions: the trained tokens are the time steps (verl's convention); all: so are the environment's (slime's)."""
 RewardAt = Literal["last_action", "last_token"]
 Align = Literal["action", "position"]
-"""What counts as the same step in two trajectories. action: their n-th trained token (verl's tir_optimal_token_baseline);
-position: the n-th token after the prompt, whoever wrote it (verl's optimal_token_baseline)."""
+"""Tokens that count as the same step in two trajectories. action: their n-th trained token (verl's
+tir_optimal_token_baseline); position: the n-th token after the prompt, of any origin (verl's
+optimal_token_baseline)."""
 Level = Literal["token", "sequence", "geometric"]
-"""Whose ratio: each token's, the product over the sample, or the product's root (the geometric mean)."""
+"""Level of a ratio: each token's, the product over the sample, or the root of the product (the
+geometric mean)."""
 Bound = Literal["truncate", "clip", "icepop", "mask"]
-"""What happens outside of the bounds. truncate: the weight is at most `high`; clip: it is within [low, high]; icepop: it is 0;
-mask: it stays, and the token is rejected."""
+"""Treatment of weights outside the bounds. truncate: the weight is at most `high`; clip: it is within
+[low, high]; icepop: it is 0; mask: it stays, and the token is rejected."""
 Statistic = Literal[
     "token_k1", "token_k2", "token_k3", "sum_k1", "sum_k2", "sum_k3", "mean_k1", "mean_k2", "mean_k3", "max_k2", "max_k3"
 ]
@@ -31,7 +35,7 @@ Statistic = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How importance weights are made."""
+    """Settings of importance weights."""
 
     level: Level = "token"
     bound: Bound = "truncate"
@@ -71,7 +75,7 @@ class Rejection:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the statistic itself."""
+        """Lower and upper bound of the statistic itself."""
         if not self.of_ratio:
             return 0.0, self.high
         return math.log(1.0 / self.high if self.low is None else self.low), math.log(self.high)

@@ -21,7 +21,7 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def share_of(mask: Tensor, share: float) -> int:
-    """How many tokens a share of the masked ones is: at least one."""
+    """Number of tokens in a share of the masked ones: at least one."""
     return max(int(share * int(mask.sum())), 1)
 
 

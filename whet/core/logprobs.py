@@ -104,7 +104,8 @@ def squared_probs(logits: Tensor, temperature: Tensor, nucleus: Nucleus | None =
 
 
 class Vocabulary(Protocol):
-    """What reads numbers off logits: all of a token's, or those of the stretch of the vocabulary that this process has."""
+    """Reader of log-probs from logits: of the whole vocabulary, or of the part of it that this process
+    holds."""
 
     def logprobs_and_entropy(
         self, logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_grad: bool = True, nucleus: Nucleus | None = None

@@ -119,10 +119,13 @@ def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Cli
 def geometric_mean(
     batch: TrainBatch, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> ClipTerms:
-    """GMPO: -A exp(mean of clipped log r) of each sample, on each of its tokens. Reduce it with a mean over samples.
+    """GMPO: -A exp(mean of clipped log r) of each sample, on each of its tokens. Reduce it with a mean
+    over samples.
 
-    A token's log-ratio is bounded by +clip_high if its advantage is positive, by -clip_low if it is negative; the sample's
-    advantage is the mean over its trained tokens. `clipped` marks log-ratios out of bounds, whatever the advantage's sign.
+    A token's log-ratio is bounded by +clip_high if its advantage is positive, by -clip_low if it is
+    negative; the sample's advantage is the mean over its trained tokens. `clipped` marks log-ratios out
+    of bounds, for any sign of the advantage.
+
     Source: arXiv 2507.20673.
     """
     log_ratio = logprobs - old_logprobs

@@ -1,4 +1,4 @@
-"""How far the trainer's policy is from the engine's, measured on the tokens that the engine sampled.
+"""Distance of the trainer's policy from the engine's, measured on the tokens that the engine sampled.
 
 Two forms: per-token columns that any reducer can average (slime), and numbers of the whole batch (verl).
 """
@@ -72,9 +72,9 @@ class Spread:
     """Share of tokens under the lower bound."""
     share_above: float
     std: float
-    """Of the values limited to the bounds."""
+    """Standard deviation of the values limited to the bounds."""
     sample_mean: float
-    """Of the samples' means."""
+    """Mean of the samples' means."""
     sample_std: float
     """With one less than their number in the denominator; 0 for one sample."""
     sample_lowest: float

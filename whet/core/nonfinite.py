@@ -15,6 +15,6 @@ class NonFinite(RunFailed):
     """The loss or a gradient is NaN or infinite; no weight was changed by it, and the gradients so far are dropped."""
 
     batch: TrainBatch | None = None
-    """What the optimizer step was to learn from, once that is known."""
+    """Batch of the optimizer step, once it is known."""
     learner: Learner = "policy"
-    """Whose step it was."""
+    """Learner whose step it was."""

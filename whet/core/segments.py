@@ -42,7 +42,7 @@ class Chains:
     """The tokens of every trajectory, its samples one after the other: credit flows across them in order."""
 
     index: Tensor
-    """Which token of the batch stands at each place. [T] int64"""
+    """Token of the batch at each place. [T] int64"""
     lengths: Tensor
     """Tokens of each trajectory. [M] int64"""
 

@@ -65,7 +65,7 @@ def optimal_token_baseline(
 
 
 def _running(column: Tensor, starts: Tensor, owner: Tensor) -> Tensor:
-    """Cumulative sum that starts anew in each chain."""
+    """Cumulative sum that restarts in each chain."""
     total = column.cumsum(0)
     return total - (total - column)[starts][owner]
 

@@ -92,7 +92,7 @@ def build_reducer(name: ReducerName | ScaledReducerName, scale: float | None = N
     """A reducer by its name.
 
     Raises:
-        ValueError: if it needs a scale and there is none, or the other way round.
+        ValueError: if the reducer needs a scale and has none, or takes no scale and got one.
     """
     if name == "constant" or name == "constant_length":
         if scale is None:

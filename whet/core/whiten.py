@@ -17,7 +17,7 @@ def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = True) -> Tensor
     A single entry has the variance 0.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the mask has no entry.
     """
     count = int(mask.sum())
     if count == 0:

@@ -1,4 +1,4 @@
-"""What ends a command with words instead of a traceback."""
+"""Errors that end a command with a message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,4 +8,5 @@ class RunFailed(RuntimeError):
 
 
 STOPS = (ValueError, OSError, RunFailed)
-"""What is told in words: what the user can mend, what the operating system refused, and how a run failed."""
+"""Exceptions printed as a message without a traceback: mistakes the user can correct, refusals of the
+operating system, and the failure of a run."""

@@ -20,7 +20,7 @@ UNSAMPLED = -1
 
 
 class Origin(IntEnum):
-    """Who wrote a token."""
+    """The writer of a token."""
 
     PROMPT = 0
     MODEL = 1
@@ -35,11 +35,11 @@ class Finish(StrEnum):
     LENGTH = "length"
     """The token limit was reached first."""
     ABORT = "abort"
-    """The engine was told to stop; what was sampled so far is kept."""
+    """The engine was asked to stop; the tokens sampled until then are kept."""
 
 
 class Outcome(StrEnum):
-    """How a trajectory ended. Only completed and truncated ones can train."""
+    """The ending of a trajectory. Only completed and truncated trajectories can train."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -53,7 +53,8 @@ class Outcome(StrEnum):
 
     @property
     def valid(self) -> bool:
-        """Whether its reward means anything: the others leave their group's statistics."""
+        """True if the trajectory's reward has a meaning. Trajectories without one are left out of their
+        group's statistics."""
         return self in (Outcome.COMPLETED, Outcome.TRUNCATED)
 
 
@@ -112,7 +113,7 @@ class Task:
     id: str
     """Unique within a run: source name, row and epoch."""
     prompt: tuple[Message, ...] | str
-    """Messages go through the chat template; a string is used as it stands."""
+    """Messages go through the chat template; a string is used unchanged."""
     label: str | None = None
     metadata: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
     tools: tuple[Mapping[str, JSON], ...] = ()
@@ -123,7 +124,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, as data: the exception's type and text, the place, and the traceback."""
+    """An error as data: the exception's type and text, the place, and the traceback."""
 
     kind: str
     message: str
@@ -145,12 +146,12 @@ class Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one model call added to a trajectory."""
+    """The part of a trajectory that one model call added."""
 
     context: tuple[int, ...]
     """Token ids added before sampling: the prompt in the first turn, the environment's replies later. [C]"""
     context_origin: tuple[Origin, ...]
-    """Who wrote each of them. [C]"""
+    """Writer of each of these tokens. [C]"""
     tokens: tuple[int, ...]
     """The ids the engine sampled, in order. [T]"""
     logprobs: tuple[float, ...]
@@ -158,17 +159,19 @@ class Turn:
     versions: tuple[int, ...]
     """The policy version that sampled each. [T]"""
     message: Message
-    """What the tokens say, with tool calls parsed."""
+    """The message that the tokens decode to, with tool calls parsed."""
     finish: Finish
     reward: float | None = None
-    """What the environment gave for it (`Step.reward`): recorded, and there for a reward to read; credit does not look at it."""
+    """The environment's reward for this turn (`Step.reward`). It is recorded, and a reward may read it;
+    credit assignment does not use it."""
     token_rewards: tuple[float, ...] | None = None
     """Optional reward for each sampled token. [T]"""
     nucleus: tuple[bytes, ...] | None = None
     """The token ids that each sampled token was drawn from, as int32 one after another; none: the whole vocabulary. None where nothing
     was left out, or nobody asked. [T]"""
     restart: bool = False
-    """The history was rewritten: this turn's context is the whole prompt anew, and a new sample starts here."""
+    """The history was rewritten: this turn's context is the whole new prompt, and a new sample begins
+    here."""
 
     def __post_init__(self) -> None:
         if len(self.context) != len(self.context_origin):
@@ -195,7 +198,7 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent waiting, by cause: engine, env, reward."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What happened in it, counted: tool_calls, tool_calls_malformed, tool_errors ..."""
+    """Counts of events in the trajectory: tool_calls, tool_calls_malformed, tool_errors ..."""
 
     @property
     def response(self) -> str:
@@ -255,11 +258,12 @@ class Sample:
     statistics."""
     temperature: float = 1.0
     token_rewards: tuple[float, ...] | None = None
-    """Rewards of single tokens, beside the trajectory's; None: there are none."""
+    """Rewards of single tokens, in addition to the trajectory's reward; None: no token has one."""
     nucleus: tuple[bytes, ...] | None = None
     """As in `Turn`; empty where no policy sampled the token."""
     baseline: float | None = None
-    """What the greedy trajectory of its task scored; None: there is none, or it failed."""
+    """The score of the greedy trajectory of the same task; None: no such trajectory was sampled, or it
+    failed."""
     truncated: bool = False
     """A token or turn limit cut its trajectory, which would have gone on."""
 

@@ -1,4 +1,5 @@
-"""What engines are asked and what they answer: requests, chunks of tokens, scores, receipts of weights. Standard library only."""
+"""Requests to engines and their answers: chunks of tokens, scores, receipts of weights. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MAX_TEMPERATURE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a reply has to be: JSON of a schema, a text that a regular expression matches as a whole, or a text of a grammar."""
+    """A constraint on a reply: JSON of a schema, a text that a regular expression matches as a whole,
+    or a text of a grammar."""
 
     kind: Literal["json_schema", "regex", "ebnf", "lark"]
     """`ebnf` is GBNF (`root ::= ...`), as llama.cpp and SGLang have it; `lark` is llguidance's own form (`start: ...`)."""
@@ -24,7 +26,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. The seed is per request: noise depends on (seed, position) alone."""
+    """Sampling parameters. The seed is per request: the noise depends on (seed, position) alone."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -44,9 +46,11 @@ class SamplingParams:
     """(token id, what is added to its logit), before any penalty."""
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the reply. The token that completes one is the reply's last; whoever shows text cuts it with `text_before`."""
+    """Texts that end the reply. The token that completes a stop text is the reply's last. Code that
+    shows the reply cuts its text with `text_before`."""
     min_tokens: int = 0
-    """No stop token is drawn, and no stop text ends the reply, before so many tokens."""
+    """Minimum length of the reply in tokens. Before it no stop token is drawn, and no stop text ends
+    the reply."""
     grammar: Grammar | None = None
     """Draw only tokens that keep the reply in this grammar, and end it only where the grammar does. Log-probs are of what is left, after
     bias and penalties. A reply that may not go on and has no stop token ends by itself."""
@@ -54,7 +58,7 @@ class SamplingParams:
     raw_logprobs: bool = False
     """Also tell each token's log-prob under the model's own distribution: temperature 1, nothing added and nothing left out."""
     top_logprobs: int = 0
-    """Also tell so many most likely tokens of that distribution."""
+    """Number of most likely tokens of that distribution to return with each sampled token."""
     nucleus: bool = False
     """Also tell the token ids that each token was drawn from, where top_k, top_p or min_p leave any out."""
 
@@ -93,7 +97,7 @@ class SamplingParams:
 
     @property
     def narrows(self) -> bool:
-        """Whether some tokens are left out of what is drawn from."""
+        """True if top-k, top-p or min-p removes tokens from the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
@@ -102,7 +106,7 @@ class SamplingParams:
 
 
 def text_before(text: str, stop: tuple[str, ...]) -> str:
-    """`text` up to the first of the stop texts in it, all of it if there is none."""
+    """The part of `text` before the first stop text in it; all of `text` if it has none."""
     return text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
 
 
@@ -117,12 +121,13 @@ class Request:
     conversation: str = ""
     """Requests of one conversation extend each other; the engine may keep its cache between them until it is released."""
     rank: tuple[int, ...] = ()
-    """Where it stands among its rivals; a deterministic engine admits in this order."""
+    """Rank among concurrent requests; a deterministic engine admits requests in this order."""
     chunk_tokens: int = 0
-    """Deliver a chunk every so many tokens; 0: one chunk at the end (or at an abort)."""
+    """Tokens per delivered chunk; 0: one chunk at the end (or at an abort)."""
     num_begun: int = 0
-    """The last so many of `tokens` were sampled as the beginning of this reply, as far as options look at it: stop texts may begin in
-    them, penalties, min_tokens and a grammar count them. max_tokens is of what is still to come."""
+    """Number of last entries of `tokens` that were sampled as the beginning of this reply. For the
+    options they are part of the reply: stop texts may begin in them, and penalties, min_tokens and a
+    grammar count them. max_tokens counts only the tokens still to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +146,14 @@ class Chunk:
     nucleus: tuple[bytes, ...] = ()
     """As in `Turn`, where the request asked for it."""
     num_cached: int = field(default=0, compare=False)
-    """Tokens of the request's context that were in the cache when it was first let in. No part of what is said: it is said either way."""
+    """Tokens of the request's context that were in the cache when the request was first admitted. Not
+    compared: two answers are equal whether or not the cache was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a policy says of tokens that are given: natural logarithms, entry t of `tokens[t + 1]` given its predecessors."""
+    """Log-probs of given tokens under a policy: natural logarithms, entry t of `tokens[t + 1]` given
+    its predecessors."""
 
     logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
@@ -163,13 +170,14 @@ class Receipt:
     resident: Mapping[str, str] | None
     """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None where it cannot tell."""
     size_bytes: int = 0
-    """Of the tensors that arrived."""
+    """Size of the tensors that arrived."""
     num_stale_tokens: int = 0
     """Tokens that are still cached from older weights. Anything but 0 is a fault."""
     engine: str = "the engine"
-    """Who answers, in errors."""
+    """Name of the engine in error messages."""
     members: tuple[Receipt, ...] = ()
-    """Of an engine that is several: the answer of each, all of which must hold the same."""
+    """One receipt per engine copy, for an engine of several copies. All copies must hold identical
+    weights."""
     wire_bytes: int = 0
     """That left the trainer's process, compressed as they may be; 0 where the engine reads the trainer's own."""
     encode_s: float = 0.0
