@@ -19,9 +19,9 @@ class Step:
     """Rendered as the chat template puts them between two turns of the assistant; what closes the turn is added if need
     be."""
     text: str = ""
-    """Appended as it stands, with nothing around it. What was sampled stays: the text follows the turn's stop token, so
-    an environment that answers this way wants its own stop token (rollout.stop_token_ids), not the one that closes a
-    turn."""
+    """Text that is appended unchanged, with nothing around it. The sampled tokens stay: the text
+    follows the turn's stop token, so an environment that answers this way needs its own stop token
+    (rollout.stop_token_ids), not the one that closes a turn."""
     history: tuple[Message, ...] = ()
     """The conversation rewritten (shortened, summed up, another agent's): the next turn begins from these messages as from a prompt, and
     a new training sample of the same trajectory begins with it. What was sampled before still trains."""
@@ -31,7 +31,7 @@ class Step:
     """For this turn, if the environment gives any: information, for the records and for a reward, which reads it as
     `turn.reward`. It trains nothing by itself; docs/rewards.md turns it into token rewards."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What happened, counted."""
+    """Counts of events in this step."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.messages, self.text, self.history))) > 1:
@@ -42,8 +42,8 @@ class Step:
 
 @runtime_checkable
 class Env(Protocol):
-    """One conversation's world. A new one is made for each trajectory, in the event loop: what waits or can fail is
-    done by `start`.
+    """The world of one conversation. A new one is made for each trajectory, in the event loop; work
+    that waits or can fail belongs in `start`.
 
     `start`, `step` and `close` may raise: a `TimeoutError` makes the trajectory a timeout, anything else an environment
     error. They are cancelled when the trajectory's time is over; `close` is called in every case, once.
@@ -69,8 +69,8 @@ class Env(Protocol):
 
 @runtime_checkable
 class Resumable(Env, Protocol):
-    """An environment that can go on with a conversation that another one of its kind began, in another process perhaps. Conversations of
-    any other are begun anew when a run that ended in the middle of them goes on."""
+    """An environment that can continue a conversation that another one of its kind began, perhaps in
+    another process. With any other environment, a resumed run restarts its unfinished conversations."""
 
     async def resume(self, task: Task, turns: Sequence[Turn]) -> Task:
         """In place of `start`: be as before the answer to the last of `turns`, or, where an abort cut that one, to the one before it.

@@ -19,7 +19,7 @@ MakeEnv = Callable[[], Env]
 
 
 class EnvConfig(Config):
-    """What answers the model's turns."""
+    """The environment that answers the model's turns."""
 
     name: str = "single_turn"
     """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
@@ -36,8 +36,8 @@ class EnvConfig(Config):
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
     """Longer tool replies lose their middle."""
     parser: str = "hermes"
-    """How the model writes tool calls: hermes (as Qwen and Hermes models do), none, or an import reference to a
-    function."""
+    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
+    import reference to a function."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> EnvConfig:
@@ -76,17 +76,17 @@ def build_tool(name: str, threads: DaemonThreads = THREADS) -> Tool:
     """A built-in tool, or the function that an import reference names.
 
     Raises:
-        ValueError: there is none, or it cannot be a tool.
+        ValueError: no function has this name, or it cannot be a tool.
     """
     return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"), threads)
 
 
 def build_env_factory(config: EnvConfig) -> MakeEnv:
-    """What makes a fresh environment for each trajectory.
+    """A factory of fresh environments, one for each trajectory.
 
     Raises:
-        ValueError: a reference does not resolve, or does not take the options it is given. So does the factory, where
-            what it names raises or makes no environment.
+        ValueError: a reference does not resolve, or does not take the options it is given. The factory
+            raises it, too, if the referenced code raises or makes no environment.
     """
     if config.name in ENVS:
         return ENVS[config.name](config)

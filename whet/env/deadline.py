@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Pauses:
-    """How long sampling was suspended so far, by the event loop's clock."""
+    """Time for which sampling was suspended so far, by the event loop's clock."""
 
     ended_s: float = 0.0
     """In the pauses that are over."""
@@ -35,8 +35,8 @@ class Deadline:
 
     timeout_s: float | None = None
     at: float | None = None
-    """By the event loop's clock less `pauses`. None: each wait for the environment or the reward has `timeout_s` of its own, and the
-    engine any time."""
+    """End of the trajectory's time, by the event loop's clock less `pauses`. None: each wait for the
+    environment or the reward has its own `timeout_s`, and the engine may take any time."""
     pauses: Pauses = field(default_factory=Pauses)
 
     @classmethod
@@ -54,7 +54,7 @@ class Deadline:
         return max(0.0, self.at + self.pauses.total_s - asyncio.get_running_loop().time())
 
     def error(self, place: str) -> TimeoutError:
-        """What a trajectory fails with that was still waiting for `place`."""
+        """Error of a trajectory whose time ended while it waited for `place`."""
         what = f"the trajectory's {self.timeout_s} s (rollout.timeout_s)"
         return TimeoutError(f"{what} were over while it waited for {place}")
 

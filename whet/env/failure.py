@@ -1,4 +1,4 @@
-"""A failure as data: of an exception's traceback, what lies in a user's code."""
+"""Exceptions as data, with the part of the traceback that is in a user's code."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 
 def traceback_of(error: BaseException) -> str:
-    """What a traceback says about a user's code: whet's own frames and the standard library's are left out of it.
+    """The part of a traceback that is in a user's code, without whet's own frames and the standard
+    library's.
 
-    Where no frame is a user's there are two kinds. What whet raises in words of its own (its exception types, and
-    timeouts) needs no traceback and has none; of anything else every frame is shown, since a library or whet broke.
+    If no frame is a user's there are two cases. Errors with whet's own messages (its exception types,
+    and timeouts) get no traceback; for any other error every frame is shown, since a library or whet
+    broke.
     """
     links = list(_chain(error))
     parts = [part for link in reversed(links) if (part := _users_part(link))]

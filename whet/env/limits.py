@@ -1,4 +1,4 @@
-"""Where a trajectory is cut."""
+"""Limits of a trajectory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a trajectory is cut."""
+    """Limits of a trajectory."""
 
     max_turns: int
     max_tokens: int
-    """Of the whole trajectory: prompt, replies and the environment's answers. Where the history was rewritten, of each chain."""
+    """Tokens of the whole trajectory: prompt, replies and the environment's answers. If the history is
+    rewritten, each chain has this limit."""
     max_turn_tokens: int
     """Sampled in one turn."""
 

@@ -1,6 +1,7 @@
-"""One trajectory: the model and an environment take turns, and every token is kept with who wrote it.
+"""One trajectory: the model and an environment take turns, and every token is kept with its origin.
 
-This is the one place that catches a rollout's errors: whatever goes wrong becomes a typed outcome on the trajectory.
+A rollout's errors are caught here and nowhere else: every error becomes a typed outcome on the
+trajectory.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
 PLAY = "rollout.play"
-"""Where a trajectory is while a user's function plays it and the engine is not at work."""
+"""Place of a trajectory while a user's function plays it and no model call is running."""
 CUT_BY_ANSWER = "cut_by_answer"
 """In a trajectory's counts: what the environment answered left no room within the limits for another turn."""
 CLOSE_TIMEOUT_S = 30.0
-"""For an environment to close, whatever time its trajectory had."""
+"""Seconds for an environment to close, regardless of the trajectory's limits."""
 
 
 class Aborted(Exception):
-    """The engine was told to stop in the middle of a turn: whoever plays the trajectory ends, too."""
+    """The engine was asked to stop in the middle of a turn. The function that plays the trajectory ends
+    with this error, too."""
 
 
 class PromptTooLong(ValueError):
@@ -42,13 +44,13 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """What the next turn begins with."""
+    """The beginning of the next turn."""
 
     context: tuple[int, ...]
     origin: Origin
     restart: bool = False
     begun: Turn | None = None
-    """What was sampled of it before."""
+    """The part of the turn that was sampled before."""
 
 
 @dataclass(slots=True)
@@ -61,22 +63,25 @@ class TrajectoryRun:
     engine: Engine
     renderer: Renderer
     sampling: SamplingParams
-    """Of every turn; `max_tokens` is replaced by what the limits leave, the trajectory's seed by the turn's (`turn_seed`)."""
+    """Sampling of every turn. `max_tokens` is replaced by the tokens that the limits leave, the
+    trajectory's seed by the turn's (`turn_seed`)."""
     limits: Limits
     rank: tuple[int, ...] = ()
     """Its place among its rivals, for deterministic engines."""
     deadline: Deadline = field(default_factory=Deadline)
     """When its time is over, waiting for its turn in the engine included."""
     chunk_tokens: int = 0
-    """Have the engine hand over what it sampled every so many tokens; 0: at the end of a turn. `so_far` knows what was handed over."""
+    """Tokens after which the engine hands over a chunk; 0: at the end of a turn. `so_far` returns the
+    tokens handed over."""
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """What happened, the answer to the last turn apart."""
+    """Counts of events, except for those of the answer to the last turn."""
     answered: Counter[str] = field(default_factory=Counter)
-    """What happened in that: whoever goes on from here gets the answer again."""
+    """Counts of events in the answer to the last turn. They are kept apart, since a run that continues
+    from here gets the answer again."""
     seconds: dict[str, float] = field(default_factory=dict)
     place: str = ""
-    """What it is at: env.start, renderer, limits, engine, parser or env.step."""
+    """Present place of the trajectory: env.start, renderer, limits, engine, parser or env.step."""
     history: list[int] = field(default_factory=list)
     """Every token of the present chain so far: what the engine continues."""
     request: str = ""
@@ -124,7 +129,7 @@ class TrajectoryRun:
         return replace(self.so_far(), outcome=outcome, error=error, counts=self._counts(whole=True))
 
     def so_far(self) -> Trajectory:
-        """What there is of it, as an aborted trajectory that another run of it can go on from."""
+        """The trajectory so far, as an aborted one that another run can continue."""
         turns = list(self.turns)
         turn = None if self._open is None else self._turn_of(*self._open)
         if turn is not None:
@@ -147,7 +152,8 @@ class TrajectoryRun:
         return dict(counts)
 
     async def _played(self, play: Play, env: Env) -> Outcome:
-        """What a user's function plays begins anew whatever there is: nobody knows where it was."""
+        """Play with a user's function, from the beginning: the state of an interrupted function is
+        unknown."""
         self.turns.clear()
         self.place = PLAY
         playing = asyncio.ensure_future(play(self, env))
@@ -191,18 +197,19 @@ class TrajectoryRun:
             coming = self._after(step, turn, env)
 
     async def sample(self, context: Sequence[int], origin: Origin, *, restart: bool = False) -> Parsed | None:
-        """One model call: the next turn, which is then the last of `turns`; for whoever plays in a way of their own.
+        """One model call, for a user's own way to play: adds the next turn to the end of `turns`.
 
         Args:
-            context: tokens that come before it, after all that there is already.
-            origin: who wrote them.
-            restart: forget what there is: the context is the whole history anew, and the turn begins another sample.
+            context: tokens before the turn, after all tokens so far.
+            origin: writer of the context.
+            restart: discard the history: the context is the whole new history, and the turn begins
+                another sample.
 
         Returns:
-            What it says; None: the limits leave no room for it.
+            The parsed reply; None: the limits leave no room for it.
 
         Raises:
-            Aborted: the engine was told to stop; let it pass.
+            Aborted: the engine was asked to stop. Do not catch it.
         """
         parsed = await self._sample(_Next(tuple(context), origin, restart))
         if parsed is not None and self.turns[-1].finish is Finish.ABORT:
@@ -211,7 +218,7 @@ class TrajectoryRun:
         return parsed
 
     def _pick_up(self) -> _Next | None:
-        """Where the turns that there are stop: in the middle of the last one, or before the environment's answer to it (None)."""
+        """The interrupted last turn to continue; None: the turns end before the environment's answer."""
         begun = self.turns.pop() if self.turns[-1].finish is Finish.ABORT else None
         for turn in self.turns:
             if turn.restart:
@@ -223,7 +230,7 @@ class TrajectoryRun:
         return _Next(begun.context, origin, begun.restart, begun)
 
     def _without_room(self) -> Outcome:
-        """How a trajectory ends that the limits leave no room to go on."""
+        """Outcome of a trajectory that the limits leave no room to continue."""
         if self.turns:
             if len(self.turns) < self.limits.max_turns:  # else it is the number of turns that cuts it
                 self.answered[CUT_BY_ANSWER] += 1
@@ -253,7 +260,7 @@ class TrajectoryRun:
         return _Next(context, Origin.ENVIRONMENT)
 
     async def _sample(self, coming: _Next) -> Parsed | None:
-        """One model call. What it sampled is kept as a turn whatever happens to it."""
+        """One model call. Its sampled tokens are kept as a turn, even if it fails."""
         if coming.restart:
             self.history.clear()
         self.history.extend(coming.context)
@@ -281,7 +288,7 @@ class TrajectoryRun:
         return self._parsed()
 
     def _parsed(self) -> Parsed:
-        """What the last turn says."""
+        """The parsed text of the last turn."""
         self.place = "parser"
         parsed = self.renderer.parse(self.turns[-1].tokens)
         self.turns[-1] = replace(self.turns[-1], message=parsed.message)
@@ -351,7 +358,7 @@ def turn_seed(seed: int, turn: int) -> int:
 
 
 Play = Callable[[TrajectoryRun, Env], Awaitable[Outcome]]
-"""Plays a trajectory in a way of its own: `rollout.play`."""
+"""Plays a trajectory in a user's own way: `rollout.play`."""
 
 
 async def _started(env: Env, task: Task, turns: Sequence[Turn]) -> Task:
@@ -371,7 +378,7 @@ async def _close(env: Env) -> Failure | None:
 
 
 def _reply_of(begun: Turn | None) -> Reply:
-    """What is added to: nothing, or what there is of the turn."""
+    """The reply to extend: empty, or with the tokens sampled so far for the turn."""
     if begun is None:
         return Reply()
     return Reply(list(begun.tokens), list(begun.logprobs), list(begun.versions), list(begun.nucleus or ()))

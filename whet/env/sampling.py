@@ -13,18 +13,18 @@ from whet.env.deadline import Deadline
 from whet.types import Finish, Request
 
 ABORT_GRACE_S = 5.0
-"""For an engine to hand over what it sampled once it was told to stop."""
+"""Seconds for an engine to hand over its sampled tokens after it was asked to stop."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What was sampled so far. `finish` is None until the engine says how it ended."""
+    """Tokens sampled so far. `finish` is None until the engine reports why the reply ended."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     nucleus: list[bytes] = field(default_factory=list)
-    """Where the request asked for it."""
+    """Nucleus of each token, if the request asked for it."""
     finish: Finish | None = None
 
 
@@ -33,16 +33,17 @@ LEAST_WAIT_S = 0.05
 
 
 async def read_reply(engine: Engine, request: Request, deadline: Deadline, reply: Reply) -> bool:
-    """Fill `reply` with what the engine samples; it is filled as far as it goes when this raises or is cancelled.
+    """Fill `reply` with the tokens that the engine samples. If this raises or is cancelled, the tokens
+    so far are in it.
 
     Args:
-        engine: who samples.
-        request: what is continued.
-        deadline: when the engine is told to stop and to hand over what it has.
+        engine: samples the tokens.
+        request: the request to continue.
+        deadline: time at which the engine is asked to stop and to hand over its tokens.
         reply: filled here.
 
     Returns:
-        Whether the engine came to an end in time.
+        True if the engine ended in time.
     """
     reading = asyncio.ensure_future(_read(engine, request, reply))
     try:

@@ -25,7 +25,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     started: asyncio.Future[None]
     done: asyncio.Future[tuple[Any, BaseException | None]]
-    """What it returned, and what it raised: in a tuple, since a future does not carry every exception
+    """Result and exception of the function: in a tuple, since a future does not carry every exception
     (StopIteration)."""
     running: bool = False
     abandoned: bool = False
@@ -53,7 +53,7 @@ class DaemonThreads:
         return self._num_hung
 
     async def run(self, function: Callable[[], Any], timeout_s: float | None) -> Any:
-        """What the function returns, or raises.
+        """Run a function on a thread: its result, or its exception.
 
         Args:
             function: called once, on a thread.

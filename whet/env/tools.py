@@ -17,10 +17,10 @@ from whet.env.threads import CallTimeout, DaemonThreads
 from whet.types import JSON
 
 THREADS = DaemonThreads()
-"""Of tools that are given no others."""
+"""Threads of tools that are given no others."""
 _PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+>")
 NOTE_CHARS = 400
-"""Of a call's arguments, in the report of a tool that failed."""
+"""Characters of a call's arguments shown in the report of a tool that failed."""
 
 
 class ToolArgumentError(ValueError):
@@ -31,12 +31,13 @@ class Tool:
     """A function that a model may call.
 
     Args:
-        function: typed, sync or async; its docstring's first paragraph describes the tool, its `Args:` section the
-            parameters. A `ValueError` that it raises goes back to the model as the tool's answer, a `TimeoutError`
-            makes the trajectory a timeout, any other exception is an environment error. What it returns is shown to the
-            model: text as it stands, anything else as JSON (or `str` where JSON does not have it). A sync function runs
-            on a thread, so it may be called several times at once.
-        threads: where a sync function runs; tools may share them.
+        function: typed, sync or async; its docstring's first paragraph describes the tool, its `Args:`
+            section the parameters. A `ValueError` that it raises goes back to the model as the tool's
+            answer, a `TimeoutError` makes the trajectory a timeout, any other exception is an
+            environment error. Its result is shown to the model: text unchanged, anything else as JSON
+            (or `str` if JSON has no such value). A sync function runs on a thread, so it may be called
+            several times at once.
+        threads: threads for sync functions; tools may share them.
 
     Raises:
         ValueError: the function has no name or docstring, or a parameter that no schema can describe.
@@ -108,7 +109,7 @@ def _text(result: object) -> str:
 
 
 def _as_text(value: object) -> str:
-    """What JSON does not have. A place in memory is no answer: it is another one in every run."""
+    """Text for a value that JSON does not have. A memory address is refused: it differs in every run."""
     text = str(value)
     if _PLACE_IN_MEMORY.search(text):
         raise TypeError(f"it returned {text}, which says nothing to a model; return text, or numbers, lists and dicts of such")

@@ -1,6 +1,8 @@
-"""Where every task is that the source gave and the trainer has not learned from: waiting, being played, ready or taken, in one place only.
+"""Every task that the source gave and the trainer has not learned from: waiting, being played, ready or
+taken.
 
-All of it is in the state that a checkpoint holds, so that no task is lost, and none comes twice.
+A task is in one of these places only. All of them are in the checkpointed state, so no task is lost or
+comes twice.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from whet.types import JSON, Group
 
 
 class Spare(NamedTuple):
-    """What a filter dropped, kept for a rollout that does not become full without it."""
+    """A group that a filter dropped, kept for a rollout that does not become full without it."""
 
     play: Play
     group: Group
@@ -34,19 +36,19 @@ class Buffer:
     num_samples: int
     baseline: bool
     waiting: list[Play] = field(default_factory=list[Play])
-    """To be begun before any new task, in order."""
+    """Groups to begin before any new task, in order."""
     playing: list[Play] = field(default_factory=list[Play])
     ready: list[Play] = field(default_factory=list[Play])
     taken: list[Play] = field(default_factory=list[Play])
     spare: list[Spare] = field(default_factory=list[Spare])
-    """Without refills: what filters dropped of the rollout under way."""
+    """Without refills: groups of the current rollout that filters dropped."""
     num_begun: int = 0
 
     def next(self, source: Source) -> Play:
-        """What is to be begun now.
+        """The group to begin now.
 
         Raises:
-            ValueError: if the source gives a task that is on its way already.
+            ValueError: if the source gives a task that is in the buffer already.
         """
         if self.waiting:
             return self.waiting.pop(0)
@@ -60,37 +62,37 @@ class Buffer:
         self.waiting = sorted([*self.waiting, play], key=begun)
 
     def choose(self, num: int, order: Order | None) -> None:
-        """Take so many of those that are ready: those begun first, or as the order has them."""
+        """Take the first `num` ready groups, by the start of their play or by `order`."""
         ready = sorted(self.ready, key=begun)
         if order is not None:
             ready = ordered(ready, order)
         self.taken, self.ready = ready[:num], ready[num:]
 
     def put_back(self) -> None:
-        """What was taken can be taken again."""
+        """Return the taken groups to the ready ones."""
         self.ready = sorted([*self.taken, *self.ready], key=begun)
         self.taken = []
 
     def forget_spare(self) -> None:
-        """Nothing that a filter dropped is kept any more: the tasks are played another time."""
+        """Discard the groups that filters dropped; their tasks wait to be played again."""
         for play, _, _ in self.spare:
             self.wait(play)
         self.spare.clear()
 
     def call_in(self, num: int) -> list[Spare]:
-        """So many of what filters dropped, those begun first, whatever ended when."""
+        """Remove and return the first `num` groups that filters dropped, by the start of their play."""
         self.spare.sort(key=lambda spare: spare.play.index)
         called, self.spare = self.spare[:num], self.spare[num:]
         return called
 
     def older_than(self, version: int) -> list[Play]:
-        """Of what is ready, that whose newest token is of an older version; it is no longer ready then."""
+        """Remove and return the ready groups whose newest token is older than `version`."""
         old = [play for play in self.ready if play.newest is not None and play.newest < version]
         self.ready = [play for play in self.ready if play not in old]
         return old
 
     def state(self, *, resumable: bool) -> JSON:
-        """Every task in it, as `Play.state` has them."""
+        """State of every task in the buffer, each as `Play.state`."""
         spare = [spare.play for spare in self.spare]
         plays = sorted([*self.waiting, *self.playing, *self.ready, *self.taken, *spare], key=begun)
         return {"num_begun": self.num_begun, "plays": [play.state(resumable) for play in plays]}
@@ -103,7 +105,7 @@ class Buffer:
         self.waiting = [play for play in plays if not play.judged]
 
     def begin_anew(self) -> None:
-        """Nothing that was played counts: all tasks that are in here wait."""
+        """Discard everything that was played: all tasks of the buffer wait."""
         assert not self.playing and not self.taken and not self.spare, "something is under way"
         self.waiting, self.ready = sorted([*self.waiting, *self.ready], key=begun), []
         for play in self.waiting:

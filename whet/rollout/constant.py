@@ -13,7 +13,7 @@ WARN_AFTER = 3
 
 
 MOSTLY = 0.5
-"""Share of trajectories that were cut off from which the limits are told beside a reward that never varies."""
+"""Share of truncated trajectories from which a message about a constant reward also names the limits."""
 
 
 class ConstantReward(RunFailed):
@@ -63,7 +63,8 @@ class RewardGuard:
         return f"{self._told}: is the reward a constant{limits}?" if self._num_constant == WARN_AFTER else None
 
     def _lost(self, scores: Sequence[float]) -> str | None:
-        """What to say of rewards that fell to one and the same number: nothing leads up again from there."""
+        """Message about rewards that fell to one constant number, which teaches nothing; None: they did
+        not."""
         alike = len(set(scores)) == 1
         mean = scores[0] if alike else math.fsum(scores) / len(scores)
         self._num_lost = self._num_lost + 1 if alike and mean < self._best else 0
@@ -77,7 +78,8 @@ class RewardGuard:
         )
 
     def _flat(self, groups: Sequence[Sequence[float]]) -> str | None:
-        """What to say of rewards that tell prompts apart and no replies to the same one."""
+        """Message about rewards that differ between prompts and never between replies to the same
+        prompt; None: they do not."""
         if not self._compares or not groups:
             return None
         differ = any(len(set(scores)) > 1 for scores in groups)
@@ -104,7 +106,8 @@ class RewardGuard:
         return {"value": self._value, "num_constant": self._num_constant, "varied": self._varied}
 
     def restore(self, state: JSON) -> None:
-        """Go on counting; after a stop for constant rewards anew, for the reward may have been mended since."""
+        """Restore the counts. After a stop for constant rewards they restart at 0, for the reward may
+        have been corrected since."""
         if not state["varied"] and self._limit is not None and state["num_constant"] >= self._limit:
             return
         self._value, self._num_constant, self._varied = state["value"], state["num_constant"], state["varied"]

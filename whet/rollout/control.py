@@ -1,4 +1,5 @@
-"""How rollouts are controlled: which groups are trained on, how many are played at a time, and how old a trained token may be."""
+"""Control of rollouts: which groups are trained on, how many are played at a time, and how old a
+trained token may be."""
 
 from __future__ import annotations
 
@@ -25,45 +26,51 @@ class ControlConfig(Config):
     """Which groups are trained on, how many are played at a time, and how old a trained token may be (docs/rollouts.md)."""
 
     max_staleness: int = Field(default=0, ge=0)
-    """Age of the oldest token that may be trained: how many versions the policy is newer than the one that sampled it. 0: a rollout ends
-    before its update begins; 1: one is sampled while another is trained on; n: so many are under way."""
+    """Age of the oldest token that may be trained: the number of versions that the policy is newer than
+    the version that sampled the token. 0: a rollout ends before its update begins; 1: one rollout is
+    sampled while another is trained on; n: n rollouts are sampled meanwhile."""
     overlap: bool | None = None
-    """Whether groups are played while the trainer computes, and weights change under them; unset: with max_staleness above 0. It wants
-    weights of the engine's own in memory."""
+    """Play groups while the trainer computes, so that weights change under them; unset: with
+    max_staleness above 0. It needs an engine with its own copy of the weights."""
     partial: bool = False
     """Without overlap: what is not finished when a rollout is full waits with all that was sampled, and goes on under the next version,
     instead of being aborted. Its older tokens train within max_staleness."""
     too_old: TooOld = "mask"
-    """What happens to a token older than max_staleness. mask: it alone is not trained; drop: its whole sample is not."""
+    """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its
+    whole sample is not."""
     max_partial_age: int | None = Field(default=None, ge=0)
-    """A group that was begun more than so many versions ago and is not finished begins anew; none: never."""
+    """Restart an unfinished group that was begun more than this many versions ago; none: never."""
     over_sample: float = Field(default=1.0, ge=1)
-    """Without overlap: so many groups are played for each that is still missing; those left over when the rollout is full are aborted, and
-    their tasks come first in the next."""
+    """Without overlap: number of groups that are played for each group still missing. The surplus is
+    aborted when the rollout is full, and its tasks come first in the next rollout."""
     max_groups: int | None = Field(default=None, ge=1)
     """Groups played at a time, at most; none: as many as are wanted."""
     filters: list[FilterConfig] = Field(default_factory=list)
     """Rules by which finished groups are dropped; others are played in their place (dynamic sampling)."""
     refill: bool = True
-    """Others are played in the place of groups that filters drop. false (without overlap): over_sample times as many as are wanted are
-    played and no more; where too few of them pass, those that were begun first of the others are trained on all the same."""
+    """Play further groups in place of those that filters drop. false (without overlap): play
+    over_sample times as many groups as needed and no more; if too few of them pass, the first dropped
+    ones (by the start of their play) are trained on all the same."""
     give_up_after: int = Field(default=10, ge=1)
-    """Stop when so many times prompts_per_rollout groups were dropped one after another."""
+    """Stop after this many times prompts_per_rollout groups were dropped in a row."""
     order: Reference | None = None
-    """Which of the finished groups are trained on first: an import reference to a function that sorts them; none: the one begun first."""
+    """Order in which finished groups are trained on: an import reference to a function that sorts them;
+    none: by the start of their play."""
     retries: int = Field(default=0, ge=0)
-    """How often a trajectory is played again whose engine, environment or reward failed or was too slow, with the same seed. Not with
-    deterministic=true."""
+    """Number of times that a trajectory is played again, with the same seed, if its engine, environment
+    or reward failed or was too slow. Not with deterministic=true."""
     retry_budget: int | None = Field(default=None, ge=0)
     """Retries in all between two updates; none: any number."""
     rollout: Reference | None = None
-    """Import reference to an async function `(ask) -> groups`, or to a class of such, that plays whole rollouts in place of whet's
-    scheduler (docs/extending.md). Of this table max_staleness, overlap and too_old count beside it."""
+    """Import reference to an async function `(ask) -> groups`, or to a class of such, that plays whole
+    rollouts in place of whet's scheduler (docs/extending.md). Of the settings of this table, only
+    max_staleness, overlap and too_old then count."""
     max_error_rate: float = Field(default=0.3, gt=0, le=1)
-    """Stop when a greater share of the last trajectories failed; 1: never. Whatever it is, a rollout of failures alone stops the run."""
+    """Stop when a greater share of the last trajectories failed; 1: never. A rollout in which every
+    trajectory failed always stops the run."""
     error_window: int = Field(default=64, ge=1)
-    """Over so many trajectories max_error_rate is counted, and over a rollout's worth at least: a few failures of a small rollout stop
-    nothing."""
+    """Number of last trajectories over which max_error_rate is counted. At least a rollout's worth is
+    counted, so that a few failures in a small rollout stop nothing."""
 
     @property
     def overlaps(self) -> bool:

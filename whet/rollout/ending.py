@@ -16,7 +16,8 @@ ABORT_AGAIN_S = 0.05
 
 
 async def end_jobs(plays: Sequence[Play], engine: Engine) -> None:
-    """Have every trajectory come to its end: the engine hands over what it sampled, whatever else is waited for is cancelled."""
+    """End every trajectory: the engine hands over the tokens it sampled, and every other wait is
+    cancelled."""
     clock = asyncio.get_running_loop().time
     deadline, cancelled = clock() + ABORT_GRACE_S, set[str]()
 

@@ -24,14 +24,14 @@ class NoOptions(Config):
 
 
 class PassOptions(Config):
-    """What counts as right."""
+    """Definition of a right answer."""
 
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
     """The least score of a right answer."""
 
 
 class LengthOptions(Config):
-    """How long a group's trajectories may be."""
+    """Bounds on the lengths of a group's trajectories."""
 
     min_tokens: int = Field(default=0, ge=0)
     """Tokens sampled in a group's shortest valid trajectory, at least."""
@@ -74,7 +74,7 @@ FILTERS: dict[str, tuple[type[Config], Callable[..., str | None]]] = {
 
 
 def scores_of(group: Group) -> list[float]:
-    """Of its valid trajectories."""
+    """Scores of the group's valid trajectories."""
     return [score for t in group.trajectories if (score := score_of(t)) is not None]
 
 
@@ -109,10 +109,10 @@ def _build(config: FilterConfig) -> Filter:
 
 
 def _verdict(hook: Hook, group: Group) -> str | None:
-    """What a user's function says.
+    """The answer of a user's function.
 
     Raises:
-        HookFailed: if it raises, or says neither why nor None.
+        HookFailed: if it raises, or returns neither a reason nor None.
     """
     answer = hook(group)
     if answer is None or (isinstance(answer, str) and answer):

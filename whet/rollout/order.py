@@ -12,7 +12,8 @@ Order = Callable[[list[Group]], Sequence[Group]]
 
 
 def begun(play: Play) -> int:
-    """How many were begun before it: the order in which groups wait, and by default that in which they are trained on."""
+    """Number of groups that were begun before this one: groups wait in this order, and by default are
+    trained on in it."""
     return play.index
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation set changes about sampling and limits."""
+"""Sampling and limits that differ in an evaluation set."""
 
 from __future__ import annotations
 

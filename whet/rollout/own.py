@@ -18,22 +18,24 @@ from whet.types import JSON, UNSAMPLED, Group, Progress, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a rollout is asked for, and what it may use."""
+    """The request for a rollout, and the means to play it."""
 
     source: Source
-    """Of tasks. Where its cursor is belongs to the run: a rollout that does not come to its end leaves it where it was before."""
+    """Source of the tasks. The run keeps its cursor: a rollout that does not end leaves the cursor
+    where it was before."""
     player: Player
     """Plays tasks: `play` whole groups, or `begin` and `finish` single trajectories."""
     wanted: Wanted
     progress: Progress
     """`version` is what the engine holds. A copy."""
     seed: int
-    """Of the run, for `player.play`."""
+    """Seed of the run, for `player.play`."""
 
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A rollout with a state of its own, such as tasks that it took from the source and has not returned."""
+    """A rollout function with its own state, such as tasks that it took from the source and has not
+    returned."""
 
     def state(self) -> JSON: ...
 
@@ -89,7 +91,7 @@ class OwnRollouts:
         return Taken(kept, dropped, metrics)
 
     def learned(self) -> None:
-        """What was taken has been learned from."""
+        """Forget the rollout's entry state: the trainer has learned from the taken groups."""
         self._entry = None
 
     async def put_back(self) -> None:
@@ -106,7 +108,7 @@ class OwnRollouts:
 
     @asynccontextmanager
     async def engine_awake(self) -> AsyncIterator[None]:
-        """Somebody else needs the engine to sample: nothing here stands still."""
+        """Keep the engine awake for another caller. It is never paused here."""
         yield
 
     def state(self) -> JSON:
@@ -132,7 +134,7 @@ class OwnRollouts:
 
 
 def _checked(hook: Hook, groups: object, ask: Ask) -> list[Group]:
-    """What a function returned, if that was asked for."""
+    """The groups that a function returned, checked against the request."""
     if not isinstance(groups, Sequence) or not all(isinstance(group, Group) for group in groups):
         raise hook.refused(f"returned {type(groups).__name__}; return a list of groups")
     found: list[Group] = list(groups)
@@ -164,7 +166,7 @@ def _check_group(hook: Hook, group: Group, ask: Ask) -> None:
 
 
 def _odd(trajectory: Trajectory, group: Group, version: int) -> str:
-    """What is wrong with a trajectory; "" if nothing is."""
+    """Description of the fault in a trajectory; "": it has none."""
     if trajectory.task.id != group.task.id:
         return f"which is of task {trajectory.task.id!r}, not of its group's {group.task.id!r}"
     if trajectory.outcome.valid and trajectory.rewards is None:

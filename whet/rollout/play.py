@@ -1,4 +1,4 @@
-"""One task's group on its way: which of its trajectories have ended, which are cut off in the middle, which are being played."""
+"""The group of one task: its trajectories that have ended, that were interrupted, and that are being played."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """A group on its way."""
+    """The group of one task, from its start until it is trained on."""
 
     task: Task
     index: int
-    """How many were begun before it, over the whole run."""
+    """Number of groups that were begun before this one, over the whole run."""
     num_samples: int
     baseline: bool
-    """Whether a greedy trajectory belongs to it."""
+    """True if the group has a greedy trajectory, too."""
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
-    """By id."""
+    """Trajectories that ended, by id."""
     begun: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
-    """Cut off in the middle, by id; each goes on from there."""
+    """Interrupted trajectories, by id; each continues from its last token."""
     runs: dict[str, TrajectoryRun] = field(default_factory=dict[str, TrajectoryRun])
-    """Under way, by id; what there is of one in `begun` is in it."""
+    """Trajectories being played, by id. A run that continues an entry of `begun` contains its turns."""
     jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
     withdrawn: bool = False
-    """It is being cut off."""
+    """The group is being interrupted."""
     judged: bool = False
     """The rewards are final, and no filter dropped it."""
     newest: int | None = None
-    """Of a judged one: the version that sampled the newest token of the siblings; None: they have none."""
+    """Version that sampled the newest token of a judged group's siblings; None: they have no tokens."""
     scored_together: bool = False
-    """Of a judged one: siblings got their rewards together, so that none of them can be judged with others another time."""
+    """Siblings of a judged group got their rewards together, so none of them can be judged with others
+    later."""
 
     @property
     def ids(self) -> list[str]:
-        """Of all its trajectories, the greedy one last."""
+        """Ids of all its trajectories, the greedy one last."""
         ids = [trajectory_id(self.task, k) for k in range(self.num_samples)]
         return [*ids, trajectory_id(self.task, GREEDY)] if self.baseline else ids
 
@@ -52,14 +53,14 @@ class Play:
 
     @property
     def there(self) -> Iterator[Trajectory]:
-        """What there is of its trajectories."""
+        """All its trajectories: ended, being played or interrupted, each with its tokens so far."""
         yield from self.ended.values()
         yield from (run.so_far() for run in self.runs.values())
         yield from (t for id, t in self.begun.items() if id not in self.runs)
 
     @property
     def oldest(self) -> int | None:
-        """The version that sampled its oldest token; None: there is none."""
+        """Version that sampled its oldest token; None: it has no tokens."""
         return min((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
 
     def group(self) -> Group:
@@ -74,7 +75,7 @@ class Play:
         self.newest = max((v for t in group.trajectories for turn in t.turns for v in turn.versions), default=None)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Discard all trajectories, so that the group restarts."""
         assert not self.jobs, "it is being played"
         self.ended.clear()
         self.begun.clear()
@@ -97,7 +98,7 @@ class Play:
 
     @classmethod
     def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> Play:
-        """From what `state` gave. Where the task's row was corrected since, it begins anew."""
+        """The group that `state` describes. If the task's row was corrected since, the group restarts."""
         play = cls(find(state["task"]), state["index"], num_samples, baseline)
         if state["row"] != task_digest(play.task).hex():
             return play

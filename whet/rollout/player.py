@@ -37,7 +37,7 @@ class Stalled(RunFailed):
 UNBOUNDED = 1 << 30
 """Trajectories at a time, where nothing bounds them."""
 GREEDY = "greedy"
-"""Stands in a greedy trajectory's id where a sampled one has its number."""
+"""Part of a greedy trajectory's id in the place of a sampled trajectory's number."""
 
 
 def greedily(sampling: SamplingParams) -> SamplingParams:
@@ -63,7 +63,7 @@ class Player:
     renderer: Renderer
     make_env: Callable[[], Env]
     reward: Reward | None
-    """Of single trajectories; None: they are scored together alone."""
+    """Reward of single trajectories; None: trajectories are only scored together."""
     sampling: SamplingParams
     limits: Limits
     timeout_s: float | None
@@ -79,11 +79,11 @@ class Player:
     play_by: Play | None = None
     """Plays each trajectory in place of taking turns with its environment."""
     group_reward: GroupReward | None = None
-    """Of siblings together."""
+    """Reward of siblings together."""
 
     @property
     def resumable(self) -> bool:
-        """Whether a trajectory that was cut off can go on from its turns."""
+        """True if an interrupted trajectory can continue from its turns."""
         return self.play_by is None and isinstance(self.make_env(), Resumable)
 
     async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int, baseline: bool = False) -> list[Group]:
@@ -149,7 +149,8 @@ class Player:
         return [*games, greedy] if baseline else games
 
     def begin(self, game: Game, begun: Trajectory | None = None, pauses: Pauses | None = None) -> TrajectoryRun:
-        """A trajectory whose time begins now. It goes on from `begun`, if that is given; what it spends in `pauses` does not count."""
+        """Start a trajectory, whose time begins now. It continues `begun`, if that is given; time spent
+        in `pauses` does not count."""
         run = TrajectoryRun(
             id=game.id,
             task=game.task,
@@ -220,7 +221,7 @@ def seed_of(seed: int, task_id: str, k: int) -> int:
 
 
 def trajectory_id(task: Task, k: int | str) -> str:
-    """Of a task's k-th trajectory, or of its greedy one."""
+    """Id of a task's k-th trajectory, or of its greedy one."""
     return f"{task.id}/{k}"
 
 

@@ -17,9 +17,9 @@ from whet.train.batching import TrainOn
 from whet.types import Group, Sample
 
 CHANGED = frozenset({"loss_mask", "reward", "token_rewards", "baseline", "valid"})
-"""What a user's function may change of a sample. The rest is what was sampled."""
+"""Fields of a sample that a user's function may change. All others hold what was sampled."""
 OF_TRAJECTORY = ("reward", "baseline", "valid")
-"""What the samples of one trajectory have in common."""
+"""Fields that all samples of one trajectory share."""
 
 Key = tuple[str, int]
 """A sample's trajectory and its place in there."""
@@ -27,7 +27,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the groups of a rollout become the samples that train."""
+    """The rule that turns the groups of a rollout into training samples."""
 
     train_on: TrainOn = "model"
     max_staleness: int = 0
@@ -50,7 +50,7 @@ class Recipe:
 
 
 def processed(hook: Hook, samples: Sequence[Sample], groups: Sequence[Group]) -> tuple[list[Sample], Metrics]:
-    """What a user's function makes of a rollout's samples.
+    """The samples of a rollout after a user's function.
 
     Args:
         hook: returns samples that it was given, as they were or with another `loss_mask`, `reward`, `token_rewards`, `baseline` or

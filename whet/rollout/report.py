@@ -1,4 +1,4 @@
-"""What a rollout was like, as metrics."""
+"""Metrics of a rollout."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def _require(trajectories: Sequence[Trajectory], what: str, who: str) -> None:
 
 
 def failures_text(trajectories: Sequence[Trajectory]) -> str:
-    """How many failed of each kind and place, and what the first of them said; a line for each."""
+    """Failures of the trajectories: a line for each kind and place, with their number and the first
+    message."""
     return told_failures([t.error for t in trajectories if t.error is not None])
 
 
 def told_failures(failures: Sequence[Failure]) -> str:
-    """How many there are of each kind and place, and what the first of them said; a line for each."""
+    """Failures: a line for each kind and place, with their number and the first message."""
     kinds: dict[tuple[str, str], list[Failure]] = {}
     for error in failures:
         kinds.setdefault((error.kind, error.where), []).append(error)
@@ -127,7 +128,7 @@ def new_failures(groups: Sequence[Group], seen: set[tuple[str, str]]) -> list[tu
 def further_metrics(
     hook: Hook, rollout_id: int, groups: Sequence[Group], dropped: Sequence[Group], metrics: Mapping[str, float]
 ) -> dict[str, float]:
-    """What `observe.on_rollout` measures of a rollout.
+    """Metrics of a rollout from the function `observe.on_rollout`.
 
     Args:
         hook: a user's function; it may return nothing.

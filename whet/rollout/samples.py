@@ -12,7 +12,8 @@ from whet.types import UNSAMPLED, Group, Origin, Outcome, Sample, Trajectory, Tu
 def samples_of(trajectory: Trajectory, train_on: TrainOn = "model") -> list[Sample]:
     """One sample per unbroken chain of turns; a turn that rewrote the history starts the next.
 
-    The loss mask covers exactly the tokens that the engine sampled; with `train_on="all"` also what stands between them.
+    The loss mask covers exactly the tokens that the engine sampled; with `train_on="all"` also the
+    tokens between them.
     """
     chains: list[list[Turn]] = []
     for turn in trajectory.turns:
@@ -28,7 +29,8 @@ def samples_of_groups(groups: Sequence[Group], train_on: TrainOn = "model") -> l
 
 
 def _samples_of_group(group: Group, train_on: TrainOn) -> list[Sample]:
-    """Where the greedy trajectory failed, nothing is known to compare with: no sample of the group is valid."""
+    """Samples of a group. If its greedy trajectory failed, there is no baseline, and no sample of the
+    group is valid."""
     samples = [sample for trajectory in group.trajectories for sample in samples_of(trajectory, train_on)]
     if group.baseline is None:
         return samples

@@ -1,4 +1,4 @@
-"""How the policy is sampled from, and what of it can be trained on."""
+"""Sampling from the policy, and the settings of it that training supports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from whet.types import Grammar, SamplingParams
 
 
 class RolloutConfig(Config):
-    """How the policy is sampled from, and where a trajectory is cut."""
+    """Sampling from the policy, and limits of a trajectory."""
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Of every turn; 0 is greedy (evaluation only)."""
+    """Temperature of every turn; 0 is greedy (evaluation only)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the most likely tokens that have this probability together. In training the ids of those tokens are recorded with every
     sampled one, and all log-probs are renormalised over them; with `top_k` there are never more than that."""

@@ -1,4 +1,5 @@
-"""What is played when: groups are begun while there is room, judged as they finish, and handed over when a rollout is full."""
+"""Scheduling of groups: they are begun while there is room, judged as they finish, and handed over when
+a rollout is full."""
 
 from __future__ import annotations
 
@@ -28,22 +29,22 @@ RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIM
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a rollout gave."""
+    """Result of a rollout."""
 
     groups: list[Group]
     dropped: list[Group]
-    """What else was played since the last one and is not trained on, each with its reason: filtered, left over or too old."""
+    """Other groups played since the last rollout, which are not trained on, each with its reason: filtered, left over or too old."""
     metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a rollout consists of."""
+    """Size of a rollout."""
 
     groups: int
     samples_per_prompt: int
     baseline: bool = False
-    """Whether each task is played greedily, too."""
+    """Play each task greedily, too."""
 
 
 class Rollouts:
@@ -95,7 +96,7 @@ class Rollouts:
 
     @property
     def in_flight(self) -> tuple[str, ...]:
-        """What is being played, a line each. May be asked on any thread."""
+        """Trajectories being played, a line each. May be called on any thread."""
         return tuple(f"trajectory {id}" for play in list(self._buffer.playing) for id in list(play.runs))
 
     async def take(self, progress: Progress) -> Taken:
@@ -142,14 +143,18 @@ class Rollouts:
         return Taken(groups, dropped, metrics)
 
     def learned(self) -> None:
-        """What was taken has been learned from, and the engine has the version that came of it: what is begun now is one younger."""
+        """Forget the taken groups: the trainer has learned from them, and the engine has the new
+        version. Groups begun from now on are one version younger."""
         self._num_left -= len(self._buffer.taken)
         self._buffer.taken.clear()
         self._entry = None
 
     async def put_back(self) -> None:
-        """End whatever is under way, for the state to be saved: nothing is lost that can be kept. What was taken and not learned from
-        can be taken again; in deterministic mode all is as it was before the rollout."""
+        """End everything in flight, so that the state can be saved; all that can be kept is kept.
+
+        Groups that were taken and not trained on can be taken again. In deterministic mode the state
+        becomes that before the rollout.
+        """
         await self.close()
         if self._entry is not None:
             source, own = self._entry
@@ -160,14 +165,15 @@ class Rollouts:
             self._buffer.put_back()
 
     async def close(self) -> None:
-        """End whatever is under way, without a word."""
+        """End everything in flight, without reporting failures."""
         await self._withdraw(self._buffer.playing, None)
         self._scored.clear()
         self._buffer.forget_spare()
         self._fault = None
 
     def state(self) -> JSON:
-        """Of all tasks that are out of the source and not learned from. In deterministic mode nothing may be under way."""
+        """State of every task taken from the source and not yet trained on. In deterministic mode no
+        group may be in flight."""
         return {**self._buffer.state(resumable=self._resumable), "tally": self._tally.state(), "played_by": self._played_by}
 
     def restore(self, state: JSON) -> None:
@@ -189,11 +195,11 @@ class Rollouts:
         try:
             for _ in range(self._room()):
                 self._begin(self._buffer.next(self._source))
-        except Exception as error:  # a source of the user's; whoever takes next is told
+        except Exception as error:  # a source of the user's; the next `take` raises it
             self._fault = error
 
     def _room(self) -> int:
-        """Groups that may be begun now."""
+        """Number of groups that may be begun now."""
         control, playing = self._control, len(self._buffer.playing)
         if control.overlaps:  # what is begun now is trained on after all that is under way, each update making one version
             bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left)
@@ -206,11 +212,12 @@ class Rollouts:
 
     @property
     def _lacking(self) -> int:
-        """Without overlap: groups that are to be begun, now or when there is room for them."""
+        """Number of groups still to begin for this rollout, now or when there is room. Without overlap
+        only."""
         control, num_ready = self._control, len(self._buffer.ready)
         if control.refill:
             wanted = math.ceil((self._wanted.groups - num_ready) * control.over_sample)
-        else:  # so many in all, whatever becomes of them
+        else:  # a fixed number of groups, whether or not filters drop them
             wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._buffer.spare)
         return max(0, wanted - len(self._buffer.playing))
 
@@ -228,7 +235,7 @@ class Rollouts:
     async def _one(self, play: Play, game: Game) -> None:
         try:
             trajectory = await self._played(play, game)
-        except Exception as error:  # whoever takes next is told
+        except Exception as error:  # the next `take` raises it
             self._fault = self._fault or error
             self._changed.set()
             return
@@ -240,7 +247,7 @@ class Rollouts:
             await self._finish(play)
 
     async def _played(self, play: Play, game: Game) -> Trajectory:
-        """Play it, again where it failed and that is allowed."""
+        """Play a trajectory, and play it again if it failed and a retry is allowed."""
         num_retries = 0
         while True:
             async with self._slots:
@@ -261,7 +268,7 @@ class Rollouts:
             num_retries += 1
 
     async def _finish(self, play: Play) -> None:
-        """All its trajectories have ended: score them together, and keep or drop the group."""
+        """Score the ended trajectories of a group together, and keep or drop the group."""
         try:
             group = await self._player.judge(play.group())
             if play.withdrawn:  # while its siblings were scored: it is finished another time
@@ -278,8 +285,8 @@ class Rollouts:
             self._fill()
 
     def _settle(self) -> None:
-        """Keep or drop what has ended, in the order in which it was begun: in deterministic mode all has ended by then, so that nothing
-        depends on what ended first."""
+        """Keep or drop the scored groups, in the order of their start. In deterministic mode all have
+        ended by now, so the result does not depend on which ended first."""
         scored = sorted(self._scored.items(), key=lambda each: begun(each[0]))
         self._scored.clear()
         for play, group in scored:
@@ -298,7 +305,7 @@ class Rollouts:
         self._judged(group, None)
 
     def _call_in(self) -> None:
-        """Keep dropped groups all the same where what is under way cannot make the rollout full."""
+        """Keep dropped groups after all if the groups in flight cannot fill the rollout."""
         buffer = self._buffer
         missing = max(0, self._wanted.groups - len(buffer.ready) - len(buffer.playing) - self._lacking)
         for play, group, _ in buffer.call_in(missing):
@@ -308,7 +315,7 @@ class Rollouts:
     def _judged(self, group: Group, reason: str | None) -> None:
         try:
             self._tally.judged(group, reason, self._wanted.groups, self._control)
-        except RolloutFailed as failed:  # whoever takes next is told
+        except RolloutFailed as failed:  # the next `take` raises it
             self._fault = self._fault or failed
 
     # Handing over.
@@ -318,14 +325,14 @@ class Rollouts:
         return len(self._buffer.ready) >= self._wanted.groups and not (self._player.deterministic and self._buffer.playing)
 
     def _expire(self, version: int, reason: str) -> None:
-        """Of what is ready, that of which no token could be trained as this version any more begins anew."""
+        """Restart ready groups whose tokens are all too old to be trained on at this version."""
         for play in self._buffer.older_than(version - self._control.max_staleness):
             self._tally.dropped(play.group(), reason)
             play.forget()
             self._buffer.wait(play)
 
     async def _begin_aged_anew(self, version: int) -> None:
-        """What was begun too long before this version and is not finished begins anew."""
+        """Restart unfinished groups that were begun too many versions ago."""
         limit = self._control.max_partial_age
         if limit is None:
             return
@@ -342,7 +349,7 @@ class Rollouts:
 
     @asynccontextmanager
     async def engine_awake(self) -> AsyncIterator[None]:
-        """Somebody else needs the engine to sample meanwhile: what stands still goes on, too."""
+        """Resume the paused engine while another caller samples; paused groups continue, too."""
         stood_still = self._pauses.began is not None
         await self._go_on()
         try:
@@ -357,12 +364,13 @@ class Rollouts:
             await self._player.engine.resume()
 
     async def _stand_still(self) -> None:
-        """Nobody samples until the next rollout; tools and rewards that are at work go on."""
+        """Pause sampling until the next rollout; running tools and rewards continue."""
         self._pauses.begin()
         await self._player.engine.pause()
 
     async def _withdraw(self, plays: Sequence[Play], reason: str | None) -> None:
-        """Cut groups off; their tasks wait to be begun first. With a reason they begin anew then, else they go on from what there is."""
+        """Interrupt groups; their tasks wait and come first. With a reason the groups restart later,
+        otherwise they continue from their tokens so far."""
         plays = list(plays)
         for play in plays:
             play.withdrawn = True

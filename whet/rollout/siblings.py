@@ -10,7 +10,7 @@ from whet.reward.base import GroupReward, LabelError, RewardTimeout, place_token
 from whet.types import Group, Outcome, Trajectory
 
 PLACE = "reward.group"
-"""Where such a reward fails."""
+"""Place of a group reward's failures."""
 
 
 async def judge_siblings(group: Group, reward: GroupReward) -> Group:

@@ -1,4 +1,5 @@
-"""No token older than the bound trains: what is over it loses its place in the loss mask, whatever scheduled it."""
+"""Staleness bound: no token older than the bound trains. Older tokens lose their place in the loss
+mask, for every scheduler."""
 
 from __future__ import annotations
 
@@ -50,6 +51,6 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
 
 
 def _ages(sample: Sample, version: int) -> Counter[int]:
-    """How many of its trained tokens have which age."""
+    """Number of trained tokens by age."""
     counts = Counter(zip(sample.loss_mask, sample.versions, strict=True))
     return Counter({version - v: count for (trains, v), count in counts.items() if trains and v != UNSAMPLED})

@@ -1,4 +1,4 @@
-"""What happened between two rollouts, counted; and when it has gone on for too long."""
+"""Counts of events between two rollouts, and the checks that stop a run in which too much fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.types import JSON, Failure, Group, Task, Trajectory
 
 @dataclass(slots=True)
 class Tally:
-    """What was played since the last rollout was taken."""
+    """Counts of the groups and trajectories played since the last rollout was taken."""
 
     failed: list[Trajectory] = field(default_factory=list[Trajectory])
     recent: deque[tuple[str, Failure | None]] = field(default_factory=deque[tuple[str, "Failure | None"]])
@@ -25,7 +25,7 @@ class Tally:
     num_called_in: int = 0
     """Groups that were kept although a filter dropped them."""
     busy_s: float = 0.0
-    """Of the engine, since the rollout before was taken."""
+    """Busy time of the engine since the last rollout was taken."""
     busy_before_s: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter[str])
     """Why groups were dropped."""
@@ -69,7 +69,7 @@ class Tally:
             )
 
     def _check_errors(self, window: int, max_error_rate: float) -> None:
-        """See to the share of failures among the last `window` trajectories, once there are so many."""
+        """Check the share of failures among the last `window` trajectories, once there are that many."""
         while len(self.recent) > window:
             self.recent.popleft()
         failures = [failure for _, failure in self.recent if failure is not None]
@@ -81,11 +81,11 @@ class Tally:
             )
 
     def busy(self, total_s: float) -> None:
-        """How long the engine was at work, all in all."""
+        """Set the engine's busy time since the last rollout, from its total."""
         self.busy_s, self.busy_before_s = total_s - self.busy_before_s, total_s
 
     def may_retry(self, trajectory: Trajectory, budget: int | None) -> bool:
-        """Whether the budget has one more retry, which is then used."""
+        """Use one retry of the budget. False: the budget is used up."""
         if budget is not None and self.num_retries >= budget:
             return False
         self.num_retries += 1
@@ -97,28 +97,29 @@ class Tally:
         self.groups.append(replace(group, dropped=reason))
 
     def cut(self, play: Play, reason: str) -> None:
-        """What there is of a group is thrown away."""
+        """Count the tokens of an interrupted group as dropped."""
         there = tuple(t for t in play.there if t.turns)
         if there:
             self.dropped(Group(play.task, there), reason)
 
     def state(self) -> JSON:
-        """What a checkpoint holds of it: the groups that no rollout has told of yet, and what was counted with them."""
+        """Checkpointed state: the groups that no rollout has reported yet, and their counts."""
         groups = [group_state(group) for group in self.groups]
         return {"groups": groups, "kept": self.num_kept, "retries": self.num_retries, "reasons": dict(self.reasons)}
 
     @classmethod
     def restored(cls, state: JSON, find: Callable[[str], Task]) -> Tally:
-        """From what `state` gave."""
+        """The counts that `state` describes."""
         groups = [group_restored(each, find) for each in state["groups"]]
         return cls(groups=groups, num_kept=state["kept"], num_retries=state["retries"], reasons=Counter(state["reasons"]))
 
     def take(self, *, num_ready: int, num_playing: int) -> tuple[list[Group], Metrics]:
-        """The dropped groups and the metrics since the last time, as a rollout is taken.
+        """The dropped groups and the metrics since the last call, for a rollout that is taken.
 
         Returns:
-            metrics: `groups/kept`, `groups/dropped/<reason>` and, of those kept, `groups/called_in`; the tokens that were sampled for
-            nothing, retries, and how many groups are finished and under way beside those that are taken.
+            metrics: `groups/kept`, `groups/dropped/<reason>` and, of those kept, `groups/called_in`;
+                the tokens of dropped groups, retries, and the numbers of groups that are finished and
+                in flight, apart from the taken ones.
         """
         told, self.groups = self.groups, []
         tokens = sum(t.num_tokens_sampled for group in told for t in group.played)
