@@ -14,10 +14,12 @@ Clean = Callable[[Any], JSON]
 
 
 def row_cleaner(schema: pa.Schema) -> Callable[[dict[str, Any]], dict[str, JSON]]:
-    """What turns rows of a schema, as Arrow gives them, into what the same rows are in jsonl.
+    """A function that turns rows of a schema, as Arrow gives them, into the form of the same rows in
+    jsonl.
 
-    A struct has the fields of all rows, with null where a row has none: such a null is no value, at any depth. A field of the type null
-    has no value anywhere, so that only a null that somebody wrote can have made it: it stays. Columns keep their nulls.
+    A struct has the fields of all rows, with null if a row does not have the field: such a null is no
+    value, at any depth. A field of the type null has no value anywhere, so that only a null that
+    somebody wrote can have made it: it stays. Columns keep their nulls.
     """
     cleaners = {field.name: clean for field in schema if (clean := _cleaner(field.type)) is not None}
 
@@ -28,7 +30,7 @@ def row_cleaner(schema: pa.Schema) -> Callable[[dict[str, Any]], dict[str, JSON]
 
 
 def _cleaner(kind: pa.DataType) -> Clean | None:
-    """What cleans a value of a type; None: there is nothing to do."""
+    """A function that cleans values of a type; None: they need no cleaning."""
     from pyarrow import types
 
     if types.is_struct(kind):

@@ -34,20 +34,21 @@ class ChatTemplate:
         self._tokenizer, self._own, self._options = tokenizer, text, dict(options)
         self._text = tokenizer.chat_template if text is None else text
         self._text_arguments = False
-        """Whether the last calls were taken with their arguments as text alone."""
+        """True if the last calls were rendered with their arguments as text."""
         self._forms: dict[bytes, str] = {}
         """By the digest of a conversation's form, what the template leaves out: a form is as long as the conversation."""
 
     @property
     def source(self) -> str:
-        """The template's text, of several templates all of it; empty: there is none."""
+        """The template's text (of several templates, all of it as JSON); empty: the tokenizer has none."""
         if not self._text:
             return ""
         return self._text if isinstance(self._text, str) else json.dumps(self._text, ensure_ascii=False)
 
     @cached_property
     def writes_text(self) -> bool:
-        """Whether it writes a call's arguments as they stand where they are JSON text; others quote it, or want objects."""
+        """True if the template writes a call's arguments unchanged if they are JSON text; other
+        templates quote the text, or need objects."""
         text = '{"a":  "1"}'
         calls = [{"type": "function", "id": "call_0", "function": {"name": "f", "arguments": text}}]
         asked = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": calls}]
@@ -60,10 +61,11 @@ class ChatTemplate:
         """Fill in the template.
 
         Args:
-            messages: as OpenAI has them, the arguments of calls as objects; where the template does not take these, it gets their text.
-                They may be text where it writes text as it stands (`writes_text`).
+            messages: as OpenAI has them, with the arguments of calls as objects; a template that does
+                not take objects gets their text. They may be text if the template writes text unchanged
+                (`writes_text`).
             tools: OpenAI schemas.
-            generate: with the opening of an assistant's turn.
+            generate: add the opening of an assistant's turn.
 
         Raises:
             ValueError: there is no chat template, or it cannot render these messages.

@@ -11,16 +11,18 @@ from whet.types import JSON
 
 
 class Cursor:
-    """Walks over items, epoch after epoch. Epoch e has the order `Random(seed + e).shuffle`, or the items' own.
+    """Cursor over items, epoch after epoch. Epoch e has the order `Random(seed + e).shuffle`, or the
+    items' own.
 
-    A position holds over as many items in the same order, of which those that were taken say the same. What was not taken yet may be
-    corrected, and a position from which nothing was taken holds over any items.
+    A position can be restored over the same number of items in the same order, if the items taken so
+    far have the same digests. Items not yet taken may be corrected, and a position from which nothing
+    was taken can be restored over any items.
 
     Args:
-        name: of the source, for errors.
-        items: what each item says that may not change once it was taken, as a digest; at least one.
-        shuffle: whether every epoch has an order of its own.
-        seed: of the shuffles.
+        name: name of the source, for errors.
+        items: digest of each item's unchangeable content; at least one.
+        shuffle: give every epoch its own order.
+        seed: seed of the shuffles.
     """
 
     def __init__(self, name: str, items: Sequence[bytes], *, shuffle: bool, seed: int) -> None:
@@ -74,7 +76,7 @@ class Cursor:
         return ValueError(f"the saved position of source {self._name!r} was taken {what}: {advice}")
 
     def _digest_of(self, num_taken: int) -> str:
-        """The digest of the items that so many takes gave, in the order of the first epoch."""
+        """Digest of the first `num_taken` items, in the order of the first epoch."""
         wanted = min(num_taken, self._length)
         done, digest = self._taken if self._taken[0] <= wanted else (0, hashlib.sha256())
         if done < wanted:

@@ -32,7 +32,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"(?<![uU][dD][89abAB][0-9a-fA-F]{2})(?<!\\)\\+u([dD][c-fC-F][0-9a-fA-F]{2})")
 """A mark as JSON in ASCII writes it; no second half of a pair."""
 _SPLITS = "\u2581\u0120"
-"""What a word that a space comes before begins with, in tokenizers of the two kinds."""
+"""First characters of a word after a space, in tokenizers of the two kinds."""
 
 
 class Encoder:
@@ -74,7 +74,7 @@ class Encoder:
         return self._ids(text, after if self._adds_prefix or after in self._greedy else None)
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, marked or not, and from where to where in it each lies."""
+        """Token ids of a text, marked or not, and the start and end of each token in it."""
         if _MARKED.search(text):
             encoding = self._renamed(text, prefixed=True)
             return encoding.ids, encoding.offsets
@@ -115,7 +115,7 @@ class Encoder:
         return self.tokenizer.backend_tokenizer if self.tokenizer.is_fast else None
 
     def _finds_prefix(self) -> bool:
-        """Whether a text that begins with a letter is split as if a space came before it."""
+        """True if the tokenizer splits a text that begins with a letter as if a space came before it."""
         if self._backend is None:
             return False
         text = "x"
@@ -164,7 +164,7 @@ class Encoder:
 
     @cached_property
     def _protected_ids(self) -> frozenset[int]:
-        """Those of the protected tokens that stand for nothing but themselves: not the one that stands for what is unknown."""
+        """Ids of the protected tokens, without the unknown token, which also stands for other texts."""
         texts = set(self._protected) - {str(self.tokenizer.unk_token)}
         return frozenset(token for token, content in self.added.items() if content in texts)
 
@@ -188,10 +188,10 @@ class Encoder:
         return encoding
 
     def _free_names(self, text: str) -> int:
-        """The first character of a stretch of names that a text has none of.
+        """First character of a range of names that the text does not contain.
 
         Raises:
-            ValueError: there is none.
+            ValueError: every range is used.
         """
         used = sorted({ord(letter) for letter in text if ord(letter) >= NAMES[-1][0]})
         for letters in NAMES:

@@ -21,16 +21,16 @@ _EXCERPT = 30
 """Characters shown on each side of a syntax error."""
 
 MAX_ROW_BYTES = 1 << 28
-"""Of a line of a jsonl file."""
+"""Size limit of a line of a jsonl file."""
 MAX_LIST_BYTES = 1 << 31
-"""Of a json file that is one list."""
+"""Size limit of a json file that is one list."""
 BATCH_ROWS, BUFFER_BYTES = 256, 1 << 20
 """Rows of a parquet file that are decoded together, and how much of each column is read ahead."""
 
 
 _TABLE, _PACKED = "; write its rows as one of these, with pandas say", "; unpack it first"
 _ADVICE = {**dict.fromkeys((".csv", ".tsv", ".xlsx", ".arrow"), _TABLE), **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), _PACKED)}
-"""What to do with files of other formats."""
+"""Advice for files of other formats, by suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def read_rows(path: str | Sequence[str]) -> Iterator[Row]:
 
 
 def data_files(path: str) -> list[Path]:
-    """The files that a path (without a slice) stands for.
+    """The files that a path (without a slice) names.
 
     Raises:
         ValueError: there are none.

@@ -13,7 +13,7 @@ DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 # Weights in other formats than safetensors would double the download and are never read.
 _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 _METADATA = {"dataset_infos.json", "dataset_info.json", "state.json"}
-"""JSON files beside the rows that hold no rows."""
+"""JSON files in a data set's folder that hold no rows."""
 
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 

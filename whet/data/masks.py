@@ -112,7 +112,8 @@ def whole_text(renderer: Renderer, messages: Sequence[Message], tools: Tools, tr
 
 
 def last_answer(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:
-    """The first message with the generation prompt, then the last message's text, without what lies between (slime's `distill_qwen`)."""
+    """The first message with the generation prompt, then the last message's text, without the messages
+    between them (slime's `distill_qwen`)."""
     if messages[-1].role != "assistant":
         raise ValueError(f"mask = distill_qwen trains the last message, which is of the role {messages[-1].role!r}; end on an assistant's")
     prompt = renderer.rendered(renderer.render(messages[:1], tools, generate=True))
@@ -124,7 +125,8 @@ def frame_lengths(renderer: Renderer) -> tuple[int, int]:
     """Tokens of the system prompt that the template adds by itself, and of an assistant's header.
 
     Raises:
-        ValueError: the template does not show a user's words twice as they are, so neither can be told.
+        ValueError: the template does not show a user's words twice unchanged, so neither length can be
+            found.
     """
     words = renderer.encode(_PROBE.content)
     whole = _ids(renderer, [_PROBE, _PROBE], ())

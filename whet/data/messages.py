@@ -49,7 +49,7 @@ def tools_from(value: JSON, where: str) -> tuple[Mapping[str, JSON], ...]:
 
 
 def metadata_from(value: JSON, where: str) -> Mapping[str, JSON]:
-    """What is known about a row besides its label: an object or a JSON string of one; empty for null.
+    """Data about a row besides its label: an object or a JSON string of one; empty for null.
 
     Raises:
         ValueError: it is neither, or holds values that JSON does not have (a date, bytes).
@@ -67,7 +67,7 @@ def metadata_from(value: JSON, where: str) -> Mapping[str, JSON]:
 
 
 NO_JSON = object()
-"""Stands for a value that JSON does not have."""
+"""Marker for a value that JSON does not have."""
 
 
 def as_json(value: Any) -> JSON:
@@ -148,7 +148,7 @@ def _part(part: JSON, where: str) -> str:
 
 
 def _tool_call(value: JSON, where: str) -> ToolCall:
-    """A call in OpenAI's form, or flat, with name and arguments beside each other."""
+    """A tool call, in OpenAI's form or flat, with name and arguments as siblings."""
     flat = isinstance(value, dict) and value.get("function") is None and value.get("arguments") is not None
     function = value.get("function") if isinstance(value, dict) and not flat else value
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -1,4 +1,5 @@
-"""A source of tasks that the user wrote: what it answers is looked at, and what goes wrong in it is told by the key that names it."""
+"""A source of tasks that the user wrote. Its answers are checked, and its errors name the key that it
+is set by."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ T = TypeVar("T")
 
 KEY = "data.source"
 MEMBERS = ("epoch", "__len__", "next", "find", "state", "restore")
-"""Of `Source`."""
+"""Members of `Source`."""
 
 
 def own_source(reference: str, options: Mapping[str, Any], seed: int, timeout_s: float) -> OwnSource:
-    """What `data.source` makes.
+    """The source that `data.source` names.
 
     Args:
         reference: names a function or class `(seed, **options) -> Source`.
         options: its keyword arguments.
-        seed: of the run.
-        timeout_s: how long each call of it may take, and the making.
+        seed: seed of the run.
+        timeout_s: seconds that each call of the source, and its construction, may take.
 
     Raises:
-        ValueError: there is no such function, it raises or hangs, or what it makes is no source.
+        ValueError: there is no such function, it raises or hangs, or it makes no source.
     """
     factory = resolve_callable(reference, kind=KEY, given=["seed"], options=options)
 
@@ -47,12 +48,13 @@ class OwnSource:
     """A `Source` of the user's. It is made and called on one thread of its own.
 
     Args:
-        reference: what the settings call it.
+        reference: its name in the settings.
         make: makes it.
-        timeout_s: how long each call may take.
+        timeout_s: seconds that each call may take.
 
     Raises:
-        HookFailed: wherever it raises, hangs, or answers something else than the protocol says. Once it hung it is not called again.
+        HookFailed: whenever the source raises, hangs, or breaks the protocol. A source that hung is not
+            called again.
     """
 
     def __init__(self, reference: str, make: Callable[[], Source], timeout_s: float) -> None:

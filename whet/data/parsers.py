@@ -1,4 +1,4 @@
-"""What a model's text says: tool calls, and what is wrong with those that are not."""
+"""Parsers of a model's text: tool calls, and the faults of those that are malformed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Malformed:
     """A piece of text that tried to be a tool call and is none."""
 
     text: str
-    """What is wrong with it, for the model to read."""
+    """Description of the fault, for the model to read."""
     place: int
     """Its place among the reply's calls, readable and malformed ones together, from 0."""
 
@@ -32,7 +32,7 @@ class Parsed:
 
 
 Parser = Callable[[str], Parsed]
-"""From the text of a turn, without its stop token. Whatever the model wrote, it must not raise."""
+"""Parses the text of a turn, without its stop token. It must not raise, for any text."""
 
 
 def parse_hermes(text: str) -> Parsed:
@@ -85,7 +85,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def parse_none(text: str) -> Parsed:
-    """The text as it stands."""
+    """The text unchanged, without tool calls."""
     return Parsed(Message("assistant", text))
 
 

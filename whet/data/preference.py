@@ -195,7 +195,7 @@ def _margin(row: Row, key: str | None) -> float:
 
 
 def _num_alike(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """How many messages both begin with."""
+    """Number of messages that both begin with."""
     return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
 
 

@@ -29,7 +29,8 @@ class RowConfig(Config):
     system_prompt: str | None = None
     """System message for the prompts that have none."""
     chat: bool = True
-    """false: a prompt is text that is used as it stands, without a chat template."""
+    """Render prompts with the chat template. false: a prompt is text that is used unchanged, without a
+    chat template."""
     label_key: str | None = "label"
     """Column of what is known about the answer: text or a number."""
     label_pattern: str | None = None
@@ -114,8 +115,8 @@ def _metadata(row: Row, name: str) -> Mapping[str, JSON]:
 
 
 def _other_columns(row: Row, config: RowConfig) -> dict[str, JSON]:
-    """What a row has beside the task: every column that is not the prompt, the label, the tools or the metadata as a whole. What JSON does
-    not have (bytes) is left out, and a date is text."""
+    """Columns of a row outside the task: all except those that are wholly the prompt, the label, the
+    tools or the metadata. Values that JSON does not have (bytes) are left out, and a date is text."""
     whole = {config.metadata_key, config.tools_key}
     whole |= {config.prompt_key} if config.prompt_template is None else set[str]()
     whole |= {config.label_key} if config.label_pattern is None else set[str | None]()
@@ -124,7 +125,8 @@ def _other_columns(row: Row, config: RowConfig) -> dict[str, JSON]:
 
 
 def missing_label(path: str | Sequence[str], label_key: str | None) -> str:
-    """What to tell beside rows without labels, where the column of labels is not there: the columns that are. Else nothing."""
+    """Message for rows without labels if the column of labels is missing: the columns that exist. "" if
+    the column exists."""
     columns = next(read_rows(path)).values
     if label_key is None or label_key in columns:
         return ""

@@ -1,4 +1,4 @@
-"""Where tasks come from: data files in a seeded order, epoch after epoch, with a cursor that can be restored."""
+"""Tasks from data files in a seeded order, epoch after epoch, with a cursor that can be restored."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SourceConfig(RowConfig):
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
     seed: int = 42
-    """Of the shuffles."""
+    """Seed of the shuffles."""
 
 
 class TaskSource:
@@ -142,7 +142,7 @@ def load_tasks(config: SourceConfig, *, name: str = "train", length: Callable[[T
 def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
     numbers = itertools.count()
     has_label: dict[bool, str] = {}
-    """Whether a row has the label's column, and the first row of which it is so."""
+    """First row with the label's column (True) and first row without it (False)."""
 
     def parse(row: Row) -> Task:
         has_label.setdefault(config.label_key in row.values, row.origin)

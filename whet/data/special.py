@@ -158,7 +158,8 @@ class SpecialText:
         raise ValueError(f"the role {role!r} spells a special token, or what the chat template may make one of; name the role otherwise")
 
     def _without_parts(self, text: str) -> str:
-        """A text that no special token begins, ends or goes through: what the template writes beside it may be the rest of one."""
+        """The text without the letters at its ends that could be part of a special token: text that the
+        template writes next to it may be the token's rest."""
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
         if begin >= end or (text[begin] not in self._letters and text[end - 1] not in self._letters):
             return text
@@ -177,7 +178,7 @@ class SpecialText:
 
 
 def _is_markup(text: str) -> bool:
-    """Whether a text has more than letters, digits, spaces and their signs."""
+    """True if a text has characters other than letters, digits, spaces and their signs."""
     return re.search(r"[^\w\s\u2581\u0120\u010a]", text) is not None
 
 

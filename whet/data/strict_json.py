@@ -12,15 +12,16 @@ from typing import NoReturn
 from whet.types import JSON
 
 MAX_DIGITS = 4300
-"""Of an integer; Python refuses to read longer ones, since that takes quadratic time."""
+"""Number of digits of an integer; Python refuses to read longer ones, since that takes quadratic time."""
 MAX_LEVELS = 200
-"""Of lists and objects in each other: whatever is made of the value afterwards can go as deep without an end of Python's stack."""
+"""Depth of nested lists and objects. Code that walks the value afterwards can recurse this deep within
+Python's stack."""
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str) -> JSON:
-    """The value that a text stands for.
+    """The value of a JSON text.
 
     Raises:
         json.JSONDecodeError: it is no JSON.
@@ -71,7 +72,7 @@ def _too_deep() -> ValueError:
 
 
 def _check_levels(value: JSON) -> None:
-    """Level by level: each value is looked at once, whatever stands in what."""
+    """Check the nesting, level by level, so that each value is visited once."""
     level = [value]
     for _ in range(MAX_LEVELS + 1):
         level = [inner for each in level if isinstance(each, list | dict) for inner in (each.values() if isinstance(each, dict) else each)]

@@ -20,7 +20,7 @@ from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is said, and the tools that the assistant is told about."""
+    """The messages of a conversation, and the tools that the assistant may call."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, JSON], ...] = ()
@@ -28,7 +28,7 @@ class Conversation:
     origin: str = ""
     """`file:line`, for error messages."""
     first_trained: int = 0
-    """What the assistant says before this message is context: a prompt's earlier turns."""
+    """First message that can train. Assistant messages before it are context: a prompt's earlier turns."""
     silent: frozenset[int] = frozenset()
     """Messages of the assistant that are context, too."""
 
@@ -56,7 +56,7 @@ class TokenRow:
         )
 
     def identity(self) -> bytes:
-        """What a digest of a data set is made of."""
+        """Bytes that identify the row in the digest of a data set."""
         return f"{self.index} {len(self.tokens)} ".encode() + self.tokens.tobytes() + self.mask
 
 
@@ -215,7 +215,7 @@ def _response(row: Row, key: str) -> Message:
 
 
 def required(row: Row, setting: str, name: str) -> tuple[JSON, str]:
-    """What a row's column holds, and where that is, for errors.
+    """Content of a row's column, and its place, for errors.
 
     Raises:
         ValueError: the row has no such column.

@@ -90,9 +90,10 @@ class Renderer:
         written = [cast(int, tokenizer.convert_tokens_to_ids(text)) for text in self._ends.texts]
         known = [token for token in ends if token in self._encoder.added]
         self.stop_token_ids = tuple(dict.fromkeys((*written, cast(int, tokenizer.eos_token_id), *known)))
-        """What ends a turn: the token with which the template closes one (or opens the next, where nothing closes it), then the tokenizer's
-        eos_token (often the same), then those of the model's own settings. A base model's eos_token is often not what its chat template
-        closes a turn with; both end one."""
+        """Tokens that end a turn: the token with which the template closes one (or opens the next, if
+        nothing closes it), then the tokenizer's eos_token (often the same), then those of the model's
+        own settings. A base model's eos_token is often not the token with which its chat template
+        closes a turn; both end one."""
 
     def with_parser(self, parser: Parser) -> Renderer:
         """The same, for a model that writes tool calls in another way."""
@@ -102,7 +103,7 @@ class Renderer:
 
     @property
     def has_template(self) -> bool:
-        """Whether messages can be rendered at all."""
+        """True if messages can be rendered."""
         return bool(self._template.source)
 
     @property
@@ -111,8 +112,9 @@ class Renderer:
         return 0 if self._special is None else self._special.num_spelled
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a piece of text, without anything added (no BOS either: write it into the text where the model
-        wants one). It is taken as it stands: what spells a special token becomes one, so text of others is for `plain`."""
+        """Token ids of a piece of text, with nothing added (no BOS either: write it into the text if
+        the model needs one). A special token spelled in the text becomes one, so text of others goes
+        through `plain`."""
         return self._encoder.encode(text)
 
     def plain(self, text: str, after: Sequence[int] = (), *, inner: bool = False) -> tuple[int, ...]:
@@ -219,14 +221,15 @@ class Renderer:
         return self._encoder.encode(text)
 
     def rendered_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text that `render` gave, and from where to where in it each lies."""
+        """Token ids of a text that `render` gave, and the start and end of each token in it."""
         return self._encoder.encode_with_places(text)
 
     def odd_role(self, messages: Sequence[Message], odd: Collection[str] | None = None) -> str:
-        """What is told of the first role that is neither one of chat formats nor named by the template; "": there is none.
+        """Message about the first role that neither chat formats nor the template know; "": every role
+        is known.
 
         Args:
-            odd: roles that alone are looked for.
+            odd: the only roles to look for; None: all.
         """
         for i, role in enumerate(message.role for message in messages):
             named = role in ROLES or f"'{role}'" in self._template.source or f'"{role}"' in self._template.source
@@ -237,10 +240,10 @@ class Renderer:
         return ""
 
     def check_roles(self, messages: Sequence[Message]) -> None:
-        """See that no role is ShareGPT's: a template that writes any role would write it as it stands.
+        """Refuse ShareGPT's roles: a template that writes any role would write them unchanged.
 
         Raises:
-            ValueError: saying what to write in its place.
+            ValueError: with the role to write instead.
         """
         if odd := self.odd_role(messages, SHARE_GPT):
             raise ValueError(odd)
@@ -263,8 +266,8 @@ class Renderer:
         return self._encoder.encode(tail, last[-1] if last else None)
 
     def _tail(self, messages: Sequence[Message], marked: Dicts) -> str:
-        """What the template writes between an assistant's turn and its next one, where these messages stand there; some write a tool's
-        answer only behind a call."""
+        """Text that the template writes between an assistant's turn and its next one, for the messages
+        between them. Some templates write a tool's answer only after a call."""
         asked = Message("user", "u")
         try:
             tail = after_reply(self._template, marked, generate=True)
@@ -277,7 +280,8 @@ class Renderer:
         return tail
 
     def _said(self, marked: Dicts, tools: Dicts, before_it: int) -> tuple[int, ...]:
-        """What a model would have sampled to say the last message after the token `before_it`, its stop token included."""
+        """Tokens that a model would have sampled for the last message after the token `before_it`, its
+        stop token included."""
         before = self._template(marked[:-1], tools, True)
         after = self._template(marked, tools, False)
         if not after.startswith(before):

@@ -1,4 +1,5 @@
-"""The process that renders chat templates: started when the first is rendered, ended with this one, started anew if it dies."""
+"""The process that renders chat templates: started for the first rendering, ended with this process,
+and restarted if it dies."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
 
 CPU_LIMIT_S = 10.0
-"""Of the processor's time, for one rendering: a thousand times what a long conversation takes."""
+"""Processor time for one rendering, in seconds: a thousand times that of a long conversation."""
 START_LIMIT_S = 180.0
 REPLY_LIMIT_S = 600.0
-"""Of wall time, on a machine that is busy with other things; what decides is the processor's time (`CPU_LIMIT_S`)."""
+"""Wall time for one rendering, in seconds, for a machine busy with other things; the effective limit is
+the processor time (`CPU_LIMIT_S`)."""
 _REPLY_LIMIT_BYTES = 12 * TEXT_LIMIT_CHARS + 1000
 
 
@@ -47,7 +49,7 @@ class TemplateProcess:
         os.register_at_fork(after_in_child=self._forget)
 
     def render(self, template: str, messages: Sequence[JSON], tools: Sequence[JSON] | None, *, generate: bool, options: JSON) -> str:
-        """What transformers makes of a template.
+        """The text that transformers renders from a template.
 
         Args:
             template: Jinja's text.
@@ -114,7 +116,8 @@ class TemplateProcess:
             _close_pipes(child)
 
     def _forget(self) -> None:
-        """A forked process has one of its own, and does not hold the other one's pipes open."""
+        """Forget the child after a fork: a forked process starts its own, and does not hold the pipes
+        of its parent's child open."""
         child, self._lock, self._child, self._places = self._child, threading.Lock(), None, {}
         if child is not None:
             child.returncode = 0
@@ -133,7 +136,7 @@ class _Gone(Exception):
 
 
 def _exchange(child: subprocess.Popen[bytes], lines: bytes, limit_s: float) -> bytes:
-    """Write lines and read the one that answers."""
+    """Write lines and read the answer's line."""
     assert child.stdin and child.stdout
     rest, parts, size = memoryview(lines), list[bytes](), 0
     poll, asked, answers = select.poll(), child.stdin.fileno(), child.stdout.fileno()

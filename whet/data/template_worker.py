@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 MEMORY_LIMIT_BYTES = 1 << 30
-"""Beside what the process has when it starts."""
+"""Memory in addition to that of the process at its start."""
 TEXT_LIMIT_CHARS = 1 << 26
 READY = b"ready\n"
 

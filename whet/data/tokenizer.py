@@ -32,7 +32,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
 
 def _vocab_size(folder: Path, trust_remote_code: bool) -> int | None:
-    """Of the model in the folder; None where there is no language model, which loading it will say."""
+    """Vocabulary size of the model in the folder; None if it holds no language model, an error that
+    loading it reports."""
     if not (folder / "config.json").is_file():
         return None
     text = read_config(folder, trust_remote_code=trust_remote_code).get_text_config()

@@ -1,5 +1,7 @@
-"""What a chat template writes around turns, found by having it render conversations made for that: how turns end, what comes between a call
-and its answer, and what it leaves out.
+"""Text that a chat template writes around turns: how turns end, the text between a call and its answer,
+and the parts that it leaves out.
+
+All of it is found by rendering conversations made for this purpose.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from whet.data.encoder import Encoder, spelled
 from whet.types import JSON, Message, ToolCall
 
 MARK = "\u2063whet\u2063"
-"""Stands for an assistant's text while a delta is cut out; invisible separators keep it from occurring in real text."""
+"""Placeholder for an assistant's text while a delta is cut out; invisible separators keep it from
+occurring in real text."""
 
 MAX_ROLE = 80
-"""Characters of a role that are told where a template leaves its words out."""
+"""Characters of a role shown in an error about words that a template leaves out."""
 MAX_TOLD = 3
 """Calls of a message that are named where a template leaves them out."""
 
@@ -29,14 +32,14 @@ _TAG = re.compile(r"<\/?[\w.-]+>|\[\/?[\w.-]+\]")
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """The added tokens that end an assistant's turn, as texts; empty where there is none."""
+    """The added tokens that end an assistant's turn, as texts; empty if no token does."""
 
     closing: str = ""
-    """What the template closes a turn with, whatever follows."""
+    """Text with which the template closes every turn."""
     called: str = ""
-    """What it writes behind a call that is to be answered, where that is another token."""
+    """Text that the template writes after a call that needs an answer, if it is another token."""
     user: str = ""
-    """Where nothing closes a turn: what a user's turn begins with."""
+    """Text that begins a user's turn, if nothing closes a turn."""
     tool: str = ""
     """The same of a tool's answer."""
 
@@ -46,13 +49,14 @@ class TurnEnds:
         return tuple(dict.fromkeys(text for text in (self.closing, self.called, self.user, self.tool) if text))
 
     def of(self, *, calls: bool) -> tuple[str, ...]:
-        """What may end a turn, with calls or without, the likeliest first."""
+        """Texts that may end a turn, with calls or without, the likeliest first."""
         after = (self.tool, self.user) if calls else (self.user,)
         return tuple(text for text in ((self.called if calls else ""), self.closing, *after) if text)
 
 
 def find_ends(apply: Apply, encoder: Encoder) -> TurnEnds:
-    """How the template ends an assistant's turn; nothing, where it cannot render a question and an answer."""
+    """The tokens with which the template ends an assistant's turn; empty if it cannot render a question
+    and an answer."""
     try:
         closing = _first(encoder, after_reply(apply, (), generate=False))
     except ValueError:  # it wants more than that; whoever renders a prompt hears what
@@ -83,10 +87,10 @@ def turn_tokens(apply: Apply, encoder: Encoder, ends: TurnEnds) -> frozenset[str
 
 
 def after_reply(apply: Apply, messages: Dicts, *, generate: bool) -> str:
-    """What the template writes after an assistant's text when these messages follow.
+    """Text that the template writes after an assistant's text, before the given messages.
 
     Raises:
-        ValueError: it leaves the assistant's text out, or cannot render them there.
+        ValueError: the template leaves the assistant's text out, or cannot render the messages there.
     """
     asked = [_USER.to_dict(), Message("assistant", MARK).to_dict()]
     _, found, tail = apply([*asked, *messages], (), generate).partition(MARK)
@@ -96,10 +100,11 @@ def after_reply(apply: Apply, messages: Dicts, *, generate: bool) -> str:
 
 
 def after_call(apply: Apply, encoder: Encoder, messages: Dicts, ends: TurnEnds, *, generate: bool = True) -> str:
-    """What the template writes after an assistant's calls when these answers follow, what ends the calling turn included.
+    """Text that the template writes after an assistant's calls, before the given answers, with the end
+    of the calling turn.
 
     Raises:
-        ValueError: it cannot render calls, or the answers behind them.
+        ValueError: the template cannot render calls, or the answers after them.
     """
     asked = [_USER.to_dict(), calling(messages).to_dict()]
     without, whole = apply(asked, (), False), apply([*asked, *messages], (), generate)
@@ -120,13 +125,15 @@ def calling(answers: Dicts) -> Message:
 
 
 def left_out(apply: Apply, messages: Sequence[Message], tools: Dicts, first: int) -> str:
-    """What the template does not write of such messages; empty: it writes all. It renders messages of the same form with numbers in them.
+    """Description of the parts of such messages that the template does not write; empty: it writes all.
+    It renders messages of the same form with numbers in them.
 
     Args:
-        first: the messages before are there for these alone, and may be left out.
+        first: index of the first message to check. The messages before it are only context, and may be
+            left out.
 
     Raises:
-        ValueError: it cannot render messages of this form.
+        ValueError: the template cannot render messages of this form.
     """
     numbered = [_numbered(i, message) for i, message in enumerate(messages)]
     text = _Text(apply([message.to_dict() for message in numbered], tools, False))
@@ -187,7 +194,8 @@ def _opener(apply: Apply, encoder: Encoder, role: str) -> str:
 
 
 def _behind_call(apply: Apply, encoder: Encoder) -> str:
-    """The added token that the template writes behind calls: the last one, unless it stands between two calls, too, and ends each."""
+    """The added token that the template writes after calls: the last one, unless it also comes between
+    two calls and so ends each of them."""
     calls = [ToolCall("f", {"a": _number(0, k)}, f"call_{k}") for k in range(2)]
     texts: list[str] = []
     for count in (1, 2):
