@@ -1,8 +1,9 @@
-"""What the processes of a job do when an exchange expires: each says where it is, and the first to notice writes it down and names who did
-not come.
+"""Alarm for exchanges of a job's processes that expire: each process reports its place, and the first
+to notice writes the reports down and names the processes that did not come.
 
-They speak by the store over which the job met, which needs none of the process groups, from threads of their own. How often each has begun
-an exchange in each of its groups tells who waits: a process waits if another of its group has begun fewer; the others did not come.
+The processes speak by the store over which the job met, which needs none of the process groups, from
+threads of their own. The number of exchanges that each has begun in each of its groups tells who waits:
+a process waits if another of its group has begun fewer; the others did not come.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ POLL_S = 1.0
 ANSWER_S = 5.0
 """For the others to say where they are."""
 BEATS = 10
-"""How often the leader says that it lives, in the time after which the others give it up."""
+"""Number of signs of life by the leader within the time after which the others give it up."""
 LINGER_S = 10.0
-"""How long a process that has nothing to add stays for the leader to tell how the run ended."""
+"""Seconds that a process with nothing to add stays for the leader to tell how the run ended."""
 EXPIRED = re.compile(r"timed out|timeout", re.IGNORECASE)
 """In torch's words for an exchange that another process did not come to in time."""
 BROKEN = re.compile(r"gloo|nccl|connection|socket|broken pipe", re.IGNORECASE)
@@ -57,21 +58,21 @@ class RankHung(RunFailed):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the leader knows of the run."""
+    """The leader's knowledge of the run."""
 
     phase: str = ""
     in_flight: tuple[str, ...] = ()
-    """What is being played, a line each."""
+    """Trajectories being played, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is found from outside."""
+    """Address of a process for people."""
 
     host: str
     pid: int
     descriptor: int
-    """Of its open file into which it writes its stacks on `SAY_STACKS`."""
+    """Descriptor of the open file into which the process writes its stacks on `SAY_STACKS`."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -79,13 +80,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process says of itself."""
+    """A process's report of itself."""
 
     doing: str
     phase: str
     in_flight: list[str]
     exchanges: dict[str, int]
-    """How many it has begun in each of its groups."""
+    """Number of exchanges that the process has begun in each of its groups."""
     stacks: str
 
 
@@ -271,7 +272,8 @@ class Alarm:
 
 
 def late(answers: Mapping[int, Answer]) -> list[int]:
-    """The processes that wait for nobody: whatever exchange they began, all others of its group began, too."""
+    """Ranks that wait for no other: every exchange that they began was begun by all others of the
+    group, too."""
     fewest: dict[str, int] = {}
     for answer in answers.values():
         for name, begun in answer.exchanges.items():
@@ -280,7 +282,7 @@ def late(answers: Mapping[int, Answer]) -> list[int]:
 
 
 def exchanges() -> dict[str, int]:
-    """How many exchanges this process has begun in each of its groups."""
+    """Number of exchanges that this process has begun in each of its groups."""
     out: dict[str, int] = {}
     for group in list(_world.pg_map):
         ranks = dist.get_process_group_ranks(group)
@@ -290,7 +292,8 @@ def exchanges() -> dict[str, int]:
 
 
 def _num_begun(group: dist.ProcessGroup) -> int:
-    """Exchanges that were begun in a group, of the CPU's memory and of a device's: each has a backend that counts its own."""
+    """Number of exchanges begun in a group, in the CPU's memory and a device's: each has a backend that
+    counts its own."""
     backends = {id(backend): backend for backend in (group._get_backend(kind) for kind in group._device_types)}
     return sum(backend._get_sequence_number_for_group() for backend in backends.values())  # pyright: ignore
 

@@ -17,11 +17,12 @@ from whet.observe.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """What a forward and backward pass over a batch found."""
+    """Result of a forward and backward pass over a batch."""
 
     loss: float
     logprobs: Tensor
-    """Of the trained tokens under the weights that the pass used; 0 elsewhere. [T] float32, on the CPU"""
+    """Log-probs of the trained tokens under the weights that the pass used; 0 elsewhere. [T] float32,
+    on the CPU"""
     metrics: Metrics
     num_tokens: int
     """Tokens that went through the model: those of the samples with a trained token, shared ones as often as they were computed."""
@@ -31,7 +32,7 @@ class Annotator(Protocol):
     """A model that says something about the tokens of a batch."""
 
     notes: list[str]
-    """What the person who starts a run should know of it."""
+    """Remarks on the model for the user who starts a run."""
 
     @property
     def flops(self) -> int:
@@ -51,7 +52,7 @@ class Backend(Annotator, Protocol):
     """A model that trains. Every method is collective: all ranks call it, in the same order."""
 
     dtype: torch.dtype
-    """Of computation, and of the weights that are given away."""
+    """Type of computation, and of the weights in `named_weights`."""
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.

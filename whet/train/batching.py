@@ -23,10 +23,11 @@ class BatchConfig(Config):
     steps_per_rollout: int | None = Field(default=None, gt=0)
     """Optimizer steps that a rollout feeds, per epoch."""
     epochs: int = Field(default=1, gt=0)
-    """Passes over a rollout's samples; each one cuts them into steps anew, in a new order."""
+    """Passes over a rollout's samples; each one divides them into steps again, in a new order."""
     train_on: TrainOn = "model"
-    """model: the tokens that the policy sampled train; all: so do the environment's answers between them, with the same advantages, as if
-    the policy had said them (its own log-prob stands for the engine's)."""
+    """Tokens of a rollout that train. model: the tokens that the policy sampled; all: also the
+    environment's answers between them, with the same advantages, as if the policy had sampled them (the
+    trainer's log-prob replaces the engine's)."""
     process: Reference | None = None
     """Import reference to a function `(samples, groups) -> samples` that changes a rollout's samples before they are a batch: masks,
     rewards, which of them count (docs/extending.md)."""
@@ -95,6 +96,6 @@ def _equation(known: dict[str, int]) -> str:
 
 
 def due(done: int, total: int, interval: int | None) -> bool:
-    """Whether something that recurs is due after `done` of `total` rollouts: after every `interval` of them (None: not in between), and
-    after the last."""
+    """True if a recurring task is due after `done` of `total` rollouts: after every `interval` of them
+    (None: not in between), and after the last."""
     return done > 0 and (done == total or (interval is not None and done % interval == 0))

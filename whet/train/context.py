@@ -16,14 +16,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ContextSlice:
-    """What one rank holds of a sequence; places count from the sequence's start."""
+    """The part of a sequence that one rank holds; places count from the sequence's start."""
 
     chunk_tokens: int
     """Tokens of a chunk, padding too."""
     chunks: tuple[Span, Span]
     """Places held; those past the end are padding."""
     predictors: tuple[Span, Span]
-    """Places held whose output predicts a token of the response; (0, 0) where there is none."""
+    """Places held whose output predicts a token of the response; (0, 0) if no output does."""
 
     @property
     def predicted(self) -> tuple[Span, Span]:

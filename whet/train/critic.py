@@ -1,4 +1,4 @@
-"""How well PPO's critic predicts, and what its metrics are called."""
+"""Quality of PPO's critic, and the names of its metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from whet.observe.metrics import Mean, Metrics
 
 
 def fit_of(batch: TrainBatch) -> Metrics:
-    """How much of the returns' variance the values explain, before the critic learns from them: 1 - Var(G - V) / Var(G).
+    """Share of the returns' variance that the values explain, before the critic learns from them: 1 -
+    Var(G - V) / Var(G).
 
-    Over the trained tokens; 1 is perfect, 0 no better than a constant. Nothing where the returns do not vary.
+    Over the trained tokens; 1 is perfect, 0 no better than a constant. Empty if the returns do not
+    vary.
     """
     assert batch.values is not None and batch.returns is not None, "values and returns come with the credit"
     mask = batch.loss_mask

@@ -1,7 +1,9 @@
-"""How many floating-point operations a model's passes need, by its matrices and what attends to what.
+"""Number of floating-point operations that a model's passes need, by its matrices and its pairs of
+query and key.
 
-A product of [m, k] by [k, n] takes 2 m k n. What is computed again to spare memory, and what kernels do for pairs that a mask hides, is
-not needed and not counted (model FLOPs, arXiv 2204.02311, appendix B).
+A product of [m, k] by [k, n] takes 2 m k n. Recomputation that spares memory, and pairs that a kernel
+computes although a mask hides them, are not needed and not counted (model FLOPs, arXiv 2204.02311,
+appendix B).
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from whet.model.scalar import ScalarModel
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """What the operations of a pass depend on. A token goes through entries of matrices; a pair is a query with a key that it sees."""
+    """Sizes that the operations of a pass depend on. A token goes through entries of matrices; a pair
+    is a query with a key that it sees."""
 
     frozen: int
     """Entries that a token goes through and that do not train; of a mixture's experts, those that it is sent to."""
     trained: int
     """The others."""
     head: int
-    """Of the output layer, for each line of logits."""
+    """Entries of the output layer, for each line of logits."""
     head_trains: bool
     attention: int
     """Entries of keys and values that a pair multiplies, all heads and layers together."""
@@ -43,17 +46,17 @@ class PassSize:
 
     @property
     def without_adapter(self) -> PassSize:
-        """Of a model whose adapter is off."""
+        """Sizes of the model with its adapter off."""
         return replace(self, trained=0)
 
 
 def pairs_of(num_tokens: int, before: int = 0) -> int:
-    """Pairs of so many tokens that see each other causally, and so many before them."""
+    """Number of pairs of `num_tokens` tokens that see each other causally, and `before` earlier tokens."""
     return num_tokens * before + num_tokens * (num_tokens + 1) // 2
 
 
 def pass_size(model: CausalModel | ScalarModel) -> PassSize:
-    """Of a model that is whole, with its adapter if it has one."""
+    """Sizes of a whole model's passes, with its adapter if it has one."""
     hf, text = model.hf, model.config.get_text_config()
     output = hf.get_output_embeddings() if isinstance(model, CausalModel) else None
     head = output.weight if isinstance(output, nn.Linear) else None

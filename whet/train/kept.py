@@ -23,14 +23,14 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What `keep_batch` wrote."""
+    """The content of a folder that `keep_batch` wrote."""
 
     folder: Path
     batch: TrainBatch
     message: str
-    """What was wrong."""
+    """Description of the fault."""
     learner: Learner
-    """Whose step it was; the kept weights are that model's."""
+    """Learner whose step it was; the kept weights are that model's."""
 
 
 def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) -> None:
@@ -55,10 +55,10 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
 
 
 def read_kept(folder: Path) -> Kept:
-    """What `keep_batch` wrote into a folder.
+    """Read a folder that `keep_batch` wrote.
 
     Raises:
-        ValueError: if the folder holds no such thing, or a link.
+        ValueError: if the folder holds no kept batch, or a link.
     """
     missing = [name for name in (REASON, BATCH, CONFIG, MODEL) if not (folder / name).exists()]
     if missing:

@@ -1,7 +1,8 @@
-"""A job of several processes: one leads, which runs the loop, and tells the others which collective call comes next.
+"""A job of several processes: the leader runs the loop, and announces to the others which collective
+call comes next.
 
-What is told are calls of the models, or of all of them together (`Learners`), with the batch; the others make the same calls, in the same
-order, and find the same results.
+Announced are calls of the models, or of all of them together (`Learners`), with the batch; the others
+make the same calls, in the same order, and get the same results.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ from whet.train.alarm import Alarm, Situation
 from whet.train.base import Backend, Backward
 
 PATIENCE = timedelta(days=7)
-"""How long the others wait for a call: a rollout or an evaluation may take long. They end at once when the leader does."""
+"""Time that the others wait for a call: a rollout or an evaluation may take long. They end at once when
+the leader does."""
 STAGE = "stage"
-"""The method that gives what is to be called beside computation."""
+"""The method that returns a function to call concurrently with computation."""
 STREAMS = ("named_weights", "named_state")
 """Methods that give weights one after another."""
 LEARNERS = "learners"
-"""Whom a call is to that is of all models together."""
+"""Receiver of a call that is for all models together."""
 JOB = "job"
-"""Whom the first call of a run is to."""
+"""Receiver of the first call of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What all processes do next."""
+    """The next call of all processes."""
 
     who: str
     """A model's name, or `LEARNERS`."""
@@ -52,8 +54,11 @@ class Call:
 
 
 def begin(num_steps: int) -> Call:
-    """The first of a run of so many rollouts, or steps without rollouts: whatever else can be wrong was looked at by the leader, and all
-    make their models now."""
+    """First call of a run: every process makes its models. The leader has validated everything else.
+
+    Args:
+        num_steps: number of rollouts, or of steps without rollouts.
+    """
     return Call(JOB, "begin", (num_steps,))
 
 
@@ -69,11 +74,11 @@ class Lead(Protocol):
         ...
 
     def describe(self, by: Callable[[], Situation]) -> None:
-        """What to keep of the run should a process hang."""
+        """Set the source of the facts about the run that are kept if a process hangs."""
         ...
 
     def led(self, who: str, backend: Backend) -> Backend:
-        """A model whose every call is told first."""
+        """A model whose every call is announced first."""
         ...
 
 
@@ -122,7 +127,8 @@ class Job:
 
     @contextmanager
     def over(self, call: Call) -> Generator[None]:
-        """While a process makes a call. The first makes groups; from then on all have their deadline but the one that calls come over."""
+        """Context of a call that this process makes. The first call makes groups; after it every group
+        has a deadline, except for the one over which calls come."""
         with self._alarm.over(f"{call.who}.{call.what}"):
             yield
         if call.who == JOB:
@@ -140,12 +146,12 @@ class Job:
         return self._pass(None)
 
     def follow(self, models: Mapping[str, Any]) -> None:
-        """Make the calls that are told, until there are no more.
+        """Make the announced calls, until there are no more.
 
-        A step that gave NaN is the leader's to tell of; what else fails ends this process, and so the job.
+        A step with NaN is reported by the leader; any other failure ends this process, and so the job.
 
         Args:
-            models: by the names in the calls.
+            models: models by their names in the calls.
         """
         background, writing = Background("checkpoint"), Future[None]()
         writing.set_result(None)
@@ -169,7 +175,7 @@ class Job:
 
 
 class Led:
-    """A model whose every call is told to the other processes first.
+    """A model whose every call is announced to the other processes first.
 
     Args:
         who: its name.

@@ -24,7 +24,7 @@ from whet.types import Origin, Progress
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update did."""
+    """Result of an update."""
 
     metrics: Metrics
     train_logprobs: Tensor | None
@@ -44,7 +44,7 @@ class Critic:
     loss: LossFunction
     """The algorithm's `value_loss`."""
     warmup_rollouts: int = 0
-    """In so many first rollouts it learns alone."""
+    """Number of rollouts at the start in which only the critic learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class Refresh:
 
     reference: Mirror
     every: int | None
-    """After so many rollouts it becomes a copy of the policy; None: never."""
+    """Number of rollouts after which the reference becomes a copy of the policy, each time; None:
+    never."""
 
 
 class Learners:
@@ -102,14 +103,16 @@ class Learners:
 
     @property
     def beside(self) -> dict[str, Backend]:
-        """What a checkpoint holds beside the policy, by name: models whose weights no folder has."""
+        """Models other than the policy that a checkpoint holds, by name: those whose weights no folder
+        has."""
         critic = {"critic": self.critic.backend} if self.critic is not None else {}
         reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
         return {name: self._lead.led(name, backend) for name, backend in {**critic, **reference}.items()}
 
     @property
     def notes(self) -> list[str]:
-        """What the person who starts a run should know of the models, by name for those beside the policy."""
+        """Remarks on the models for the user who starts a run, with the name of each model other than
+        the policy."""
         critic = self.critic.backend if self.critic is not None else None
         return [*self.policy.notes, *notes_beside({"critic": critic, "reference": self.reference, "teacher": self.teacher})]
 
@@ -202,7 +205,7 @@ class Learners:
 
 
 def notes_beside(models: Mapping[str, Annotator | None]) -> list[str]:
-    """The notes of models beside the policy, each with whose it is."""
+    """Remarks on models other than the policy, each with its model's name."""
     return [f"{name}: {note}" for name, model in models.items() if model is not None for note in model.notes]
 
 
@@ -223,7 +226,8 @@ def optimizer_step(
 
 
 def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
-    """How far the trainer's log-probs are from the engine's over the trained tokens that it sampled: |difference|, KL(rollout || train)."""
+    """Distance of the trainer's log-probs from the engine's, over the trained tokens that it sampled:
+    |difference|, KL(rollout || train)."""
     mask = batch.loss_mask & (batch.origin == int(Origin.MODEL))
     if not bool(mask.any()):
         return {}

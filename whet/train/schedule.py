@@ -17,7 +17,7 @@ exceed the budget); count: a fixed number of samples each."""
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """How a rollout's samples are cut."""
+    """Division of a rollout's samples into steps and micro-batches."""
 
     num_ranks: int
     """Data-parallel ranks."""
@@ -30,7 +30,7 @@ class SchedulePlan:
     balance_ranks: bool = False
     """Give ranks micro-batches of about equal cost, rather than in turn."""
     multiple: int = 1
-    """What each rank's number of micro-batches is a multiple of (a pipeline's interleaving)."""
+    """Divisor of each rank's number of micro-batches (a pipeline's interleaving)."""
 
 
 @dataclass(frozen=True, slots=True)

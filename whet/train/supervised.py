@@ -42,7 +42,7 @@ class SupervisedLearner:
 
     @property
     def beside(self) -> dict[str, Backend]:
-        """What a checkpoint holds beside the policy, by name."""
+        """Models other than the policy that a checkpoint holds, by name."""
         return {} if self._kept is None else {"reference": self._lead.led("reference", self._kept)}
 
     def renew_reference(self) -> None:
@@ -53,7 +53,7 @@ class SupervisedLearner:
 
     @property
     def notes(self) -> list[str]:
-        """What the person who starts a run should know of the models."""
+        """Remarks on the models for the user who starts a run."""
         return [*self._policy.notes, *notes_beside({"reference": self._reference})]
 
     def update(self, batch: TrainBatch) -> Update:

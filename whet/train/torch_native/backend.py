@@ -78,9 +78,9 @@ class TorchBackend:
         self.model = model
         self.config = config
         self.dtype = model.dtype
-        """Of computation, and of the weights that are given away."""
+        """Type of computation, and of the weights in `named_weights`."""
         self.adapter: Adapter | None = None
-        """What trains, where not the whole model does."""
+        """The adapter that trains; None: the whole model trains."""
         degrees = config.degrees
         mesh = mesh_of(degrees, model.device.type, key) if degrees is not None else None
         if total_steps is not None and config.lora is not None:
@@ -104,7 +104,7 @@ class TorchBackend:
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
 
     def _possible_rows(self) -> Rows:
-        """What the rows may be, by the settings, the ranks and the device."""
+        """The kind of rows that the settings, the ranks and the device allow."""
         if self.config.rows == "chains":
             return "chains"
         context = self._ranks.context
@@ -209,7 +209,7 @@ class TorchBackend:
         self._ranks.export(self.model, folder, self._saved(), self.dtype)
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:
-        """What a folder of the model holds."""
+        """Tensors of a model's folder."""
         yield from self.named_weights()
         yield from self._ranks.given(self.model.saved_buffers(), self.dtype)
 
@@ -222,7 +222,7 @@ class TorchBackend:
         return lambda: self._write(folder, replace(kept, tensors=held))
 
     def _kept(self) -> Kept:
-        """What a checkpoint holds."""
+        """Content of a checkpoint."""
         tensors, texts = {WEIGHTS: self._trained()}, dict[str, JSON]()
         if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
             tensors[BUFFERS] = buffers
@@ -251,7 +251,7 @@ class TorchBackend:
             load_optimizer(self.optimizer, folder)
 
     def _trained(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: every weight, or the adapter."""
+        """Trained tensors for a checkpoint: every weight, or the adapter."""
         return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -281,7 +281,7 @@ class TorchBackend:
         return nullcontext() if self._compiled is None else self._compiled.on()
 
     def _micro_batches(self, batch: TrainBatch) -> tuple[int, Iterator[MicroBatch]]:
-        """How many there are, and each as it is laid out."""
+        """Number of micro-batches, and each of them laid out."""
         device, context = self.model.device, self._ranks.context
         check_rotary(as_list(batch.lengths), self.model.rotary_limit, type(self.model.hf).__name__)
         plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)

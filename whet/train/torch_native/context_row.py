@@ -31,7 +31,7 @@ class Context:
 
     @property
     def multiple(self) -> int:
-        """What a row's length must be a multiple of."""
+        """Divisor of a row's length."""
         return self.size if self.attention == "ulysses" else 2 * self.size
 
     def places(self, num_tokens: int, rank: int) -> Tensor:
@@ -48,16 +48,17 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """What one rank computes of a row."""
+    """The part of a row that one rank computes."""
 
     places: Tensor
     """[t] int64"""
     num_tokens: int
-    """Of the whole row."""
+    """Tokens of the whole row."""
     group: ProcessGroup
 
     def where(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Of places in the row [L], those that are computed here: their indices in `wanted`, and where this rank has them. [l] int64"""
+        """The places `wanted` in the row [L] that are computed here: their indices in `wanted`, and
+        their indices in this rank's part. [l] int64"""
         index = torch.full((self.num_tokens,), -1, dtype=torch.int64, device=self.places.device)
         index[self.places] = torch.arange(len(self.places), device=self.places.device)
         here = index[wanted]

@@ -25,7 +25,7 @@ class Forest:
     segments: tuple[Segment, ...]
     """Their lengths sum to U."""
     place: Tensor
-    """Where each token of the sequences, in the order they were given, is among `tokens`. [T] int64"""
+    """Index in `tokens` of each token of the sequences, in the given order. [T] int64"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Sorted:
 
     order: list[int]
     shared: list[int]
-    """How many tokens each one begins with that the one before it, in this order, begins with too."""
+    """Number of first tokens that each sequence shares with the one before it, in this order."""
 
     def num_tokens(self, start: int, end: int, lengths: Sequence[int]) -> int:
         """Distinct prefixes of a stretch of them."""

@@ -1,4 +1,5 @@
-"""What a model makes of its hidden states: log-probs of a language model, scores of a scalar one. All else about training is the same."""
+"""Outputs from a model's hidden states: log-probs of a language model, scores of a scalar one.
+Everything else in training is the same for both."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ class Head(Protocol):
     """A model's outputs in sample space."""
 
     computes: ClassVar[Mapping[Need, tuple[str, ...]]]
-    """What it can annotate, and the columns that each fills."""
+    """Needs that the head can annotate, and the columns that each fills."""
     projects: ClassVar[bool]
-    """Whether it projects hidden states to the vocabulary: micro-batches have `lines` for it then."""
+    """True if the head projects hidden states to the vocabulary: micro-batches then have `lines` for
+    it."""
 
     def annotated(self, batch: TrainBatch) -> TrainBatch:
         """The batch with the tokens masked in whose samples are to be annotated."""
@@ -35,7 +37,7 @@ class Head(Protocol):
         ...
 
     def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
-        """What a loss sees."""
+        """Outputs that a loss reads."""
         ...
 
 

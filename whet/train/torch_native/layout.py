@@ -1,4 +1,4 @@
-"""How samples become rows of tokens for the model, and what leads from a row back to its samples."""
+"""Layout of samples as rows of tokens for the model, and the way from a row back to its samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the model computes for a micro-batch."""
+    """The model's input for a micro-batch."""
 
     tokens: Tensor
     """[U] int64"""
@@ -54,13 +54,13 @@ class Row:
     """[U] int64"""
     attend: Attend
     place: Tensor
-    """Where each token of the micro-batch is in the row. [T] int64"""
+    """Index in the row of each token of the micro-batch. [T] int64"""
     num_tokens: int
-    """Of the row, U, without what fills it up for the ranks that share it."""
+    """Tokens of the row, U, without the padding for the ranks that share it."""
     num_pairs: int
-    """Of a token of the row and one that it sees."""
+    """Pairs of a token of the row and one that it sees."""
     part: RowPart | None = None
-    """What of the row `tokens` and `positions` are, and this rank computes. None: all of it."""
+    """Part of the row that `tokens` and `positions` hold, and this rank computes. None: all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,17 @@ class MicroBatch:
     """They alone, on the model's device. T tokens."""
     row: Row
     lines: Lines | None
-    """What is projected to the vocabulary. None: nothing is."""
+    """Tokens that are projected to the vocabulary. None: no token is."""
     counts: bool = True
     """False: it is computed for the exchange with ranks that have more to do, and nothing that it gives counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What the vocabulary is projected to, once for the trained tokens that samples share at one temperature.
+    """Projections to the vocabulary, one for all trained tokens that samples share at one temperature.
 
-    Where nuclei were recorded, each trained token has a line: samples that share it may have drawn it from other tokens.
+    If nuclei were recorded, each trained token has its own line: samples that share it may have drawn
+    it from different tokens.
     """
 
     predictors: Tensor
@@ -97,7 +98,7 @@ class Lines:
     """The line of each of them. [K] int64"""
     num_tokens: int
     nucleus: Nucleus | None = None
-    """What each target was drawn from."""
+    """Nucleus that each target was drawn from."""
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -25,7 +25,7 @@ class Mesh:
     experts: DeviceMesh | None
     """(replicate, shard, expert): `shard` is what is left of it for the experts. None: no expert is spread."""
     writers: ProcessGroup
-    """All ranks, for what they agree on while files are written beside computation; on CPUs."""
+    """Group of all ranks on CPUs, for agreement while files are written concurrently with computation."""
 
     @property
     def device_type(self) -> str:

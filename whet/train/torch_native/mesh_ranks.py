@@ -166,7 +166,7 @@ def context_of(model: CausalModel | ScalarModel, mesh: Mesh, key: str) -> Contex
 
 
 def attention_of(model: CausalModel | ScalarModel, degrees: ParallelConfig, key: str = "train.parallel") -> ContextAttention:
-    """How ranks that share rows attend; `key` is the setting that the degrees come from.
+    """Attention of ranks that share rows; `key` is the setting that the degrees come from.
 
     Raises:
         ValueError: if the heads do not divide for Ulysses where it is asked for.
@@ -216,7 +216,8 @@ def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_
 
 
 def _divisible(batch: TrainBatch, plan: Plan, lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """The plan's rows, cut between units until their number is a multiple of the ranks, or every unit stands alone."""
+    """The plan's rows, cut between units until their number is a multiple of the ranks, or every row
+    holds one unit."""
     unit_of: list[int] = list(range(batch.num_samples)) if batch.unit is None else as_list(batch.unit)
     units: list[list[int]] = []
     rows: list[list[int]] = []

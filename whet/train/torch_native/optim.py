@@ -21,9 +21,9 @@ from whet.train.torch_native.optim_8bit import AdamW8bit, blocks_of, check_block
 from whet.train.torch_native.optim_muon import SpreadMuon
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
-"""Of a parameter's name: that it is one of a numbered layer's, not of embedding or head."""
+"""Pattern in the name of a parameter of a numbered layer, as opposed to embedding and head."""
 MatrixOptimizer = AdamW8bit | torch.optim.Muon
-"""What may step matrices in AdamW's place."""
+"""Optimizers that may step matrices in AdamW's place."""
 FUSED = ("cpu", "cuda")
 """Devices on which AdamW's step is one kernel, without copies of what it steps."""
 
@@ -59,7 +59,7 @@ class Optimizer:
 
     @property
     def masters(self) -> list[Tensor]:
-        """What is stepped: it holds the gradients."""
+        """Tensors that are stepped: they hold the gradients."""
         return list(self._masters.values())
 
     @property
@@ -158,7 +158,7 @@ class Optimizer:
         return stepper
 
     def _blank(self, name: str) -> dict[str, Tensor]:
-        """What a parameter's state consists of; what the entries hold is of no meaning."""
+        """State of a parameter by entry; only shapes, types and devices of the entries have a meaning."""
         master, stepper = self._masters[name], self._stepper(name)
         if isinstance(stepper, AdamW8bit):
             return stepper.blank(master)

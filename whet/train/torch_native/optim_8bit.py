@@ -29,9 +29,10 @@ the next step would move by first moment / eps, hundreds of learning rates: here
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a matrix's entries make blocks.
+    """Division of a matrix's entries into blocks.
 
-    Two layouts with equal tags cut one matrix into the same blocks, so that one's codes and scales are the other's.
+    Two layouts with equal tags cut one matrix into the same blocks, so that one's codes and scales are
+    the other's.
     """
 
     tag: str
@@ -64,7 +65,7 @@ def blocks_of(p: Tensor) -> Blocks | None:
 
 
 def _local_shape(p: Tensor) -> torch.Size | None:
-    """Of the part that each rank has. None: they are not alike."""
+    """Shape of the part that each rank has. None: the parts differ."""
     shape = list(p.shape)
     if isinstance(p, DTensor):
         for size, placement in zip(p.device_mesh.shape, p.placements, strict=True):
@@ -94,7 +95,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @staticmethod
     def blank(p: Tensor) -> dict[str, Tensor]:
-        """The state of a matrix before its first step: cut as it is, where it lies."""
+        """The state of a matrix before its first step: sharded as the matrix is, on the same devices."""
         blocks = blocks_of(p)
         assert blocks is not None
         state = {"step": torch.zeros(())}
@@ -134,7 +135,8 @@ class AdamW8bit(torch.optim.Optimizer):
                 codes[piece] = quantize_8bit_with_qmap(scaled, values).clamp_(min=least)
 
     def _values(self, device: torch.device) -> list[Tensor]:
-        """What the codes of the first and of the second moment stand for, times the scale. [256] each"""
+        """Values of the codes of the first and of the second moment, to be multiplied by the scale.
+        [256] each"""
         from torchao.optim.quant_utils import create_dynamic_map
 
         if device not in self._maps:
@@ -148,11 +150,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def check_blocks(saved: Iterable[str], masters: Mapping[str, Tensor]) -> None:
-    """Refuse moments that were saved in other blocks: rounded anew they would be others.
+    """Refuse moments that were saved in other blocks: rounding them again would change them.
 
     Args:
         saved: names of a checkpoint's tensors, each `key/parameter`.
-        masters: what is stepped, by parameter.
+        masters: the stepped tensors, by parameter.
 
     Raises:
         ValueError: with the first such parameter.

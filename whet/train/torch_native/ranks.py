@@ -1,4 +1,5 @@
-"""What the backend asks of the ranks it runs on: whose rows are whose, and what they found together. Here: one process alone."""
+"""The ranks that a backend runs on: distribution of rows over them, and exchange of their results.
+Here: one process alone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What passes over a batch found; a rank's, or all ranks' together."""
+    """Result of passes over a batch: of one rank, or of all ranks together."""
 
     loss: float
     num_tokens: int
@@ -38,16 +39,17 @@ class Ranks(Protocol):
     context: Context | None
     """The ranks that share each row. None: no row is shared."""
     vocabulary: Vocabulary
-    """What of it the model's logits are of."""
+    """Part of the vocabulary that the model's logits are of."""
 
     writers: ProcessGroup | None
-    """Over which they agree while they write files beside computation. None: there is one rank."""
+    """Group for agreement while files are written concurrently with computation. None: there is one
+    rank."""
     first: bool
-    """Whether this process writes what there is to be written once."""
+    """True if this process writes the files that are written once."""
 
     @property
     def row_ranks(self) -> int:
-        """Ranks that share a row: its budget of tokens is so many times a device's."""
+        """Ranks that share a row: its budget of tokens is a device's, times this number."""
         ...
 
     def forward(self, compute: Callable[[], T]) -> T:
@@ -75,11 +77,11 @@ class Ranks(Protocol):
         ...
 
     def total(self, number: int) -> int:
-        """The sum of a number that each rank has of its own samples."""
+        """Sum over the ranks of a number that each has of its own samples."""
         ...
 
     def add(self, found: Found) -> Found:
-        """What all ranks found."""
+        """Results of all ranks together."""
         ...
 
     def given(self, named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -87,7 +89,8 @@ class Ranks(Protocol):
         ...
 
     def taken(self, weights: Iterable[tuple[str, Tensor]], own: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        """What was `given` of another model, one after another, of the dtypes that this one's parameters have."""
+        """Weights that another model's `given` yielded, one after another, in the types of this model's
+        parameters."""
         ...
 
     def export(self, model: DecoderModel, folder: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:

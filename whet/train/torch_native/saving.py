@@ -23,11 +23,12 @@ from whet.model.tensor_files import write_tensors
 from whet.train.torch_native.optim import Optimizer
 
 WEIGHTS, OPTIMIZER, PLACE = "weights.safetensors", "optimizer.safetensors", "optimizer.json"
-"""Of a checkpoint: its files of tensors, and which optimizer it is of, with its place in the schedule."""
+"""Files of a checkpoint: its tensors, and the optimizer's name with its place in the schedule."""
 BASE = "base.json"
-"""Of an adapter's checkpoint: the digest of the base model's weights."""
+"""File of an adapter's checkpoint: the digest of the base model's weights."""
 BUFFERS = "buffers.safetensors"
-"""Of a checkpoint: what belongs to the model beside its weights and no optimizer changes, such as the routing bias of DeepSeek-V3."""
+"""File of a checkpoint: the model's buffers, which no optimizer changes, such as the routing bias of
+DeepSeek-V3."""
 
 
 def check_buffers(file: Path, own: Iterable[tuple[str, Tensor]]) -> None:
@@ -75,7 +76,7 @@ def in_host_memory(tensor: Tensor) -> Tensor:
 
 
 def _first_failure(error: CheckpointException, file: Path) -> BaseException:
-    """What the first rank that could not write raised, if it was the system's."""
+    """Error of the first rank that could not write, as an OSError if it is the system's."""
     rank, (found, _) = next(iter(error.failures.items()))
     if isinstance(found, OSError):
         return OSError(found.errno or errno.EIO, f"rank {rank}: {os.strerror(found.errno) if found.errno else found}", str(file))
@@ -83,10 +84,10 @@ def _first_failure(error: CheckpointException, file: Path) -> BaseException:
 
 
 def read_tensors(file: Path, like: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """What `save_tensors` wrote, cut as `like` is where it was cut at all.
+    """Tensors that `save_tensors` wrote, sharded as `like` is.
 
     Args:
-        file: as it was given.
+        file: as it was given to `save_tensors`.
         like: a tensor of each name that may be there.
 
     Raises:
@@ -158,7 +159,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
 
 
 def _names(file: Path) -> set[str]:
-    """Of all tensors that `save_tensors` wrote."""
+    """Names of all tensors that `save_tensors` wrote."""
     if file.is_file():
         with safe_open(file, "pt") as opened:
             return set(opened.keys())

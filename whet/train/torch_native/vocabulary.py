@@ -19,7 +19,7 @@ class SplitVocabulary:
     group: ProcessGroup
     start: int
     size: int
-    """Of the whole vocabulary."""
+    """Tokens of the whole vocabulary."""
 
     def logprobs_and_entropy(
         self, logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_grad: bool = True, nucleus: Nucleus | None = None
