@@ -13,12 +13,13 @@ from torch import Tensor
 from whet.types import Chunk, Receipt, Request, RunFailed, Scored
 
 SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
-"""Largest difference in nats between what two processes, on whatever machines, find for the same tokens under the same weights, by dtype.
-bfloat16 keeps 8 bits: logits of 16 to 32 lie 0.125 apart, and unlikely tokens see several such steps."""
+"""Largest difference in nats between the scores that two processes, on any machines, compute for the
+same tokens under the same weights, by dtype. bfloat16 keeps 8 bits: logits of 16 to 32 are 0.125 apart,
+and unlikely tokens see several such steps."""
 
 
 def nats_apart(one: Scored, other: Scored) -> float:
-    """How far two scores of the same tokens are apart at most; NaN, if that cannot be told of one of them."""
+    """Largest difference in nats between two scores of the same tokens; NaN if one of them has a NaN."""
     found = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
     return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
 
@@ -42,7 +43,7 @@ class StaleCache(EngineFailed):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do."""
+    """Capabilities of an engine."""
 
     max_tokens: int
     """Longest sequence, prompt and reply together."""
@@ -54,12 +55,13 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How an engine is."""
+    """Health of an engine."""
 
     busy_s: float
     """Seconds spent in steps since it was made."""
     step_s: float
-    """How long the step or score that it computes just now has taken so far; 0: it computes none. New weights may take longer."""
+    """Seconds that the current step or score has taken so far; 0: the engine computes none. New weights
+    may take longer."""
 
 
 class Engine(Protocol):
@@ -72,7 +74,7 @@ class Engine(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether it was told to pause, and not to resume since."""
+        """True from `pause` until `resume`."""
         ...
 
     @property
@@ -102,7 +104,8 @@ class Engine(Protocol):
         ...
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path, and so many most likely ones at each place.
+        """Log-probs of tokens[1:], each given its predecessors, through the cached decode path, and the
+        `top_logprobs` most likely tokens at each place.
 
         Raises:
             StaleCache: if that path would read what older weights cached.
@@ -128,7 +131,8 @@ class Engine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give back the memory of its caches, and of weights of its own that `update` brings whole; that wakes it. Requests wait."""
+        """Free the memory of its caches, and of its own weights, which `update` brings whole. `update`
+        wakes the engine; until then requests wait."""
         ...
 
     async def busy_s(self) -> float:

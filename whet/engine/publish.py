@@ -36,7 +36,8 @@ class SyncError(RunFailed):
 
 @dataclass(frozen=True, slots=True)
 class SyncTimes:
-    """Where the seconds of a publication went. Parts overlap: engines may load while the trainer still gathers."""
+    """Time of a publication, by its parts, in seconds. Parts overlap: engines may load while the
+    trainer still gathers."""
 
     gather_s: float
     """The trainer put its tensors together, in the type that they travel in."""
@@ -58,7 +59,8 @@ class Publication:
 
     receipt: Receipt
     probe_nats: float
-    """How far the engine's log-probs of a fixed prompt, through its cached decode path, are from the trainer's at most."""
+    """Largest difference between the engine's log-probs of a fixed prompt, through its cached decode
+    path, and the trainer's."""
     times: SyncTimes
 
     def metrics(self) -> Metrics:
@@ -84,7 +86,7 @@ class Trained(Protocol):
     """The model that trains, as far as publishing needs it (`whet.train.base.Backend`)."""
 
     dtype: torch.dtype
-    """Of its computation, and of the weights in `named_weights`."""
+    """Type of its computation, and of the weights in `named_weights`."""
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """The merged weights as a stream, named as in Hugging Face files."""
@@ -113,7 +115,8 @@ class DigestingStream(Stream):
         """Seconds of putting tensors together, and of their digests."""
 
     def finish(self) -> dict[str, str]:
-        """Read on to the end, whoever stopped before it; the digests of all."""
+        """Read the stream to its end, even if a reader stopped before it, and return the digests of all
+        weights."""
         for _ in self:
             pass
         return self.digests
@@ -144,7 +147,7 @@ class EnginePublisher:
     def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._failed = False
-        """Whether the engine stands still because the last version was not proven."""
+        """True while the engine stays paused because the last version was not proven."""
         self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
 
     async def publish(self, version: int) -> Publication:
@@ -198,13 +201,14 @@ class EnginePublisher:
             raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
 
     def _stream(self) -> Iterable[tuple[str, Tensor]]:
-        """What is published: an engine that reads the trainer's own tensors reads an adapter's, too; another one gets merged weights."""
+        """The weights to publish: an engine that reads the trainer's own tensors reads an adapter's,
+        too; any other gets merged weights."""
         if self._engine.capabilities.shares_weights and self._model.adapter is not None:
             return self._model.named_weights()
         return self._backend.named_weights()
 
     def _expected(self) -> Iterable[tuple[str, Tensor]]:
-        """What the engine must hold then."""
+        """The weights that the engine must hold after the update."""
         return self._model.named_state() if self._engine.capabilities.shares_weights else self._backend.named_state()
 
     async def _compare_probe(self, version: int) -> float:

@@ -20,9 +20,11 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Hands out blocks of cache slots, counts who holds them, and knows under which weights each was filled.
+    """Pool of blocks of cache slots, with the number of holders of each block and the weights that it
+    was filled under.
 
-    A block that nobody holds any more stays findable through `index` until its place is wanted: the one unused longest goes first.
+    A block without holders can still be found through `index` until its place is needed: the one unused
+    longest goes first.
 
     Args:
         num_blocks: blocks in the pool.
@@ -35,10 +37,10 @@ class BlockPool:
         self.index = PrefixIndex(block_size)
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Known to the index and held by nobody, the one unused longest first."""
+        """Blocks in the index without holders, the one unused longest first."""
         self._holders = [0] * num_blocks
         self.epoch = 0
-        """How often the weights have changed."""
+        """Number of times that the weights have changed."""
         self._filled_in = [0] * num_blocks
         """The epoch in which each block was handed out: its contents are of that epoch's weights."""
 
@@ -53,7 +55,7 @@ class BlockPool:
         return sum(map(self.index.num_tokens, self._idle))
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks that many tokens take."""
+        """Number of blocks that `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self) -> int:

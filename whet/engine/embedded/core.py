@@ -88,13 +88,13 @@ class EngineCore:
         self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
         self._decode, self._grammars = decode, grammars
         self.ranks = ranks or SingleProcess()
-        """Told of whatever is done to the core, before it is done."""
+        """The ranks that compute together; they hear of every change to the core before it is made."""
         self._arrivals = 0
         self._may_compile = compiled and not static_decode and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
         self._static = StaticDecode(model, self.store) if static_decode else None
         self._resting: OwnMemory | None = None
-        """Of the weights, while they are gone."""
+        """Memory of the weights while they are freed."""
 
     def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
         """Refuse what could never run.
@@ -137,7 +137,8 @@ class EngineCore:
             raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
 
     def begin_grammar(self, request: Request) -> Matching | None:
-        """Where the request's reply is in its grammar; None: it has none. From any thread: it may take seconds.
+        """State of the request's reply in its grammar; None: it has none. From any thread: it may take
+        seconds.
 
         Raises:
             EngineRefused: naming the request, if the grammar cannot be used.
@@ -288,7 +289,7 @@ class EngineCore:
             return Progressed(sequence, None, EngineFailed(f"request {sequence.request.id}: {type(error).__name__}: {error}"))
 
     def _looked_at(self, sequence: Sequence, token: int) -> Progressed:
-        """Whether a sequence goes on after its newest token."""
+        """Progress of a sequence after its newest token: it continues, ends or fails."""
         if sequence.matching is not None:
             sequence.matching.take(token)
             if (failure := sequence.matching.failure) is not None:
@@ -314,19 +315,21 @@ class EngineCore:
         return [*single, *rest], outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Of states [B, H]; the compiled ones are valid until the next are asked for. [B, V]"""
+        """Logits of states [B, H]; the compiled ones are valid until the next call. [B, V]"""
         native = self._compiled_step()
         return self.model.logits(hidden) if native is None else native.logits(hidden)
 
     def _decode_step(self) -> Callable[[Seq[Sequence]], Tensor] | None:
-        """What computes decoding sequences by themselves; None: they are computed as all others."""
+        """The function that computes decoding sequences by themselves; None: they are computed as all
+        others."""
         if self._static is not None:
             return self._static.hidden
         native = self._compiled_step()
         return None if native is None else lambda sequences: native.hidden(sequences, self.store)
 
     def _compiled_step(self) -> NativeDecode | None:
-        """What decodes in torch's place; made when it is first wanted: by then the model has its weights."""
+        """The compiled decode step; None: torch decodes. It is made on first use: by then the model has
+        its weights."""
         if self._may_compile and self.model.device.type == "cpu":
             self._may_compile = False
             try:
@@ -343,8 +346,8 @@ def _tell(reason: str) -> None:
 
 
 def draw(logits: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[Drawn]:
-    """A token for each sequence from its row of logits [B, V]; in compiled code where that can. A row that nothing can be drawn from is the
-    failure of its own sequence.
+    """A token for each sequence from its row of logits [B, V]; in compiled code if possible. A row that
+    nothing can be drawn from fails its own sequence.
 
     Raises:
         ValueError: nothing can be drawn from any row.

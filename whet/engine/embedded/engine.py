@@ -33,26 +33,30 @@ class _Call:
     request: Request
     chunks: asyncio.Queue[Chunk | EngineFailed | EngineRefused] = field(default_factory=asyncio.Queue)
     matching: Matching | None = None
-    """Where its reply is in its grammar as it begins."""
+    """Initial state of its reply in its grammar."""
     ready: bool = False
-    """Whether it is to be queued; before that its grammar is being read."""
+    """True once it may be queued; before that its grammar is being read."""
     sequence: Sequence | None = None
 
 
 class EmbeddedEngine:
     """An `Engine` in this process.
 
-    Its runner alone touches the core, so a method here that changes it posts what is to be done between two steps.
+    Its runner alone touches the core, so a method here that changes the core posts the change, to be
+    made between two steps.
 
     Args:
-        model: the weights it samples from; when they are the trainer's, `update` moves no bytes.
+        model: the weights it samples from; if they are the trainer's, `update` moves no bytes.
         config: sizes.
-        thread: where steps run; one thread, shared with the trainer, so that the two never compute at once.
-        shares_weights: whether `model` is the trainer's.
-        deterministic: no step is taken while an open conversation has no request with the engine, so that which requests
-            share a step does not depend on how long a tool took.
-        keeps_weights: whether weights of its own stay in memory while it sleeps, since updates bring only what has changed.
-        decode: token ids to text, special tokens included, to find stop texts with. Without it requests that have some are refused.
+        thread: runs the steps; one thread, shared with the trainer, so that the two never compute at
+            once.
+        shares_weights: True if `model` is the trainer's.
+        deterministic: no step is taken while an open conversation has no request with the engine, so
+            that the requests that share a step do not depend on the duration of a tool call.
+        keeps_weights: keep the engine's own weights in memory while it sleeps, since updates bring only
+            changes.
+        decode: token ids to text, special tokens included, to find stop texts with. Without it requests
+            that have some are refused.
         grammars: compiles the grammars of requests; likewise.
         ranks: the processes that compute its steps with it.
     """
@@ -85,14 +89,16 @@ class EmbeddedEngine:
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
         self._readers = ThreadPoolExecutor(1, "grammars")
-        """Where grammars are read: one thread, which comes with the first, so that requests keep their order."""
+        """Thread that reads grammars: a single one, made for the first grammar, so that requests keep
+        their order."""
         self._calls: dict[str, _Call] = {}
         self._open: set[str] = set()
         self._paused = False
         self._asleep = False
         self._gives_weights_back = not (shares_weights or keeps_weights)
         self._updated = False
-        """Whether weights were ever published to it; until then it holds those that it was made with, as version 0."""
+        """True once weights were published to it; until then it holds its initial weights, as version
+        0."""
         self._torn: str | None = None
         """Why it holds half of a version, if it does: nothing is sampled from it then."""
 
@@ -181,7 +187,7 @@ class EmbeddedEngine:
         return self._runner.busy_s
 
     async def vitals(self) -> Vitals:
-        """How it is: answered between two steps and during one."""
+        """Health of the engine: answered between two steps and during one."""
         return Vitals(self._runner.busy_s, self._runner.step_s)
 
     async def close(self) -> None:
@@ -203,7 +209,8 @@ class EmbeddedEngine:
             self._hand_out(item)
 
     def failed(self, reason: str, cause: BaseException | None) -> None:
-        """End every request that has begun with an error; what a step left half done is never read."""
+        """End every request that has begun with an error; results of the unfinished step are never
+        read."""
         for call in [call for call in self._calls.values() if call.sequence is not None]:
             kind = StaleCache if isinstance(cause, StaleCache) else EngineFailed
             error = kind(f"request {call.request.id}: {reason}")

@@ -33,14 +33,15 @@ NEEDED = "grammars need llguidance: pip install 'whet[grammar]'"
 MAX_KEPT = 64
 """Compiled grammars that are kept for the next request, those that were refused included."""
 MAX_CHARACTERS = 128 * 1024
-"""Of a grammar's text."""
+"""Size limit of a grammar's text."""
 LIMITS = {"max_items_in_row": 1000, "step_max_items": 10_000, "max_grammar_size": 50_000, "verbose_errors": False}
 """llguidance's own, lower than by default: the work of a step grows with the square of some of them."""
 MAX_CPU_S = 2.0
 """Seconds of a processor that one step of a grammar may take. llguidance releases the interpreter meanwhile, but a step of the engine
 waits for it."""
 TRIAL_LIMIT_S = 60.0
-"""Of wall time, to build a grammar on a machine that is busy with other things; what decides is `grammar_trial.CPU_LIMIT_S`."""
+"""Wall time to build a grammar, in seconds, for a machine busy with other things; the effective limit
+is `grammar_trial.CPU_LIMIT_S`."""
 MAX_LOOKED_AT = 256
 """Parts of a schema that are looked at to say which one is at fault."""
 NO_EXTENSION = "NoExtensionBias"
@@ -54,10 +55,10 @@ ALONE = ("items", "additionalProperties")
 
 
 class Matching:
-    """Where a reply is in its grammar.
+    """State of a reply in its grammar.
 
     Args:
-        matcher: at the beginning; nobody else's.
+        matcher: at the beginning of the grammar; not shared.
         ends: the tokens that end a reply, which are no part of it.
         own_ends: those of the tokenizer, which the matcher knows.
         vocab_size: the model's.
@@ -117,11 +118,11 @@ class Grammars:
     def __init__(self, renderer: Renderer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = renderer.tokenizer, vocab_size
         self._kept: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()
-        """What was compiled; a text says why something was refused."""
+        """Compiled grammars; for a refused one, the text of its error."""
         self._made: LLTokenizer | None = None
         self._making = Lock()
         self._lock = Lock()
-        """Of what is kept; nothing is compiled meanwhile."""
+        """Lock of the compiled grammars; it is not held during compilation."""
 
     def check(self, grammar: Grammar) -> None:
         """Raises:
@@ -201,7 +202,8 @@ class Grammars:
 
 @contextmanager
 def _refused_as(kind: str) -> Iterator[None]:
-    """Whatever llguidance raises about a client's text, its panics included, is the text's fault.
+    """Turn every error of llguidance about a client's text, its panics included, into an error of the
+    text.
 
     Raises:
         ValueError: naming the kind of grammar.
@@ -236,7 +238,7 @@ def _can_be_built(text: str) -> bool:
 
 
 def _first_line(text: str) -> str:
-    """What follows in llguidance's errors is the state of its parser."""
+    """First line of an llguidance error; the others are the state of its parser."""
     return text.partition("\n")[0]
 
 
@@ -281,14 +283,14 @@ def _json_schema(schema: JSON) -> str:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a grammar in llguidance's form; empty: nothing."""
+    """The fault of a grammar in llguidance's form; empty: it has none."""
     from llguidance import LLMatcher
 
     return LLMatcher.validate_grammar(text)
 
 
 def _place_of_fault(schema: JSON) -> str:
-    """Where a schema is at fault and why: the innermost part that is wrong by itself."""
+    """Place and reason of a schema's fault: those of the innermost part that is wrong by itself."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     where, part, left, began = "", schema, MAX_LOOKED_AT, time.thread_time()
     while True:

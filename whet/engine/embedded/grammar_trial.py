@@ -1,5 +1,7 @@
-"""Builds a grammar in a process of its own, which is run as a file and ends with it: some that are short take any time and memory to build
-(a schema's `multipleOf` has as many states as its number), and nothing can stop that in a thread.
+"""Builds a grammar in a process of its own, which is run as a file and ends with it.
+
+Some short grammars take any time and memory to build (a schema's `multipleOf` has as many states as its
+number), and nothing can stop that in a thread.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import sys
 
 CPU_LIMIT_S = 4
 MEMORY_LIMIT_BYTES = 1 << 29
-"""Beside what the process has when it starts."""
+"""Memory in addition to that of the process at its start."""
 BEGUN = b"."
 """Said on standard output when all is there to build with: what ends the process from then on is the grammar."""
 
 
 def main() -> None:
-    """Build the grammar that standard input describes. Whatever is wrong with it beside its size is said where it is built again."""
+    """Build the grammar that standard input describes. Only its size is checked here; other faults are
+    reported when it is built again."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     request = json.load(sys.stdin.buffer)

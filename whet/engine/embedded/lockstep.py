@@ -19,17 +19,19 @@ class Lockstep(Protocol):
         ...
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        """What a step draws: found by the first, told the others."""
+        """The tokens that a step draws: drawn by the first rank, and sent to the others."""
         ...
 
     def digests(self, model: CausalModel) -> dict[str, str]:
-        """Of each whole tensor that the model holds, put together from its parts; of one that a rank holds otherwise, that rank's."""
+        """Digest of each full tensor, gathered from its shards. A tensor held in another way is
+        digested by its own rank."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """What is computed inside is computed by all; one that cannot go on ends, so that no other waits for it or computes without it.
+        """Context of a computation of all ranks. A rank that cannot continue ends, so that no other
+        waits for it or computes without it.
 
-        What is wrong with a request or with numbers is raised, since it is found where all have computed the same.
+        Errors of a request or of numbers are raised, since all ranks that compute the same find them.
         """
         ...
 

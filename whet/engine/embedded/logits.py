@@ -19,14 +19,14 @@ class Raw:
     """The model's own distribution at one place: temperature 1, nothing added and nothing left out."""
 
     logprob: float
-    """Of the token that was drawn."""
+    """Log-prob of the drawn token."""
     top: Top
     """As many as the request asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a sequence got in a step."""
+    """Result of a step for one sequence."""
 
     token: int
     logprob: float
@@ -34,7 +34,8 @@ class Drawn:
     nucleus: bytes
     """The token ids of that distribution, where the request asks for them."""
     raw: Raw | None
-    """What the model alone would have said, likewise."""
+    """Log-prob and most likely tokens under the unchanged logits of the model, if the request asks for
+    them."""
     failure: str | None = None
     """Why nothing could be drawn; the token means nothing then."""
 
@@ -57,7 +58,8 @@ def adjusted(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
 
 
 def raw_of(logits: Tensor, sequences: Seq[Sequence], tokens: Seq[int]) -> list[Raw | None]:
-    """What the model said of `tokens` [B], for the sequences that ask; `logits` [B, V] are the unchanged ones."""
+    """Log-probs of `tokens` [B] under the unchanged `logits` [B, V], for the sequences that ask for
+    them."""
     out: list[Raw | None] = [None] * len(sequences)
     asking = [i for i, sequence in enumerate(sequences) if sequence.wants_raw]
     if asking:

@@ -26,7 +26,8 @@ class Rows:
     stop: int
     """Their new tokens' part of the step's row."""
     source: Tensor | SeatsOn
-    """Where their keys and values are read: a block table to gather them by, [B, NB] int64, or the rows that decoding keeps."""
+    """Source of the keys and values to read: a block table to gather them by, [B, NB] int64, or the
+    rows that decoding keeps."""
     visible: Tensor
     """Which cached tokens each query sees. [B, 1, Q, NB * block_size] bool"""
     queries: Tensor | None
@@ -37,7 +38,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What the model reads in one step of T new tokens."""
+    """Input of the model for one step of T new tokens."""
 
     tokens: Tensor
     """[T] int64."""
@@ -115,7 +116,7 @@ class Part:
 
     planned: list[Planned]
     seats: Seats | None = None
-    """Where those that decode have their rows."""
+    """Rows of the decoding sequences."""
 
 
 def buckets(plan: Seq[Planned], rows: DecodeRows) -> list[Part]:

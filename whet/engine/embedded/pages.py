@@ -38,7 +38,7 @@ def ask_for_huge_pages(tensor: Tensor, *, now: bool) -> None:
 
 @cache
 def _given() -> bool:
-    """Whether this system has huge pages, and gives them to those who ask."""
+    """True if this system has huge pages, and gives them on request."""
     return sys.platform == "linux" and SETTING.exists() and "[never]" not in SETTING.read_text()
 
 

@@ -1,7 +1,9 @@
-"""What cached blocks hold: a chain of hashes over full blocks, and the tokens of blocks that are partly filled.
+"""Index of cached blocks: a chain of hashes over full blocks, and the tokens of blocks that are partly
+filled.
 
-A full block is known by the digest of everything up to its end, so whoever has the same beginning finds it. The chain starts from the
-weights' epoch: what older weights computed has other digests and is never found.
+A full block is known by the digest of everything up to its end, so every sequence with the same
+beginning finds it. The chain starts from the weights' epoch: blocks computed under older weights have
+other digests and are never found.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is cached of a sequence's beginning."""
+    """The cached part of a sequence's beginning."""
 
     blocks: list[int]
     """Full blocks, to be shared."""
@@ -62,11 +64,11 @@ class PrefixIndex:
         return block in self._contents
 
     def num_tokens(self, block: int) -> int:
-        """Of a known block."""
+        """Number of tokens of a known block."""
         return len(self._contents[block].tokens)
 
     def note(self, block: int, before: bytes, tokens: tuple[int, ...]) -> bytes | None:
-        """Remember what a block holds.
+        """Add a block's contents to the index.
 
         Args:
             block: not known yet, or with a beginning of `tokens`.
@@ -74,7 +76,8 @@ class PrefixIndex:
             tokens: at most a block's.
 
         Returns:
-            The digest of a full block. Where another block holds the same, that one stays the one to be found.
+            The digest of a full block. If another block holds the same, that one stays the one in the
+                index.
         """
         self.forget(block)
         digest = _digest(before, tokens) if len(tokens) == self._size else None

@@ -1,7 +1,9 @@
-"""Keys and values of decoding sequences side by side, kept from step to step: a decode step then reads them where they lie.
+"""Keys and values of decoding sequences side by side, kept from step to step, so that a decode step
+reads them in place.
 
-The block cache stays the truth. A row is a copy of what a sequence's blocks hold; gathering it anew at every step was about half of the
-step's time. A row is only used for the same sequence, of the same length and under the same weights; otherwise it is gathered again.
+The block cache has the valid contents; a row is a copy of a sequence's blocks. Gathering the row again
+at every step was about half of the step's time. A row is only used for the same sequence, of the same
+length and under the same weights; otherwise it is gathered again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Shelf:
     num_rows: int = 0
     """Rows that its tensors have; those behind the members' are spare."""
     members: list[Sequence] = field(default_factory=list[Sequence])
-    """Whose the first rows are."""
+    """Sequences of the first rows."""
     lengths: list[int] = field(default_factory=list[int])
     """Tokens in each of them."""
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
@@ -75,13 +77,13 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Where the decoding sequences of one step have their rows."""
+    """Rows of the decoding sequences of one step."""
 
     shelf: Shelf
     sequences: list[Sequence]
     """In the order of their rows, which are the first ones."""
     moves: list[tuple[int, int]]
-    """(from, to) of rows, before anything else."""
+    """Moves (from, to) of rows, done first."""
     loads: list[int]
     """Rows to gather from the blocks, after the moves."""
 
@@ -102,7 +104,7 @@ class SeatsOn:
     rows: Tensor
     """[B]"""
     places: Tensor
-    """Of each new token in its row. [B]"""
+    """Place of each new token in its row. [B]"""
     moves: tuple[Tensor, ...] | None
     loads: Tensor | None
     """[L]"""
@@ -187,7 +189,7 @@ class DecodeRows:
 
 
 def capacity_for(num_tokens: int, block_size: int) -> int:
-    """Tokens that the row of a sequence of so many tokens has room for."""
+    """Capacity of a row for a sequence of `num_tokens` tokens."""
     capacity = MIN_BLOCKS * block_size
     while capacity < num_tokens:
         capacity *= 2

@@ -17,10 +17,10 @@ CLOSED = "the engine was closed"
 
 
 class Stepper(Protocol):
-    """What a runner drives."""
+    """The object that a runner drives."""
 
     def may_step(self) -> bool:
-        """Whether a step has something to do, and may do it now."""
+        """True if a step has something to do, and may do it now."""
         ...
 
     def step(self) -> Any:
@@ -28,11 +28,12 @@ class Stepper(Protocol):
         ...
 
     def landed(self, result: Any) -> None:
-        """What a step returned, on the event loop."""
+        """Take a step's result, on the event loop."""
         ...
 
     def failed(self, reason: str, cause: BaseException | None) -> None:
-        """A step raised, or the runner was stopped: whoever waits for a step must be told."""
+        """Called after a step raised, or the runner was stopped: every caller that waits for a step
+        must get an error."""
         ...
 
 
@@ -43,17 +44,19 @@ class _Job:
     work: Callable[[], Any]
     done: asyncio.Future[Any]
     is_step: bool
-    """Whether it takes as long as a step may."""
+    """True if the job may take as long as a step."""
 
 
 class Runner:
-    """Drives a stepper. Its task lives only while there is something to do, so an idle one is bound to no event loop.
+    """Drives a stepper. Its task lives only while there is something to do, so an idle one is bound to
+    no event loop.
 
-    Whatever the stepper owns is touched by this task alone: on the event loop between two steps, on the thread during one.
+    The stepper's objects are touched by this task alone: on the event loop between two steps, on the
+    thread during one.
 
     Args:
         stepper: takes the steps.
-        thread: where they run; one thread.
+        thread: runs the steps; one thread.
     """
 
     def __init__(self, stepper: Stepper, thread: Executor) -> None:
@@ -70,7 +73,8 @@ class Runner:
 
     @property
     def step_s(self) -> float:
-        """How long the step that is on the thread just now has taken so far, or a job that takes as long; 0: none is."""
+        """Seconds that the step on the thread, or a job as long as a step, has taken so far; 0: none is
+        running."""
         return 0.0 if self._took_off is None else time.perf_counter() - self._took_off
 
     def check_open(self) -> None:
@@ -173,7 +177,8 @@ class Runner:
             job.done.set_exception(error)
 
     async def _on_thread(self, work: Callable[[], T], *, is_step: bool) -> T:
-        """Run on the thread. When cancelled it still waits for work that has begun: nothing else may run meanwhile."""
+        """Run on the thread. If cancelled, it still waits for the end of running work: nothing else may
+        run meanwhile."""
         self._took_off = time.perf_counter() if is_step else None
         flight = self._flight = self._thread.submit(work)
         try:

@@ -26,7 +26,7 @@ class Sequence:
     cached: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
-    """Of its blocks that are full, each with everything before it."""
+    """Digests of its full blocks, each with everything before it."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Sequence:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     nucleus: list[bytes] = field(default_factory=list)
     matching: Matching | None = None
-    """Where the reply is in its grammar, if it has one."""
+    """State of the reply in its grammar, if it has one."""
     num_found: int | None = None
     """Tokens that were in the cache when it was first let in; None: it was not yet."""
     delivered: int = 0
@@ -68,7 +68,7 @@ class Sequence:
 
     @property
     def leads(self) -> bool:
-        """Whether it is computing a prompt that siblings can fork from as soon as it is complete."""
+        """True while it computes a prompt that siblings can fork from as soon as it is complete."""
         return self.cached < self.num_shareable
 
 

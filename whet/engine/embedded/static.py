@@ -22,14 +22,14 @@ from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel
 
 CAPTURING = threading.Lock()
-"""Held while a graph is captured: one at a time in a process, whatever engines it has."""
+"""Lock of graph capture: one at a time in a process, over all engines."""
 
 
 class StaticDecode:
-    """The decode steps of a model, each made when it is first wanted.
+    """The decode steps of a model, each made on first use.
 
     Args:
-        model: whose weights are read where they lie; of an update `begin_version` is told.
+        model: its weights are read in place; `begin_version` is called after an update.
         store: the block cache.
     """
 
@@ -50,7 +50,7 @@ class StaticDecode:
         return step.run()[: len(sequences)]
 
     def begin_version(self) -> None:
-        """Weights were changed: graphs that would read them where they no longer are, are captured anew."""
+        """Called after the weights changed: graphs that would read old addresses are captured again."""
         addresses = self._addresses()
         if addresses != self._read:
             self._read = addresses
@@ -105,7 +105,8 @@ class _Step:
         return self._out
 
     def _capture(self) -> None:
-        """Compute once, so that whatever is made on the first call is there, then record. What both write is what the replay writes."""
+        """Compute once, so that everything made on the first call exists, then record. The replay
+        writes the same tensors."""
         with CAPTURING:
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())

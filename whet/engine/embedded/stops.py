@@ -11,7 +11,7 @@ from whet.types import Finish
 Decode = Callable[[Seq[int]], str]
 """Token ids to text, special tokens included."""
 HALF = "\ufffd"
-"""What bytes that are no whole character decode to."""
+"""Decoded form of bytes that are no whole character."""
 SLACK = 8
 """Characters that are decoded before those that can hold a stop text: a slice of tokens may lose a space, and begin and end with parts of a
 character, of which each byte may look like one."""
@@ -33,8 +33,9 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
 
 
 def _completes(tokens: Seq[int], texts: Seq[str], decode: Decode) -> bool:
-    """Whether the last token of a reply ends an occurrence of one of the texts: the reply's end is decoded, as far back as a text that goes
-    on in the last token can begin. How much that token says does not count: it may go on behind the text's end."""
+    """True if the last token of a reply completes one of the texts. The reply's end is decoded, as far
+    back as a text that ends in the last token can begin. The last token may continue after the text's
+    end."""
     wanted = reach = max(map(len, texts)) + SLACK
     while reach < len(tokens) and len(decode(tokens[-reach:-1])) < wanted:
         reach *= 2
@@ -50,5 +51,5 @@ def _completes(tokens: Seq[int], texts: Seq[str], decode: Decode) -> bool:
 
 
 def _num_alike(first: str, second: str) -> int:
-    """How many characters both begin with."""
+    """Number of characters that both begin with."""
     return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))

@@ -1,8 +1,10 @@
-"""One engine over several processes: each holds its part of every layer, the first plans and samples, the others follow step by step.
+"""One engine over several processes: each holds its part of every layer, the first plans and samples,
+the others follow step by step.
 
-The first rank tells the others what it does to its core before it does it, in a few bytes over a pipe, so that all of them plan the same
-steps. Layers exchange activations as the model's own plan says; what is drawn is drawn by the first alone. A rank that loses another, or
-that is told something else than it expects, ends: nothing is computed by ranks that are out of step.
+The first rank announces every change to its core before it makes it, in a few bytes over a pipe, so
+that all ranks plan the same steps. Layers exchange activations as the model's own plan says; only the
+first rank draws tokens. A rank that loses another, or gets an unexpected message, ends: ranks that are
+out of step never compute.
 """
 
 from __future__ import annotations
@@ -121,10 +123,10 @@ class Follower:
         return nullcontext()
 
     def follow(self, core: EngineCore, receiver: Receiver) -> None:
-        """Do as told until the first rank is gone.
+        """Obey the first rank until it is gone.
 
         Args:
-            core: of this rank.
+            core: the core of this rank.
             receiver: opens the tickets to new weights.
         """
         sequences: dict[int, Running] = {}
@@ -154,13 +156,13 @@ class Follower:
 
 
 def _bare(request: Request) -> Request:
-    """What the others need of a request: they draw nothing."""
+    """The request without sampling options, for ranks that draw nothing."""
     return replace(request, sampling=SamplingParams(request.sampling.max_tokens), conversation="")
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where a rank finds the others."""
+    """Links of a rank to the others."""
 
     store: Path
     """A file that they meet in."""
@@ -179,8 +181,10 @@ class Links:
 
 
 def check_split(model: CausalModel, num: int) -> None:
-    """Raises:
-    ValueError: if a model's layers cannot be cut over so many ranks; the text names it and says why.
+    """Check that a model's layers can be cut over `num` ranks.
+
+    Raises:
+        ValueError: with the model's name and the reason.
     """
     text, name = model.config.get_text_config(), type(model.hf).__name__
     if not text.base_model_tp_plan:
@@ -193,7 +197,8 @@ def check_split(model: CausalModel, num: int) -> None:
 
 
 def keep_part(model: CausalModel, device: str) -> None:
-    """Cut a model over the ranks that joined, in place: of each layer this one keeps its part, in memory of its own, on its device."""
+    """Cut a model over the ranks that joined, in place: this rank keeps its part of each layer, in its
+    own memory on its device."""
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),), mesh_dim_names=("tensor",))
     apply_plans(model.hf, mesh, None, split_head=False, key=KEY)
     for module in model.hf.modules():

@@ -38,7 +38,7 @@ class Breaker:
 
     @property
     def lets_pass(self) -> bool:
-        """Whether one more request may go through."""
+        """True if one more request may pass."""
         return self._until is None or (self._clock() >= self._until and self._trial is None)
 
     def passed(self) -> int:

@@ -1,6 +1,8 @@
-"""Looks after a pool's members: each is looked at again and again, one that is lost is started anew, and proven before it serves.
+"""Supervision of a pool's members: each is checked regularly; a lost one is replaced, and the new one
+is proven before it serves.
 
-Whatever is asked of a member has a deadline by the monotonic clock; one that lets it pass is killed, so that it cannot come back by itself.
+Every call of a member has a deadline by the monotonic clock; a member that misses one is killed, so
+that it cannot come back by itself.
 """
 
 from __future__ import annotations
@@ -20,19 +22,20 @@ from whet.engine.pool.published import Published, in_time, prove
 
 T = TypeVar("T")
 NUDGE_S = 0.5
-"""Who waits for a member looks at least so often: an open breaker half-opens without anybody saying so."""
+"""Longest interval in seconds between two checks of a task that waits for a member: an open breaker
+becomes half-open without a notice."""
 
 
 class Keeper(Generic[M]):
-    """See the module.
+    """Supervisor of a pool's members; see the module.
 
     Args:
         slots: the pool's places, each with its member.
-        weights: how a member gets those that were published.
+        weights: brings published weights to a member.
         config: deadlines and restarts.
-        deterministic: a member that is lost ends everything.
-        tell: is told of each member that is lost.
-        in_flight: of a place, its requests in words.
+        deterministic: end everything when a member is lost.
+        tell: called for each member that is lost.
+        in_flight: describes the requests of a place, a line each.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Keeper(Generic[M]):
         self.tell, self._in_flight = tell, in_flight
         self._given_up = threading.Event()
         self._broken = False
-        """Whether a member that was lost ended everything."""
+        """True once a lost member has ended everything."""
         self._busy_before_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changing = asyncio.Lock()
@@ -74,7 +77,7 @@ class Keeper(Generic[M]):
 
     @property
     def busy_s(self) -> float:
-        """Of all members that there were, as they last said."""
+        """Busy time of all members so far, lost ones included, as they last reported it."""
         return self._busy_before_s + sum(slot.busy_s for slot in self.slots)
 
     def enter(self) -> asyncio.Lock:
@@ -133,7 +136,7 @@ class Keeper(Generic[M]):
         self.changed()
 
     def nobody_left(self) -> EngineFailed:
-        """What to raise when no member serves and none comes back."""
+        """Error for the case that no member serves and none will come back."""
         causes = "; ".join(f"{slot.name}: {slot.cause}" for slot in self.slots if slot.cause) or "all have left"
         if any(slot.state is State.BEHIND for slot in self.slots):
             return EngineFailed(f"no engine is left that holds version {self.published.version}: {causes}")
@@ -144,7 +147,8 @@ class Keeper(Generic[M]):
         return all(slot.state in (State.GIVEN_UP, State.BEHIND) for slot in self.slots)
 
     async def ask(self, slot: Slot[M], what: str, call: Callable[[M], Awaitable[T]], timeout_s: float | None) -> list[T]:
-        """What a member answers, in a list; an empty one: it is lost. What it raises otherwise is raised here. None: there is time."""
+        """A member's answer, in a list; an empty list: the member is lost. Its other errors are raised
+        here. With `timeout_s` None the wait has no limit."""
         member = slot.member
         if member is None:
             return []
@@ -158,7 +162,8 @@ class Keeper(Generic[M]):
     async def everywhere(
         self, what: str, call: Callable[[M], Awaitable[T]], timeout_s: float, *, behind: bool = False
     ) -> list[tuple[Slot[M], T]]:
-        """What every member that is up answers, and on request those that wait for a version; those that are lost are left out."""
+        """Answers of all members that are up, and with `behind` of those that wait for a version; lost
+        ones are left out."""
         asked = self.there if behind else self.up
         answers = await asyncio.gather(*(self.ask(slot, what, call, timeout_s) for slot in asked), return_exceptions=True)
         told: list[tuple[Slot[M], T]] = []
@@ -294,7 +299,7 @@ class Keeper(Generic[M]):
             raise
 
     def _stacks(self, lost: Mapping[str, M] = MappingProxyType({})) -> dict[str, str]:
-        """Of all members that there are: one that hangs may wait for another."""
+        """Stacks of all members, not only the lost ones: one that hangs may wait for another."""
         others = {slot.name: slot.member for slot in self.there if slot.member is not None}
         return {
             name: text for members in (lost, others) for name, member in members.items() if (text := member.stacks(lost=members is lost))

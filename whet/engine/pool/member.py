@@ -1,4 +1,4 @@
-"""What a pool is made of: engines that can be looked after, the places that they serve in, and how new weights get to them."""
+"""Parts of a pool: supervised engines, their places, and the way of new weights to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ STEADY_S = 600.0
 
 
 class Member(Protocol):
-    """An engine that can be looked after: its methods are an `Engine`'s. Whatever is asked of one that is gone raises `EngineLost`."""
+    """A supervised engine; its methods are an `Engine`'s. Every call of a lost member raises
+    `EngineLost`."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -49,12 +50,12 @@ class Member(Protocol):
         ...
 
     def stacks(self, *, lost: bool) -> str:
-        """Where its threads are, as far as that can be told; it may take some seconds. From any thread. `lost`: it is killed next, so
-        that asking may crash it; else it must go on."""
+        """Stacks of its threads, if it can still report them; this may take some seconds. Safe from any
+        thread. With `lost` it is killed next, so the request may crash it; otherwise it must survive."""
         ...
 
     def kill(self) -> None:
-        """End it at once, whatever it does; returns when it is gone. From any thread."""
+        """Kill it at once, in any state; returns when it is gone. Safe from any thread."""
         ...
 
     def end(self) -> None:
@@ -68,7 +69,8 @@ Changed = TypeVar("Changed", bound=Member, contravariant=True)
 
 
 class Start(Protocol[Started]):
-    """Makes a member anew; from any thread. Raises EngineFailed if it does not start, also once the event is set."""
+    """Starts a new member; from any thread. Raises EngineFailed if the member does not start, or the
+    event is set."""
 
     def __call__(self, given_up: threading.Event) -> Started: ...
 
@@ -77,8 +79,8 @@ class Have(Protocol):
     """Has a member, by its name, take weights over. Raises EngineLost if it is lost meanwhile; another comes in its place."""
 
     def __call__(self, name: str, take: Callable[[Any], Awaitable[Receipt]], *, by_itself: bool = True) -> Awaitable[Receipt]:
-        """`by_itself`: whether it is lost when it takes longer than the pool lets it; else it may be held up by others, and whoever asks
-        sees to the time."""
+        """Have the member take weights over. With `by_itself` a member that exceeds the pool's deadline
+        is lost; without it, other members may hold it up, and the caller watches the time."""
         ...
 
 
@@ -87,21 +89,22 @@ class NotYet(Exception):
 
 
 class Weights(Protocol[Changed]):
-    """How new weights get to members."""
+    """Brings new weights to members."""
 
     async def spread(
         self, weights: Iterable[tuple[str, Tensor]], version: int, members: Mapping[str, Changed], have: Have
     ) -> Receipt | None:
-        """Bring weights to all members, which stand still.
+        """Bring weights to all members, which are paused.
 
         Args:
             weights: named as in Hugging Face files.
-            version: of them.
-            members: all, by name.
+            version: version of the weights.
+            members: all members, by name.
             have: has one of them take the weights over. One that is lost meanwhile may be left out.
 
         Returns:
-            What they hold, or what one holds that differs; None: all were lost. Whoever comes back catches up.
+            The receipt that all agree on, or one that differs; None: all were lost. A member that comes
+                back catches up.
 
         Raises:
             ValueError: if the weights are not those of the members' model, and nothing was changed.
@@ -114,7 +117,7 @@ class Weights(Protocol[Changed]):
 
 
 class State(StrEnum):
-    """Of a place in a pool."""
+    """State of a place in a pool."""
 
     SERVING = "serving"
     DRAINING = "draining"
@@ -148,9 +151,9 @@ class Slot(Generic[M]):
     cause: str = ""
     """Why its last member was lost."""
     busy_s: float = 0.0
-    """Of its present member, as it was last told."""
+    """Busy time of its present member, as last reported."""
     coming: asyncio.Task[None] | None = None
-    """What brings another member."""
+    """Task that starts another member."""
 
     @property
     def load(self) -> int:
@@ -158,7 +161,7 @@ class Slot(Generic[M]):
 
     @property
     def up(self) -> bool:
-        """Whether it has a member that holds what is published."""
+        """True if it has a member that holds the published weights."""
         return self.member is not None and self.state in (State.SERVING, State.DRAINING)
 
 
@@ -170,11 +173,11 @@ class Incident:
     cause: str
     """In one line, or a few."""
     then: str
-    """What is done about it."""
+    """Reaction to the loss."""
     in_flight: tuple[str, ...]
     """The requests that it had, a line each: nothing of what they say."""
     stacks: dict[str, str]
-    """Where the threads of each of the engine's processes were; empty where its process ended by itself."""
+    """Stacks of each of the engine's processes; empty for a process that ended by itself."""
 
 
 Tell = Callable[[Incident], None]

@@ -11,14 +11,15 @@ from whet.engine.pool.reply import PooledReply
 
 
 def choose(slots: Sequence[Slot[M]], conversation: str, avoided: Collection[str] = ()) -> Slot[M] | None:
-    """The member that a conversation stays with, or else the one with the fewest; None: nobody can take it now."""
+    """The member that a conversation stays with, or else the one with the fewest requests; None: no
+    member can take it now."""
     free = [s for s in slots if s.state is State.SERVING and s.member is not None and s.breaker.lets_pass and s.name not in avoided]
     home = next((slot for slot in free if conversation in slot.conversations), None)
     return home or min(free, key=lambda slot: slot.load, default=None)
 
 
 def others(slots: Sequence[Slot[M]], failed_at: Collection[str]) -> bool:
-    """Whether a member serves, or may again, that a request has not failed with."""
+    """True if a member serves, or may serve again, with which the request has not failed."""
     return any(slot.state in (State.SERVING, State.DOWN) and slot.name not in failed_at for slot in slots)
 
 

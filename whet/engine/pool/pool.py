@@ -1,5 +1,7 @@
-"""Several engines as one: requests go where the fewest are, conversations stay where they began, and what an engine that is lost had begun
-goes on elsewhere from the tokens that were sampled. See docs/engines.md.
+"""Several engines as one engine. See docs/engines.md.
+
+A request goes to the member with the fewest, a conversation stays with its first member, and the
+requests of a lost member continue elsewhere from their sampled tokens.
 """
 
 from __future__ import annotations
@@ -32,15 +34,16 @@ def to_errors(incident: Incident) -> None:
 
 
 class EnginePool(Generic[M]):
-    """An `Engine` of several members, which come and go.
+    """An `Engine` of several members, which may leave and be replaced.
 
     Args:
-        slots: the places, each with its member; all can do the same.
-        weights: how new weights reach members.
+        slots: the places, each with its member; all have the same capabilities.
+        weights: brings new weights to members.
         config: deadlines, restarts, breakers.
-        deterministic: whose a conversation is goes by the order in which they are opened, and a member that is lost ends everything.
-        tell: is told of each member that is lost.
-        tolerance: nats that members' scores of the same tokens may be apart.
+        deterministic: conversations go to members by the order in which they are opened, and a lost
+            member ends everything.
+        tell: called for each member that is lost.
+        tolerance: largest difference in nats between members' scores of the same tokens.
     """
 
     def __init__(
@@ -128,7 +131,8 @@ class EnginePool(Generic[M]):
             await self._keeper.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """What the first says; asked of every member. Raises EngineFailed if they disagree."""
+        """The score from the first member, compared with those of all others. Raises EngineFailed if
+        they disagree."""
         asked = tokens, temperature, top_logprobs
         while True:
             async with self._keeper.enter():

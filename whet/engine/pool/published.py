@@ -1,4 +1,4 @@
-"""What members must hold to serve, and how one that comes later proves that it does."""
+"""The published weights that members must hold to serve, and the proof that a later member holds them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ AGAIN_S = 0.5
 
 @dataclass(slots=True)
 class Published:
-    """What members must hold."""
+    """The published state that members must hold."""
 
     tolerance: float = 0.0
     """Nats that their scores of the same tokens may be apart: machines round otherwise."""
     version: int = 0
     updated: bool = False
-    """Whether weights were ever put; until then members hold those that they were made with."""
+    """True once weights were published; until then members hold their initial weights."""
     receipt: Receipt | None = None
-    """Of the members that took that version over."""
+    """Receipt of the members that took this version over."""
     score: tuple[tuple[tuple[int, ...], float, int], Scored] | None = None
-    """What was last scored under it, and what they said: the publisher's probe."""
+    """Arguments and result of the last score under this version: the publisher's probe."""
     paused: bool = False
     asleep: bool = False
     torn: str | None = None
@@ -47,7 +47,8 @@ class Published:
 
 
 async def prove(name: str, member: M, now: Published, weights: Weights[M], config: PoolConfig) -> None:
-    """Have a member that comes later take over what is published, and compare its receipt and its score of the probe with the others'.
+    """Have a later member take over the published weights, and compare its receipt and its score of the
+    probe with the others'.
 
     Raises:
         EngineFailed: if it holds anything else.
@@ -73,10 +74,11 @@ async def prove(name: str, member: M, now: Published, weights: Weights[M], confi
 
 
 async def in_time(work: Awaitable[T], what: str, timeout_s: float | None) -> T:
-    """What `work` gives; None: whenever that is.
+    """The result of `work` within `timeout_s`; None: without a limit.
 
     Raises:
-        EngineLost: if it takes longer. An answer that came in time counts, however late this process looks.
+        EngineLost: if it takes longer. An answer that came in time counts, even if this process looks
+            late.
     """
     task, clock = asyncio.ensure_future(work), asyncio.get_running_loop().time
     began = clock()

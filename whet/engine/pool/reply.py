@@ -11,40 +11,43 @@ from whet.engine.base import EngineFailed
 from whet.types import Chunk, Finish, Request
 
 HANDOVER_TOKENS = 32
-"""A member hands over what it sampled at least every so many tokens; so many of a reply are sampled again when it dies."""
+"""Largest number of tokens between two handovers by a member: this many tokens of a reply are sampled
+again if the member dies."""
 
 
 @dataclass(slots=True, eq=False)
 class PooledReply:
     """A request, and the chunks that members have handed over.
 
-    What goes to whoever asked is each token once, as they asked for it: at once where the request wants chunks, else together at the end.
+    The caller gets each token once: at once if the request asks for chunks, otherwise all together at
+    the end.
     """
 
     request: Request
     chunks: list[Chunk] = field(default_factory=list)
     num_sampled: int = 0
     given_out: int = 0
-    """Of `chunks`."""
+    """Number of `chunks` that the caller has."""
     aborted: bool = False
     failed_at: set[str] = field(default_factory=set)
     """Names of members that failed with it and live."""
 
     failure: EngineFailed | None = None
-    """What the last of them said."""
+    """Error of the last of these members."""
     reading: asyncio.Future[Chunk | None] | None = None
-    """What its present member says next."""
+    """Read of the present member's next chunk."""
 
     @property
     def over(self) -> bool:
-        """Whether whoever sampled last said how it ended."""
+        """True if the last chunk says how the reply ended."""
         return bool(self.chunks) and self.chunks[-1].finish is not None
 
     @property
     def rest(self) -> Request:
-        """What a member is to sample: the same request, from the tokens that there are.
+        """The request for the rest of the reply: the same request, continued from the tokens so far.
 
-        A token's noise goes by the request's seed and the token's place, so within one version it is the reply that it would have been.
+        A token's noise depends on the request's seed and the token's place, so within one version the
+        reply is the same as without the interruption.
         """
         begun = tuple(token for chunk in self.chunks for token in chunk.tokens)
         asked, sampling = self.request, self.request.sampling
@@ -75,7 +78,7 @@ class PooledReply:
             self.reading.cancel()
 
     def take(self, chunk: Chunk) -> Iterator[Chunk]:
-        """Note a chunk; what whoever asked gets now."""
+        """Record a chunk, and yield the chunks that the caller gets now."""
         if self.chunks:  # what a later member found cached is of its own history
             chunk = replace(chunk, num_cached=self.chunks[0].num_cached)
         self.chunks.append(chunk)

@@ -35,9 +35,9 @@ class Requests(Generic[M]):
         self.num_retried = 0
         self._open: set[str] = set()
         self._asking: set[asyncio.Task[list[None]]] = set()
-        """Members that are told of an abort, and need not be waited for."""
+        """Tasks that pass an abort on to members, and need not be awaited."""
         self._stale: set[str] = set()
-        """Members that were told of as holding a stale cache."""
+        """Names of members reported as holding a stale cache."""
 
     def open(self, conversation: str) -> None:
         self._open.add(conversation)
@@ -96,10 +96,10 @@ class Requests(Generic[M]):
             await asyncio.wait(asking, timeout=ABORTED_S)
 
     async def _place(self, reply: PooledReply) -> Slot[M] | None:
-        """Who takes a request, waited for if need be; None: it was aborted meanwhile.
+        """The place for a request, after a wait if necessary; None: the request was aborted meanwhile.
 
         Raises:
-            EngineFailed: if nobody will.
+            EngineFailed: if no member will take it.
         """
         while not reply.aborted:
             self._keeper.enter()
@@ -115,7 +115,8 @@ class Requests(Generic[M]):
         return None
 
     async def _from(self, slot: Slot[M], reply: PooledReply) -> AsyncGenerator[Chunk, None]:
-        """What a member samples of a request; when it is lost, or fails and another may try, it just ends."""
+        """Chunks that a member samples of a request. They just end if the member is lost, or if it
+        fails and another may try."""
         member, request = slot.member, reply.request
         assert member is not None, "a request was placed where nobody is"
         if request.conversation in self._open:

@@ -41,16 +41,18 @@ class EngineCopies(EnginePool[CopyProcess]):
     """A pool of embedded engines.
 
     Args:
-        model: its tensors are moved into memory that the copies share, so it must be nobody else's. In the CPU's memory.
-        config: sizes of each copy, and how many there are.
-        devices: where each copy computes, or each rank of the first, then of the next.
-        deterministic: as for the embedded engine; which conversation is whose goes by the order in which they were opened.
+        model: its tensors are moved into memory that the copies share, so no other object may use them.
+            In the CPU's memory.
+        config: sizes of each copy, and the number of copies.
+        devices: device of each copy, or of each rank of the first copy, then of the next.
+        deterministic: as for the embedded engine; conversations go to copies in the order in which they
+            are opened.
         tokenizer: folder of a tokenizer to find stop texts with.
-        trust_remote_code: whether code that comes with the tokenizer may run.
-        launcher: starts the copies' processes; none: on this machine.
-        sync: how new weights reach the copies; None: through memory.
-        pool: how they are looked after.
-        tell: is told of each copy that is lost.
+        trust_remote_code: allow code that comes with the tokenizer to run.
+        launcher: starts the copies' processes; None: on this machine.
+        sync: transfer of new weights to the copies; None: through memory.
+        pool: supervision of the copies.
+        tell: called for each copy that is lost.
 
     Raises:
         EngineFailed: if a copy does not start.

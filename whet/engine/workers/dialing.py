@@ -1,9 +1,10 @@
-"""Workers that are started elsewhere: each is given an `Invitation` and dials back.
+"""Workers that are started elsewhere: each gets an `Invitation` and dials back.
 
-Both sides then prove to each other that they have the invitation's key (the challenge of `multiprocessing.connection`, an HMAC), and only
-after that is anything unpickled. The key is of one worker of one run, so whoever has it is part of the run, and pickles cross no trust
-boundary; it travels with what starts the worker, never on a command line. Nothing is encrypted: listen on loopback, or on a network whose
-machines are trusted.
+Both sides then prove to each other that they have the invitation's key (the challenge of
+`multiprocessing.connection`, an HMAC), and only after that is anything unpickled. The key is for one
+worker of one run, so a process that has it is part of the run, and pickles cross no trust boundary; it
+travels with the start of the worker, never on a command line. Nothing is encrypted: listen on loopback,
+or on a network whose machines are trusted.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, Process, said, to
 from whet.engine.workers.setup import Setup
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""For whoever dials in to prove who it is, however many bytes it says."""
+"""Seconds for a caller to prove that it has the key, even if it keeps sending bytes."""
 MOST_CALLERS = 64
 """That may be about to prove who they are; one more, and the first of them is turned away."""
 AGAIN_S = 0.2
 """About so long after it was turned away, a worker dials again."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""When a silent connection is looked at: after so many seconds, again after so many, and so often until it is broken."""
+"""Checks of a silent connection: seconds before the first, seconds between two, and number of failures
+until the connection counts as broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Where a worker dials, and what it proves itself with."""
+    """Address for a worker to dial, and the key of its proof."""
 
     host: str
     port: int
     key: bytes = field(repr=False)
     timeout_s: float
-    """How long is waited for whoever is invited; others may be before it."""
+    """Seconds that the invited worker may take; other callers may be heard before it."""
 
     def accept(self) -> Connection:
-        """Dial, from the worker's side, and prove to each other who one is. One that is turned away, since so many call, dials again.
+        """Dial, from the worker's side, and prove the key to each other. A worker turned away by too
+        many callers dials again.
 
         Raises:
             OSError: if nobody listens there any more.
@@ -65,13 +68,14 @@ class Invitation:
 
 
 class DialingLauncher:
-    """Starts workers anywhere: each is given an invitation and dials back over TCP (`worker.dial`).
+    """Starts workers anywhere: each gets an invitation and dials back over TCP (`worker.dial`).
 
     Args:
-        begin: has a process begin with an invitation, and does not wait for it to dial: (name, invitation, given_up) -> the process. It
-            raises EngineFailed if it cannot begin, or was given up before it did.
-        address: of this machine, to listen on, which workers can reach. Loopback unless told otherwise.
-        timeout_s: for a worker to dial.
+        begin: starts a process with an invitation, and does not wait for it to dial: (name, invitation,
+            given_up) -> the process. It raises EngineFailed if the process cannot start, or was given
+            up before.
+        address: address of this machine, to listen on, which workers can reach. Default: loopback.
+        timeout_s: seconds for a worker to dial.
     """
 
     def __init__(
@@ -101,7 +105,8 @@ class DialingLauncher:
         return told(Link(connection, process), setup)
 
     def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process, given_up: threading.Event) -> Connection:
-        """The connection of whoever proves to be the worker; strangers are turned away, and do not hold it up."""
+        """Connection of the caller that proves to be the worker; strangers are turned away, and do not
+        delay it."""
         deadline, proven = time.monotonic() + self._timeout_s, SimpleQueue[Connection]()
         callers = _Callers(key, proven)
         threading.Thread(target=_hear_callers, args=(listener, callers), name=f"whet {name} calls", daemon=True).start()
@@ -116,12 +121,14 @@ class DialingLauncher:
 
 
 class _Callers:
-    """Who calls: each proves who it is in a thread of its own. There are `MOST_CALLERS` at most who have not shown the key yet, and whoever
-    calls is heard at once: where all places are taken, the first gives way, since who has the key shows it in milliseconds.
+    """Callers of a listener: each proves itself in a thread of its own.
+
+    At most `MOST_CALLERS` that have not shown the key are heard at once. If all places are taken the
+    first one is dropped for a new caller, since a caller with the key shows it in milliseconds.
 
     Args:
-        key: that they must have.
-        proven: where the connections of those are put that have it.
+        key: the key that callers must have.
+        proven: queue for the connections of callers that have it.
     """
 
     def __init__(self, key: bytes, proven: SimpleQueue[Connection]) -> None:
@@ -168,7 +175,7 @@ class _Callers:
 
 
 def _hear_callers(listener: socket.socket, callers: _Callers) -> None:
-    """Hear whoever calls, until the listener is closed."""
+    """Hear callers until the listener is closed."""
     listener.settimeout(LOOK_S)
     try:
         while True:
@@ -179,8 +186,9 @@ def _hear_callers(listener: socket.socket, callers: _Callers) -> None:
 
 
 def _keep_alive(link: socket.socket) -> None:
-    """Have the other end asked whether it is still there when nothing is said, as one cannot whose machine or network is gone: after
-    about two minutes without an answer the connection is broken. With something on its way the system's own patience counts."""
+    """Have the system probe a silent connection, since a peer whose machine or network is gone cannot
+    close it: after about two minutes without an answer the connection is broken. While data is in
+    flight, the system's own timeout counts."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
         if hasattr(socket, option):  # where the system has no such setting, its own is used

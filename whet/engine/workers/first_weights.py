@@ -16,11 +16,12 @@ from whet.model.shared import SharedModel, attach, made_of
 PIECE_BYTES = 2**24
 """On the way at a time."""
 PIECE, HELD = "piece", "held"
-"""What a copy says: where the piece begins that it asks for, and its bytes; the digests of everything that it holds."""
+"""Messages of a copy: the start and size in bytes of a piece that it asks for; the digests of
+everything that it holds."""
 
 
 class FirstWeights:
-    """Where copies elsewhere get them from.
+    """The initial weights, for copies on other machines.
 
     Args:
         shared: the model, which this machine can map.
@@ -35,8 +36,10 @@ class FirstWeights:
             return file.read(count)
 
     def check(self, name: str, held: dict[str, str]) -> None:
-        """Raises:
-        EngineFailed: if a copy holds anything else.
+        """Compare the digests that a copy holds with the model's.
+
+        Raises:
+            EngineFailed: if a copy holds anything else.
         """
         if wrong := differences(digests_of(attach(self._shared).named_state()), held):
             raise EngineFailed(f"{name} began with other weights than it was sent: {', '.join(wrong[:5])}")

@@ -1,4 +1,5 @@
-"""How a worker's process is started and watched, wherever it runs. What is said to it goes over a connection, the same for all.
+"""Start and supervision of a worker's process on any machine. Messages to it go over a connection, the
+same for all.
 
 A local worker gets one end of a socket pair; one that is started elsewhere dials back (`dialing.py`).
 """
@@ -37,7 +38,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended."""
+    """Exit status of a process."""
 
     code: int
     """Its exit status; negative: the signal that killed it."""
@@ -56,7 +57,7 @@ class Process(Protocol):
         ...
 
     def ended(self, timeout_s: float) -> Ended | None:
-        """How it ended, waited for at most so long; None: it goes on."""
+        """Its exit status, after a wait of at most `timeout_s`; None: it still runs."""
         ...
 
     def kill(self) -> None:
@@ -64,12 +65,12 @@ class Process(Protocol):
         ...
 
     def stacks(self, *, lost: bool) -> str:
-        """Where its threads are, as far as it can still say so; empty where it has ended, or its words go elsewhere. `lost`: it is killed
-        next, so it may be made to say them in a way that can crash it."""
+        """Stacks of its threads, if it can still report them; empty if it has ended, or its output goes
+        elsewhere. With `lost` it is killed next, so the request may crash it."""
         ...
 
     def last_lines(self) -> list[str]:
-        """What it said last, the newest last; none where its words go elsewhere."""
+        """Its last lines of output, the newest last; empty if its output goes elsewhere."""
         ...
 
 
@@ -105,11 +106,11 @@ class Launcher(Protocol):
 
 
 class Words:
-    """What a worker says, line by line: its stacks go to whoever asked for them, all else to standard error after its name, and the last
-    lines are kept.
+    """Output of a worker, line by line. Stacks go to the caller of `stacks`, everything else to
+    standard error after the worker's name; the last lines are kept.
 
     Args:
-        name: of the worker.
+        name: name of the worker.
     """
 
     def __init__(self, name: str) -> None:
@@ -135,7 +136,7 @@ class Words:
             print(f"[{self._name}] {printable(line)}", file=sys.stderr, flush=True)
 
     def stacks(self, ask: Callable[[], object]) -> str:
-        """What it says when it is asked; nothing, if it says nothing in time."""
+        """Stacks that the worker reports after `ask`; empty if it reports none in time."""
         lines = list[str]()
         with self._asking:
             while not self._stacks.empty():  # what came too late for who asked before

@@ -30,7 +30,7 @@ NOTHING_MORE = b""
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Who waits for a copy's answers: its queue, and the event loop that the queue is of."""
+    """A caller that waits for a copy's answers: its queue, and the queue's event loop."""
 
     loop: asyncio.AbstractEventLoop
     answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue[Any])
@@ -41,30 +41,31 @@ class Waiting:
 
 
 class CopyProcess:
-    """One copy: its processes, and threads that hand its answers to whoever waits for them and notice when one dies.
+    """One copy: its processes, and threads that hand its answers to their callers and notice a death.
 
     Args:
-        name: in errors.
-        setup: of its first rank.
-        devices: of all of its ranks.
-        store: a file for the ranks to meet in.
+        name: its name in errors.
+        setup: setup of its first rank.
+        devices: devices of all its ranks.
+        store: a file over which the ranks meet.
         launcher: starts its processes.
-        given_up: set when nobody waits for it to start any more.
+        given_up: set when no caller waits for its start any more.
     """
 
     def __init__(self, name: str, setup: Setup, devices: Sequence[str], store: Path, launcher: Launcher, given_up: threading.Event) -> None:
         self.name = name
         ranks = range(len(devices))
         self.processes = [setup.name if len(devices) == 1 else f"{setup.name}, rank {rank}" for rank in ranks]
-        """What each of its processes is called by who sends weights: another one that is started in its place is called otherwise."""
+        """Names of its processes, used to address weight transfers. A restarted process gets a new
+        name."""
         self._capabilities: Capabilities | None = None
         self._waiting: dict[int, Waiting] = {}
         """By the numbers of what was asked: an id of a request may be used again while answers to the last one are on their way."""
         self._numbers = itertools.count()
         self._outbox = SimpleQueue[bytes]()
-        """What is to be sent: nobody but a thread waits where a copy reads nothing."""
+        """Messages to send: only a thread waits if a copy reads nothing."""
         self._lock = threading.Lock()
-        """Of the connection while it is written to or closed."""
+        """Lock of the connection while it is written to or closed."""
         self._failure: str | None = None
         pipes = [socket.socketpair() for _ in devices[1:]]
         ends = [tuple(pair[0] for pair in pipes), *((pair[1],) for pair in pipes)]
@@ -180,7 +181,7 @@ class CopyProcess:
         self._close()
 
     def send(self, message: object) -> None:
-        """Have it sent; what it was told before comes first. Raises EngineLost if it is gone."""
+        """Send a message after the earlier ones. Raises EngineLost if the copy is gone."""
         if self._failure is not None:
             raise EngineLost(self._failure)
         self._post(message)
@@ -208,7 +209,7 @@ class CopyProcess:
         return answer
 
     def end(self) -> None:
-        """Have it end by itself, or else kill it. Whoever still waits is told."""
+        """End it by a message, or else kill it. Waiting callers get an error."""
         self._failure = self._failure or f"{self.name}: {CLOSED}"
         if self._capabilities is None:
             self._kill()

@@ -12,7 +12,7 @@ from whet.model.shared import SharedModel
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a copy is made of."""
+    """Parameters of a copy."""
 
     model: SharedModel
     config: EmbeddedConfig
@@ -24,12 +24,14 @@ class Setup:
     """Folder of the tokenizer that finds stop texts and reads grammars."""
     trust_remote_code: bool
     mapped: bool = True
-    """Whether new weights are put into the shared memory, from which a copy on the CPU then samples; else every process has its own."""
+    """True: new weights are put into the shared memory, from which a copy on the CPU then samples.
+    False: every process has its own."""
     keeps_weights: bool = False
-    """Whether they stay in memory while it sleeps: new ones come as changes to them."""
+    """True if weights stay in memory while the copy sleeps, since new ones come as changes to them."""
     elsewhere: bool = False
-    """Whether it runs on another machine than the memory with the weights: it begins with a copy of them (`first`)."""
+    """True if the copy runs on another machine than the memory with the weights: it begins with its own
+    copy of them (`first`)."""
     name: str = "engine copy 0"
     """As the sender of weights knows this process."""
     links: Links | None = None
-    """Where a rank of several finds the others."""
+    """Links of a rank to the others of its copy."""

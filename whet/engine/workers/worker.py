@@ -37,7 +37,7 @@ from whet.transport.receive import Receiver
 from whet.types import Receipt, Request
 
 KNOWN = (EngineRefused, EngineFailed, StaleCache, TransportError, OtherBase, ValueError)
-"""What a caller may want to tell apart; anything else becomes an `EngineFailed` with its words."""
+"""Errors that a caller may need to tell apart; any other becomes an `EngineFailed` with its message."""
 
 
 class Copy:
@@ -75,7 +75,7 @@ class Copy:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Do as told until told to close, or the other end is gone."""
+        """Obey messages until one closes the copy, or the other end is gone."""
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]]()
         threading.Thread(target=self._read, args=(lambda m: loop.call_soon_threadsafe(inbox.put_nowait, m),), daemon=True).start()
         self._connection.send(("ready", self._engine.capabilities))
@@ -122,7 +122,7 @@ class Copy:
             self._connection.send((number, _portable(error)))
 
     async def _begin(self, version: int, ticket: Ticket) -> Receipt:
-        """Take over the weights that a ticket stands for."""
+        """Take over the weights of a ticket."""
         self._receiver.check(ticket, self._engine.held)
         arriving = self._arriving(ticket)
         try:
@@ -216,7 +216,8 @@ def work(connection: Connection) -> None:
 
 
 def dial(invitation: Invitation) -> None:
-    """Be a worker in this process, which then is nothing else: it ends with whoever invited it. From its main thread.
+    """Turn this process into a worker, until the inviting process ends it. Call it from the main
+    thread.
 
     Raises:
         OSError, AuthenticationError: as `Invitation.accept`.

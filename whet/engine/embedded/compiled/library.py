@@ -1,4 +1,5 @@
-"""What is compiled of decoding: decode.c and draw.c, built with the C compiler at hand, once for each version and each processor."""
+"""The compiled part of decoding: decode.c and draw.c, built with the C compiler at hand, once for each
+version and each processor."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def compiler() -> list[str]:
 
 
 def _kept(folder: Path, begin: str) -> Path | None:
-    """What was built before, if there is any: its name ends in its digest. What has another digest is built anew."""
+    """An earlier build, if there is one: its name ends in its digest. A file with another digest is not
+    used."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.startswith(begin) and name.endswith(ENDING))
     except FileNotFoundError:
@@ -101,7 +103,7 @@ def _kept(folder: Path, begin: str) -> Path | None:
 
 
 def _build(folder: Path, begin: str) -> Path:
-    """Build into place, whoever else may be doing the same."""
+    """Build into place, safely if other processes do the same."""
     command = compiler()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -191,12 +193,14 @@ def _first_error(text: str) -> str:
 
 
 def _folder() -> Path:
-    """Where what was built is kept: a folder of this user's own, in XDG_CACHE_HOME or ~/.cache, which others may share."""
+    """Folder of the builds: this user's own, in XDG_CACHE_HOME or ~/.cache, which other users may
+    share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"whet-{os.geteuid()}"
 
 
 def _fingerprint() -> str:
-    """Of everything that the built file depends on: the source, how it is built, and the processor that it is built for."""
+    """Fingerprint of everything that the built file depends on: the source, its flags, and the
+    processor that it is built for."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

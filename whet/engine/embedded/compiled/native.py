@@ -30,7 +30,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 WORK_PER_THREAD = 4_000_000
 """Multiplications that a step must have for each thread that takes part."""
 POSITIONS = 1024
-"""Whose rotation is computed at first."""
+"""Number of positions whose rotation is computed at first."""
 CHECKED = ((40, 2), (5, 2), (1, 3))
 """Lengths of the sequences of a check, and how many of their last tokens are decoded."""
 TOLERANCE = 1e-4
@@ -76,7 +76,8 @@ class NativeDecode:
         self.begin_version()
 
     def begin_version(self) -> None:
-        """The model has other weights: they may be other tensors. Where a tensor lies is looked up in every step."""
+        """Forget the tensors of the weights, which have changed: their addresses are looked up in every
+        step."""
         self._tensors = [list(layer_tensors(layer)) for layer in self._layers]
         self._rotation = torch.empty(0), torch.empty(0)
 
@@ -141,7 +142,7 @@ class NativeDecode:
 
 
 def _threads(work: int) -> int:
-    """How many of torch's threads so many multiplications are for."""
+    """Number of torch's threads for `work` multiplications."""
     return min(torch.get_num_threads(), max(1, work // WORK_PER_THREAD))
 
 
@@ -217,16 +218,16 @@ def expected_sizes(config: Any, dim: int) -> list[int]:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether its address is all that there is to it."""
+    """True if the tensor's address describes it in full."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.is_contiguous() and tensor.dtype == torch.float32
 
 
 @torch.inference_mode()
 def checked(model: CausalModel) -> NativeDecode:
-    """The compiled step of a model, after it was compared with the model's own modules.
+    """The compiled step of a model, after a comparison with the model's own modules.
 
     Raises:
-        NotCompiled: if there is none, or it computes something else; the text says why.
+        NotCompiled: if there is no such step, or its results differ; the text says why.
     """
     native, size = NativeDecode(model), 4
     store = KVStore(sum(-(-length // size) for length, _ in CHECKED), size)
