@@ -68,7 +68,7 @@ def label_of(task: Task, reward: str) -> str:
 
 
 def call_name(reward: str, task: Task) -> str:
-    """What a call is called in errors."""
+    """Name of a call in errors."""
     return f"reward {reward} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
 
 
@@ -79,10 +79,13 @@ def bad_row(task: Task, reason: str) -> LabelError:
 
 
 def read_score(value: object, score_key: str | None = None) -> Rewards:
-    """What a user's function returned, as `Rewards`: a number, named components, or `Rewards` itself.
+    """The return value of a user's function as `Rewards`: a number, named components, or `Rewards`
+    itself.
 
-    A mapping's "total" is the total; without one, the total is the sum of its components. With `score_key`, that entry of a mapping is the
-    total, its other numbers are components, and what is no number is left out.
+    A mapping's "total" is the total; without one, the total is the sum of its components. With
+    `score_key`, that entry of a mapping is the total, its other numbers are components, and entries
+    that are no number are left out.
+
     Raises ValueError for anything else, and for numbers that are not finite.
     """
     if score_key is not None and isinstance(value, Mapping):

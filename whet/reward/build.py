@@ -51,8 +51,8 @@ class ComponentConfig(Config):
 
 
 class RewardConfig(Config):
-    """How trajectories are scored: by one reward (`name`), or by a weighted sum of several (`components`); then, or instead, siblings
-    together (`group`)."""
+    """Scoring of trajectories: by one reward (`name`), or by a weighted sum of several (`components`);
+    then, or instead, siblings together (`group`)."""
 
     name: str | None = None
     """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
@@ -90,20 +90,20 @@ class RewardConfig(Config):
 
     @property
     def scores_each(self) -> bool:
-        """Whether trajectories are scored one by one."""
+        """True if trajectories are scored one by one."""
         return self.name is not None or bool(self.components)
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a reward may be built with."""
+    """Resources that a reward may be built with."""
 
     pool: WorkerPool
     timeout_s: float
     policy: Path | None
     """Folder of the model whose tokens the trajectories hold; None: unknown."""
     scorer_of: ScorerOf
-    """Who scores for a reward with a model; None: it has a model of its own."""
+    """Returns the scorer of a reward with a model; None: the reward loads its own model."""
     score_key: str | None
     """Entry of a mapping from a user's function that is the reward."""
 
@@ -115,7 +115,7 @@ class BuiltIn(Generic[Options]):
     options: type[Options]
     make: Callable[[Options, Means], Reward]
     preload: tuple[str, ...] = ()
-    """What a worker imports for it before its first deadline starts."""
+    """Modules that a worker imports for the reward before its first deadline starts."""
 
 
 def _text(options: type[Options], rule: Callable[[Task, str, Options], Rewards]) -> BuiltIn[Options]:
@@ -176,16 +176,18 @@ def options_of(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: ScorerOf = lambda _: None) -> Reward:
-    """The reward of single trajectories that a configuration asks for. Its worker processes start with the first call that needs one.
+    """The reward of single trajectories that a configuration describes. Its worker processes start with
+    the first call that needs one.
 
     Args:
         config: the `[reward]` table.
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
-        scorer_of: who scores for a reward with a model; None: it has a model of its own.
+        scorer_of: returns the scorer of a reward with a model; None: the reward loads its own model.
 
     Raises:
-        ValueError: an unknown name, a reference that does not resolve, options that the reward does not take, no reward model, no
-            reward of single trajectories, or a variable of `environment` that is not set.
+        ValueError: an unknown name, a reference that does not resolve, options that the reward does not
+            take, no reward model, no reward of single trajectories, or a variable of `environment` that
+            is not set.
     """
     if not config.scores_each:
         raise ValueError("reward.group alone scores no trajectory by itself; set reward.name or reward.components")
@@ -202,7 +204,8 @@ def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: Sc
 
 
 def build_group_reward(config: RewardConfig) -> GroupReward | None:
-    """The reward of siblings together, with workers of its own; None: there is none.
+    """The reward of siblings together, with its own workers; None: the configuration has no group
+    reward.
 
     Raises:
         ValueError: a reference that does not resolve, options that the function does not take, or a variable that is not set.
@@ -292,7 +295,7 @@ def _build(component: ComponentConfig, means: Means) -> Reward:
 
 
 def _preload(name: str, options: Mapping[str, Any]) -> list[str]:
-    """What a worker imports before its first deadline starts."""
+    """Modules that a worker imports before its first deadline starts."""
     if name == "dispatch":
         choices = options_of(name, options).choices().values()
         return [reference for choice in choices for reference in _preload(choice.name, choice.options)]

@@ -40,7 +40,7 @@ TABLES: dict[str, dict[str, str]] = {
         "searchR1_*": "search_em",
     },
 }
-"""Which reward scores which type of row. A type that ends in `*` stands for all that begin so."""
+"""Reward for each type of row. A type that ends in `*` matches all that begin with it."""
 
 
 class Choice(Config):

@@ -12,7 +12,7 @@ class ExactOptions(Config):
     """Options of the reward `exact`."""
 
     extract: Extract = "whole"
-    """Where the answer stands in the reply (see the reward math)."""
+    """Place of the answer in the reply (see the reward math)."""
     casefold: bool = False
     """Upper and lower case are the same."""
     collapse_whitespace: bool = False

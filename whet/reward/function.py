@@ -1,7 +1,8 @@
 """A user's function as a reward: `fn(trajectory, **options) -> float | dict[str, float] | Rewards`.
 
-A plain function runs in a killable worker, where it is imported anew: it shares no state with the trainer, and what
-it keeps lives as long as its worker. A coroutine function runs in the event loop, so it must not block.
+A plain function runs in a killable worker, which imports it again: it shares no state with the trainer,
+and its own state lives as long as its worker. A coroutine function runs in the event loop, so it must
+not block.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SyncFunction:
         return rewards_from_json(result["rewards"])
 
     def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Nothing to release: the pool belongs to its maker."""
 
 
 class AsyncFunction:
@@ -71,7 +72,7 @@ class AsyncFunction:
 
 
 async def awaited(call: Awaitable[Any], timeout_s: float, what: str) -> Any:
-    """What a user's coroutine returns; `what` names it in errors.
+    """The result of a user's coroutine; `what` names it in errors.
 
     Raises:
         RewardTimeout: it took longer than `timeout_s`.

@@ -96,7 +96,8 @@ def score(reference: str, options: Mapping[str, Any], trajectories: JSON, score_
 
 
 def read_scores(value: object, num: int, score_key: str | None = None) -> list[Rewards]:
-    """What a function of siblings returned, one score for each of `num`. Raises ValueError for anything else."""
+    """Return value of a function of siblings, as one score for each of `num`. Raises ValueError for
+    anything else."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(f"it returned a {type(value).__name__}; return a list with one score for each trajectory")
     if len(value) != num:
@@ -111,7 +112,8 @@ def read_scores(value: object, num: int, score_key: str | None = None) -> list[R
 
 
 def _named(config: GroupRewardConfig, rewards: Rewards, trajectory: Trajectory) -> Rewards:
-    """With its parts beside those that the trajectory was scored with before; a number alone goes by the function's name."""
+    """The rewards with their parts added to the earlier components of the trajectory; a single number
+    gets the function's name."""
     parts = rewards.components or {config.name.rpartition(":")[2]: rewards.total}
     before = {} if trajectory.rewards is None else trajectory.rewards.components
     return replace(rewards, components={**before, **parts})

@@ -37,7 +37,7 @@ class HttpFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often to try, and how long to wait in between."""
+    """Number of attempts, and waits between them."""
 
     attempts: int = 10
     backoff_s: float = 1.0
@@ -60,7 +60,8 @@ class JsonClient:
         self._closed = False
 
     async def post(self, payload: JSON, read: Callable[[JSON], T], retries: Retries, what: str) -> T:
-        """What `read` makes of the answer, after as many attempts as it takes. `read` raises ValueError for an answer that is no good.
+        """The answer as read by `read`, after as many attempts as necessary. `read` raises ValueError
+        for an unusable answer.
 
         Raises RewardTimeout if the last attempt's deadline passed, RewardError if it failed otherwise; both say how.
         """

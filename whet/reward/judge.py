@@ -23,7 +23,7 @@ _LINE = re.compile(r"(?:criterion\s+)?(\d{1,4})\s*[:.)=-]\s*(fully|partly|not)(?
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
-    """What is to be graded."""
+    """A reply to grade, with its criteria."""
 
     prompt: tuple[Message, ...] | str
     response: str

@@ -1,11 +1,13 @@
-"""The parent of one reward worker, which ends whatever the worker started: `python -I -S keeper.py CONTROL COMMAND...`.
+"""The parent of one reward worker, which ends everything that the worker started: `python -I -S
+keeper.py CONTROL COMMAND...`.
 
-It runs no code but this and imports the standard library alone. On Linux it is a subreaper (prctl(2)): a process of its worker's that
-loses its parent becomes its own child, also from a session of its own. Elsewhere it notes the tree of processes, by their ids and when
-they began, as long as it can be seen.
+It runs no other code and imports the standard library alone. On Linux it is a subreaper (prctl(2)): a
+process of its worker's that loses its parent becomes its own child, also from a session of its own.
+Elsewhere it records the tree of processes, by their ids and start times, as long as it can be seen.
 
-CONTROL is its end of a socket: `b` has it take what runs now as the worker's own, `s` has it end all that was started since; it answers
-each with `.`, or `!` if something could not be ended. When the socket is closed, or its starter is gone, it ends everything.
+CONTROL is its end of a socket: after `b` it counts the running processes as the worker's own, after `s`
+it ends every process started since; it answers each with `.`, or `!` if something could not be ended.
+When the socket is closed, or its starter is gone, it ends everything.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LOOKS = 2
 SWEPT, LEFT = b".", b"!"
 PROC = os.path.exists("/proc/self/stat")
 LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Whether Linux lists each thread's children."""
+"""True if Linux lists each thread's children."""
 
 Born = dict[int, str]
 """Processes by their ids, each with when it began."""
@@ -48,7 +50,7 @@ class Keeper:
         self._control, self._starter = control, os.getppid()
         self._adopts = _call_prctl(PR_SET_CHILD_SUBREAPER)
         self._ended: int | None = None
-        """How the worker ended, as waitpid tells it."""
+        """Status of the worker's end, as waitpid gives it."""
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
@@ -56,9 +58,9 @@ class Keeper:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._worker = _start(command, control)
         self._own: Born = self._below()
-        """What the worker keeps from call to call, itself included."""
+        """Processes that the worker keeps from call to call, itself included."""
         self._seen: Born = {}
-        """Of all that it started: what may have lost its parent, where nobody adopts it."""
+        """Started processes that may have lost their parent, on systems without a subreaper."""
 
     def run(self) -> None:
         """Until the worker or its starter ends; then nothing that the worker started is left, and this process ends as the worker did."""
@@ -140,7 +142,7 @@ class Keeper:
 
 
 def _start(command: list[str], control: socket.socket) -> int:
-    """The worker, in a session of its own; on Linux it dies with this process."""
+    """The worker, in its own session; on Linux it dies with this process."""
     keeper, worker = os.getpid(), os.fork()
     if worker:
         null = os.open(os.devnull, os.O_RDWR)
@@ -219,7 +221,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _end_as(status: int | None) -> None:
-    """End in the way of a process whose end waitpid told."""
+    """End this process with the status that waitpid gave of another."""
     if status is None:
         os._exit(0)
     code = os.waitstatus_to_exitcode(status)

@@ -80,20 +80,21 @@ READERS: dict[str, Callable[[Any], Reader]] = {
 
 
 def reader_of(name: str, options: Mapping[str, Any]) -> Reader | None:
-    """How a reward reads its rows; None: nobody knows beforehand, or any row will do."""
+    """Reader of a reward's rows; None: the reward has none, and any row may do."""
     return READERS[name](options_of(name, options)) if name in READERS else None
 
 
 def readers_of(config: RewardConfig) -> list[Reader]:
-    """How the parts of a reward read their rows."""
+    """Readers of the rows of a reward's parts."""
     parts = components_of(config).values() if config.scores_each else ()
     return [reader for part in parts if (reader := reader_of(part.name, part.options)) is not None]
 
 
 async def unusable_rows(config: RewardConfig, tasks: Sequence[Task]) -> list[str]:
-    """What is wrong with the rows that a reward cannot score, a line each.
+    """Faults of the rows that a reward cannot score, a line each.
 
-    The rewards that come with whet read their rows here as they do in the run. Functions of the user's, models and servers are not asked.
+    Rewards that come with whet read their rows here as they do in the run. A user's functions, models
+    and servers are not called.
     """
     readers = readers_of(config)
     faults: list[str] = []

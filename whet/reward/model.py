@@ -19,16 +19,17 @@ class ModelRewardOptions(Config):
     """tokens: the policy's own, which asks for the policy's vocabulary; messages: they go through the reward model's own chat template, for
     conversations of one turn; auto: tokens where the two vocabularies are the same."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of parameters and computation."""
+    """Type of parameters and computation."""
     device: str = "auto"
     """auto picks cuda, then mps, then cpu."""
     spread: bool = False
     """In a run of several processes: over all of them, as `train.parallel` spreads the policy, instead of whole in the first one. What it
     scores waits while they do something else together."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
+    """Allow code that comes with the model to run."""
     batch_tokens: int = Field(default=8192, ge=1)
-    """What waits is scored together, up to so many tokens (a longer one alone); in deterministic mode each one is scored alone."""
+    """Tokens that are scored together, at most (a longer reply is scored alone); in deterministic mode
+    each reply is scored alone."""
 
     @model_validator(mode="after")
     def _where(self) -> ModelRewardOptions:
@@ -51,4 +52,4 @@ class Scorer(Protocol):
 
 
 ScorerOf = Callable[[ModelRewardOptions], Scorer | None]
-"""Who scores for a reward with a model; None: it has a model of its own."""
+"""Returns the scorer of a reward with a model; None: the reward loads its own model."""

@@ -27,7 +27,7 @@ KEY = "reward.options.path"
 
 
 def model_config(options: ModelRewardOptions) -> ModelConfig:
-    """How the reward model is held."""
+    """Settings of the reward model as a `ModelConfig`."""
     return ModelConfig(path=options.path, dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code)
 
 
@@ -58,16 +58,16 @@ class OneScorer:
 
 
 class ModelReward:
-    """Scores trajectories with a reward model, on a thread of its own.
+    """Scores trajectories with a reward model, on its own thread.
 
     Args:
-        options: which model, and what it reads.
+        options: the model, and the form of its input.
         policy: folder of the model whose tokens the trajectories hold; None: unknown.
         scorer: the model; None: it is loaded here.
 
     Raises:
-        ValueError: the folder holds no reward model, its vocabulary is not the policy's and `reads` is `tokens`,
-            or the device is not there.
+        ValueError: the folder holds no reward model, its vocabulary is not the policy's and `reads` is
+            `tokens`, or the device does not exist.
     """
 
     def __init__(self, options: ModelRewardOptions, policy: Path | None, scorer: Scorer | None = None) -> None:
@@ -103,7 +103,7 @@ class ModelReward:
         return Rewards(score)
 
     def close(self) -> None:
-        """What waits fails; what is being scored is waited for."""
+        """Fail the waiting calls, and wait for the running one."""
         self._thread.shutdown(cancel_futures=True)
         while self._queue:
             waiting = self._queue.popleft()
@@ -111,7 +111,8 @@ class ModelReward:
                 waiting.score.set_exception(RewardError("the reward model was closed before it had scored this"))
 
     def _tokens(self, trajectory: Trajectory, name: str) -> tuple[int, ...]:
-        """What the model reads, up to the last token that the policy said: the end of its turn, unless it was cut."""
+        """The model's input, up to the last token that the policy sampled: the end of its turn, unless
+        it was truncated."""
         turns = trajectory.turns
         if self._reads_tokens:
             first = max((i for i, turn in enumerate(turns) if turn.restart), default=0)

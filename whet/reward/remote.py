@@ -16,7 +16,9 @@ class RemoteOptions(Config):
     """Options of the reward `remote`."""
 
     url: str
-    """Where to POST, for example http://127.0.0.1:8000/score."""
+    """Address to POST to, for example http:
+    127.0.0.1:8000/score.
+    """
     score_key: str | None = None
     """If the answer is an object: which of its numbers is the reward, the others are components; unset: `total`, else their sum."""
     attempts: int = Field(default=10, ge=1)

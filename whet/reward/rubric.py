@@ -21,23 +21,26 @@ MAPPINGS: dict[Mapping, dict[bool, dict[Grade, float]]] = {
     "lenient": {True: {"fully": 1.0, "partly": 1.0, "not": 0.0}, False: {"fully": 1.0, "partly": 0.0, "not": 0.0}},
     "graded": {True: {"fully": 1.0, "partly": 0.5, "not": 0.0}, False: {"fully": 1.0, "partly": 0.5, "not": 0.0}},
 }
-"""What share of its weight a criterion counts: by mapping, whether its weight is positive, and grade."""
+"""Share of its weight that a criterion counts: by mapping, sign of the weight (True: positive), and
+grade."""
 
 
 class Criterion(Config):
-    """What a good reply does (positive weight) or a bad one (negative weight)."""
+    """A property of a good reply (positive weight) or of a bad one (negative weight)."""
 
     text: str = Field(min_length=1)
     weight: float = Field(default=1.0, allow_inf_nan=False)
     name: str | None = None
-    """Of its component; unset: `criterion_1` and so on."""
+    """Name of its component; unset: `criterion_1` and so on."""
 
 
 class RubricOptions(Config):
     """Options of the reward `rubric`."""
 
     base_url: str
-    """Of an OpenAI-compatible server, for example http://127.0.0.1:8000/v1."""
+    """Base URL of an OpenAI-compatible server, for example http:
+    127.0.0.1:8000/v1.
+    """
     model: str
     """The judge's name there."""
     api_key_env: str | None = None
@@ -54,7 +57,7 @@ class RubricOptions(Config):
     max_concurrent: int = Field(default=16, ge=1)
     """Requests under way at once."""
     max_tokens: int = Field(default=2048, ge=1)
-    """Of the judge's answer."""
+    """Length limit of the judge's answer in tokens."""
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """The judge's."""
 

@@ -28,7 +28,8 @@ _MONTH_DAYS = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 
 
 def parentheses(reply: str) -> bool:
-    """Brackets of any kind, rightly closed, nest at least five deep; a wrong closing bracket starts the count anew."""
+    """Brackets of any kind, correctly closed, nest at least five deep; a wrong closing bracket restarts
+    the count."""
     open_brackets: list[str] = []
     deepest = 0
     for mark in reply:
@@ -70,7 +71,7 @@ def options(reply: str, *, options: str) -> bool:
 
 
 def newline(reply: str) -> bool:
-    """Each word stands on a line of its own."""
+    """Each word is on its own line."""
     text = reply.translate(NO_PUNCTUATION).strip()
     return sum(line != "" for line in text.split("\n")) == len(text.split())
 

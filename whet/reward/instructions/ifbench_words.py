@@ -40,12 +40,12 @@ def word_count_range(reply: str, *, min_words: int, max_words: int) -> bool:
 
 
 def unique_word_count(reply: str, *, N: int) -> bool:
-    """At least so many different words, without punctuation at their edges, in any case."""
+    """At least N different words, without punctuation at their edges, in any case."""
     return len({word.strip(EDGES) for word in reply.lower().split()}) >= N
 
 
 def stop_words(reply: str, *, percentage: float) -> bool:
-    """At most so many per cent of the words are English stop words."""
+    """At most `percentage` per cent of the words are English stop words."""
     words = re.findall(r"\w+", reply.lower())
     return bool(words) and 100 * sum(word in _STOP_WORDS for word in words) / len(words) <= percentage
 
@@ -63,23 +63,24 @@ def sentence_balance(reply: str) -> bool:
 
 
 def conjunctions(reply: str, *, small_n: int) -> bool:
-    """At least so many different spellings of coordinating conjunctions."""
+    """At least `small_n` different spellings of coordinating conjunctions."""
     return len({word for word in reply.split() if word.strip(EDGES).lower() in _CONJUNCTIONS}) >= small_n
 
 
 def person_names(reply: str, *, N: int) -> bool:
-    """At least so many different names of the instruction's list."""
+    """At least N different names of the instruction's list."""
     return len(set(_NAMES) & set(re.findall(r"\w+", reply))) >= N
 
 
 def overlap(reply: str, *, reference_text: str, percentage: float) -> bool:
-    """Of the different runs of three characters, so many per cent (2 more or less) are in the reference."""
+    """`percentage` per cent (2 more or less) of the reply's different runs of three characters are in
+    the reference."""
     mine, reference = ({text[i : i + 3] for i in range(len(text) - 2)} for text in (reply, reference_text))
     return bool(mine) and abs(100 * len(mine & reference) / len(mine) - percentage) <= 2
 
 
 def numbers(reply: str, *, N: int) -> bool:
-    """Exactly so many runs of digits, once all punctuation is left out."""
+    """Exactly N runs of digits, after all punctuation is removed."""
     return len(re.findall(r"\d+", reply.translate(NO_PUNCTUATION))) == N
 
 
@@ -172,7 +173,7 @@ def paragraph_last_first(reply: str) -> bool:
 
 
 def sentence_increment(reply: str, *, small_n: int) -> bool:
-    """Each sentence has exactly so many words more than the one before."""
+    """Each sentence has exactly `small_n` words more than the one before."""
     counts = [len(sentence.translate(NO_PUNCTUATION).split()) for sentence in sentences(reply)]
     return all(after == before + small_n for before, after in pairwise(counts))
 

@@ -24,7 +24,7 @@ def keywords_exist(reply: str, *, keywords: list[str]) -> bool:
 
 
 def keyword_frequency(reply: str, *, keyword: str, frequency: int, relation: Relation) -> bool:
-    """How often the keyword occurs, in any case, as part of a word too."""
+    """Number of occurrences of the keyword, in any case, as part of a word too."""
     return _holds(reply.lower().count(keyword.strip().lower()), frequency, relation)
 
 
@@ -34,7 +34,7 @@ def forbidden_words(reply: str, *, forbidden_words: list[str]) -> bool:
 
 
 def letter_frequency(reply: str, *, letter: str, let_frequency: int, let_relation: Relation) -> bool:
-    """How often the letter occurs, in any case."""
+    """Number of occurrences of the letter, in any case."""
     return _holds(reply.lower().count(letter.strip().lower()), let_frequency, let_relation)
 
 
@@ -60,7 +60,8 @@ def number_paragraphs(reply: str, *, num_paragraphs: int) -> bool:
 
 
 def nth_paragraph_first_word(reply: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """So many paragraphs, parted by an empty line, and the n-th of them starts with the word."""
+    """`num_paragraphs` paragraphs, separated by an empty line, and the n-th of them starts with the
+    word."""
     paragraphs = reply.split("\n\n")
     count = sum(bool(paragraph.strip()) for paragraph in paragraphs)
     if count != num_paragraphs or not 1 <= nth_paragraph <= count:
@@ -74,7 +75,7 @@ def nth_paragraph_first_word(reply: str, *, num_paragraphs: int, nth_paragraph: 
 
 
 def number_placeholders(reply: str, *, num_placeholders: int) -> bool:
-    """At least so many `[placeholders]`, each on one line."""
+    """At least `num_placeholders` `[placeholders]`, each on one line."""
     found = 0
     for line in reply.split("\n"):
         place = line.find("[")
@@ -92,7 +93,7 @@ def postscript(reply: str, *, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(reply: str, *, num_bullets: int) -> bool:
-    """Exactly so many lines that start with `*` (not two of them) or with `-`."""
+    """Exactly `num_bullets` lines that start with `*` (not two of them) or with `-`."""
     lines = [line.lstrip() for line in reply.split("\n")]
     return sum(line.startswith("-") or (line.startswith("*") and len(line) > 1 and line[1] != "*") for line in lines) == num_bullets
 
@@ -103,14 +104,14 @@ def constrained_response(reply: str) -> bool:
 
 
 def number_highlighted_sections(reply: str, *, num_highlights: int) -> bool:
-    """At least so many `*highlights*` or `**highlights**`, each on one line and not empty."""
+    """At least `num_highlights` `*highlights*` or `**highlights**`, each on one line and not empty."""
     single = re.findall(r"\*[^\n*]*\*", reply)
     double = re.findall(r"\*\*[^\n*]*\*\*", reply)
     return sum(bool(part.strip("*").strip()) for part in (*single, *double)) >= num_highlights
 
 
 def multiple_sections(reply: str, *, section_spliter: str, num_sections: int) -> bool:
-    """At least so many sections, each headed by the word and a number."""
+    """At least `num_sections` sections, each headed by the word and a number."""
     return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d", reply)) >= num_sections
 
 
@@ -153,17 +154,17 @@ def end_checker(reply: str, *, end_phrase: str) -> bool:
 
 
 def capital_word_frequency(reply: str, *, capital_frequency: int, capital_relation: Relation) -> bool:
-    """How many words are all capitals."""
+    """Number of words in capitals."""
     return _holds(sum(token.isupper() for token in tokens(reply)), capital_frequency, capital_relation)
 
 
 def english_capital(reply: str) -> bool:
-    """No small letter, and English as far as can be told."""
+    """No lower-case letter, and English as far as the language can be detected."""
     return reply.isupper() and _language_is(reply, "en")
 
 
 def english_lowercase(reply: str) -> bool:
-    """No capital letter, and English as far as can be told."""
+    """No capital letter, and English as far as the language can be detected."""
     return reply.islower() and _language_is(reply, "en")
 
 
@@ -172,7 +173,7 @@ def no_comma(reply: str) -> bool:
 
 
 def quotation(reply: str) -> bool:
-    """The whole stands in double quotation marks."""
+    """The whole reply is in double quotation marks."""
     text = reply.strip()
     return len(text) > 1 and text[0] == '"' and text[-1] == '"'
 

@@ -13,7 +13,7 @@ from whet.reward.instructions import ifeval
 from whet.types import JSON
 
 Instruction = Callable[..., bool]
-"""Whether a reply follows it: `check(reply, **arguments)`."""
+"""Check of a reply against an instruction: `check(reply, **arguments)`."""
 
 
 class InstructionError(ValueError):

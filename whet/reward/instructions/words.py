@@ -101,7 +101,7 @@ def language(text: str) -> str | None:
 
 
 def is_emoji(character: str) -> bool:
-    """Whether a character is shown as a picture, by the blocks in which Unicode keeps emoji."""
+    """True if a character is shown as a picture, by Unicode's blocks of emoji."""
     code = ord(character)
     blocks = ((0x1F300, 0x1FAFF), (0x2600, 0x27BF), (0x1F1E6, 0x1F1FF), (0x2B05, 0x2B55), (0x1F000, 0x1F2FF))
     return any(first <= code <= last for first, last in blocks) or code in (0x203C, 0x2049, 0x2139, 0x231A, 0x231B, 0x23E9, 0x23F0, 0x3030)

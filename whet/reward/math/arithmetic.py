@@ -189,7 +189,7 @@ def _value_bound(tree: Tree) -> float:
 
 
 def _degree(tree: Tree) -> int:
-    """How often one bracket can come to be multiplied by itself: the product of the exponents over it, at most.
+    """Bound on the power to which a bracket can be raised: the product of the exponents over it.
 
     Raises Refused above MAX_POWER.
     """

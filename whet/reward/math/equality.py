@@ -18,7 +18,7 @@ SETTLE = "whet.reward.math.equality:settle"
 
 BAD_LABEL = "label: "
 _FAULTS = (Refused, ArithmeticError, ValueError, RecursionError, MemoryError)
-"""What comes of computing formulas that a model wrote: a refusal, or mpmath's errors."""
+"""Errors from computing formulas that a model wrote: a refusal, or mpmath's errors."""
 MAX_PAIRS = 20_000
 """Comparisons of members that an unordered answer may take."""
 _HALF_DAY_S = 12 * 3600
@@ -33,7 +33,7 @@ class Question:
 
 
 def compare(label: Form, answer: Form) -> bool | Question:
-    """Whether two answers are equal; a question where it takes values of formulas to tell."""
+    """True if two answers are equal; a question if only values of formulas can tell."""
     if label.kind != answer.kind:
         return False
     if label.kind == "time":
@@ -65,7 +65,8 @@ def compare(label: Form, answer: Form) -> bool | Question:
 
 
 def _times(label: Sequence[str | int | None], answer: Sequence[str | int | None]) -> bool:
-    """A time of day up to 12:59 without a.m. and p.m. is either, beside one with it."""
+    """Equality of two times. A time up to 12:59 without a.m. and p.m. can be either, compared with one
+    that has it."""
     (first, clock), (second, other_clock) = label, answer
     assert isinstance(first, int) and isinstance(second, int)
     if {clock, other_clock} == {"either", "halves"}:
@@ -125,7 +126,7 @@ def _leaf_json(leaf: Leaf) -> JSON:
 
 
 def _is_exact(question: JSON) -> bool:
-    """Whether every tree is a plain number."""
+    """True if every tree is a plain number."""
     trees = [reading[0] for side in ("first", "second") for item in question[side] for leaf in item[1] for reading in leaf]
     trees += [tree for pair in question["conditions"] for tree in pair]
     return all(_is_number(tree) for tree in trees)
@@ -180,7 +181,7 @@ class _Comparison:
         return None
 
     def _matched(self, first: Sequence[JSON], second: Sequence[JSON]) -> bool:
-        """Whether each item has a partner of its own on the other side; in a set, repeated ones count once."""
+        """True if each item has its own partner on the other side; in a set, repeated items count once."""
         if len(first) * len(second) > MAX_PAIRS:
             raise Refused("its lists are too long to be compared")
         left = list(second)
@@ -223,7 +224,7 @@ class _Comparison:
         return figure is not None and abs(figure) >= 1 and self._equal(part, plain)
 
     def _same_angle(self, degrees: Tree, other: Tree) -> bool:
-        """Whether so many degrees are an angle that is written with pi."""
+        """True if `degrees` degrees are an angle that is written with pi."""
         return _has(other, "pi") and self._equal(["/", ["*", degrees, ["pi"]], ["number", "180"]], other)
 
     def _equal(self, one: Tree, other: Tree) -> bool:
@@ -254,7 +255,7 @@ class _Comparison:
         return self._values[key]
 
     def _proportional(self, one: Tree, other: Tree, *, positive: bool) -> bool:
-        """Whether one tree is a constant times the other: two equations with the same solutions."""
+        """True if one tree is a constant times the other: two equations with the same solutions."""
         if one == other:
             return True
         pairs = [(a, b) for a, b in self._pairs(one, other) if a and b]

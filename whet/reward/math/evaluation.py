@@ -14,7 +14,7 @@ from whet.reward.math.arithmetic import Tree, parts_of
 from whet.reward.math.grammar import Refused
 
 ROUNDING_BITS = 60
-"""What is smaller than the rest by the precision less these is rounding."""
+"""Guard bits: a number smaller than the rest by the precision less these bits is a rounding error."""
 MAX_MAGNITUDE = 20_000
 """Binary order of the largest number, and of the smallest."""
 MAX_GAMMA = 2000

@@ -1,4 +1,5 @@
-"""Where the final answer stands in a reply. Every strategy takes time linear in what it reads."""
+"""Extraction of the final answer from a reply. Every strategy takes time linear in the text that it
+reads."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _FORMULA_AFTER = re.compile(
     rf"\s*(?:[+^_!\u00d7÷·{{}}]|\*(?!\*)|\*\*(?=\w)|/\s*[\w\\(]|\\(?!%|,|\)|\]|text|mathrm|[ ;])|\([A-Za-z0-9]"
     rf"|[{_DASH}]\s?[\d\\(]|[{_DASH}]\s?[A-Za-z](?![A-Za-z]))"
 )
-"""Of a formula of which the number is only a part."""
+"""Continuation that makes a number a part of a formula."""
 _BOLD = re.compile(r"(?<![\w)])\s*\*\*$")
 _WORDS_TOO = ("in", "A", "C", "F", "K", "B", "l", "min", "second", "mi", "day")
 """Units that a sentence may go on with."""
@@ -45,7 +46,8 @@ _NUMBERING = re.compile(r"[.)]\s")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` or `\fbox{...}` holds; None if there is none or it is never closed."""
+    r"""Content of the last `\boxed{...}` or `\fbox{...}`; None if there is no box or it is never
+    closed."""
     start = None
     for match in _BOX.finditer(text):
         start = match.end()
@@ -93,7 +95,7 @@ def _is_in_word(text: str, start: int) -> bool:
 
 
 def _is_numbering(text: str, match: re.Match[str]) -> bool:
-    """Whether it numbers a line: `2. Then ...`."""
+    """True if the number only counts a line: `2. Then ...`."""
     after = _NUMBERING.match(text, match.end())
     if after is None or not match.group().isdigit() or not text[after.end() : after.end() + 1].strip():
         return False
@@ -101,7 +103,7 @@ def _is_numbering(text: str, match: re.Match[str]) -> bool:
 
 
 def _takes_sign(before: str) -> bool:
-    """Whether a dash and a space after this are a minus: `x = - 5`."""
+    """True if a dash and a space after this text are a minus: `x = - 5`."""
     return before.rstrip()[-1:] in tuple("=(,:<>≈[{$") and before.strip() != ""
 
 
@@ -127,7 +129,8 @@ def _unit_after(text: str, match: re.Match[str]) -> str:
 
 
 def said(text: str) -> str | None:
-    """What follows the last "answer is" or "answer:": the formula if it is marked as one, else the sentence's rest."""
+    """The text after the last "answer is" or "answer:": the formula if it is marked as one, else the
+    rest of the sentence."""
     last = None
     for match in _SAID.finditer(text):
         last = match
@@ -142,7 +145,8 @@ def said(text: str) -> str | None:
 
 
 def auto(text: str) -> str | None:
-    """The last box; without any box, what follows the last `####`; else what is said to be the answer; or a number."""
+    """The last box; without any box, the text after the last `####`; else the text after "answer is";
+    else the last number."""
     if _BOX.search(text):
         return last_boxed(text)
     for strategy in (after_hash, said, last_number):

@@ -26,7 +26,7 @@ _MARKED = re.compile(
 )
 """Signs of geometry and of vectors; a line over repeating decimals is none."""
 MAX_ITEMS = 100
-"""Of a list, set or matrix."""
+"""Number of items of a list, set or matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Leaf:
     quantity: Number | None = None
     """The other reading of a number with a letter: `5 m` is five times m, or five meters."""
     wants_unit: bool = False
-    """That reading counts only beside another unit: `5m`, without a space."""
+    """The reading counts only if the other side has a unit: `5m`, without a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer is."""
+    """The form of an answer."""
 
     kind: Kind
     shape: Shape = "one"
@@ -60,11 +60,11 @@ class Form:
     name: str | None = None
     """Left side of `x = ...`, or the variable of an inequality."""
     names: tuple[str, ...] = ()
-    """Of the items of `x = 1, y = 2`."""
+    """Names of the items of `x = 1, y = 2`."""
     conditions: tuple[tuple[Tree, Tree], ...] = ()
     """Trees that have to be equal for the answer to stand, as in `2 + 3 = 5`."""
     key: tuple[str | int | None, ...] = ()
-    """What is compared of any other kind than items."""
+    """Value that is compared, for every kind other than items."""
 
 
 _RELATION = re.compile(r"\\(?:le|lt|ge|gt|ne|in|approx)(?![A-Za-z])|[=<>]")

@@ -63,7 +63,7 @@ class _Parser:
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
         self._tokens, self._place = tokens, 0
         self._angles = 0
-        """How many circular functions stand around this place."""
+        """Number of circular functions around this place."""
         self._bars = 0
         self._quotient = False
         """The product under way has been divided by a slash: what follows without a sign may belong to the divisor."""
@@ -134,7 +134,7 @@ class _Parser:
         return self.kind is not None
 
     def _mixed_follows(self) -> bool:
-        """Whether a number after a number is the fraction of a mixed number: `7 3/4`."""
+        """True if a number after a number is the fraction of a mixed number: `7 3/4`."""
         before = self._tokens[self._place - 1]
         rest = self._tokens[self._place : self._place + 3]
         return (
@@ -187,7 +187,7 @@ class _Parser:
         return tree
 
     def _is_degree(self) -> bool:
-        """Whether an exponent is a degree sign, which is taken."""
+        """True if an exponent is a degree sign, which is then consumed."""
         rest = self._tokens[self._place : self._place + 3]
         if rest[:1] == [("command", "circ")]:
             self._place += 1
@@ -320,7 +320,8 @@ class _Parser:
         return ["^", tree, power] if power else tree
 
     def _function_argument(self) -> Tree:
-        """What a function is of: the bracket that follows, or the factors up to the next sign, function or bracket."""
+        """Argument of a function: the bracket that follows, or the factors up to the next sign,
+        function or bracket."""
         if self._at("mark", "(", "[", "{"):
             tree = self._group()
             if self._at("mark", "^", "!"):

@@ -86,7 +86,7 @@ def _check_growth(text: str) -> None:
 
 
 def _variables(text: str) -> set[str]:
-    """Every letter and Greek letter, whatever it stands for."""
+    """Every letter and Greek letter of the text."""
     commands = set(_COMMAND.findall(text))
     return (commands & frozenset(GREEK.split())) | {letter for letter in _COMMAND.sub(" ", text) if letter.isalpha()}
 
@@ -144,7 +144,8 @@ def _exponent(text: str, start: int) -> tuple[str, int]:
 
 
 def _exponent_bound(exponent: str) -> int:
-    """How large an exponent can be: the product of its numbers. Within it only a variable may be raised, to a digit."""
+    """Bound on an exponent: the product of its numbers. Within it only a variable may be raised, to a
+    digit."""
     if not exponent.strip():
         raise Refused("an exponent is missing")
     for command in _COMMAND.findall(exponent):

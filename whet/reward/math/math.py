@@ -30,8 +30,8 @@ class MathOptions(Config):
     """Options of the reward `math`."""
 
     extract: Extract = "auto"
-    r"""Where the answer stands: in the last `\boxed{}`, after the last `####`, as the last number, in the whole reply;
-    auto: the first of box, hash, "the answer is ...", last number that there is."""
+    r"""Place of the answer: the last `\boxed{}`, after the last `####`, the last number, or the whole
+    reply; auto: the first of box, hash, "the answer is ...", last number that exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class MathReward:
         return _verdict(equal, label, answer)
 
     def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Nothing to release: the pool belongs to its maker."""
 
     async def _settle(self, task: Task, label: Reading, answer: Reading, question: Question) -> Rewards:
         try:
@@ -98,13 +98,14 @@ def read_answer(raw: str) -> Reading:
 
 
 def decide(label: str, answer: str) -> bool | None:
-    """Whether two normalised answers are equal, as far as text and exact arithmetic can tell; None if it takes values of formulas."""
+    """True if two normalised answers are equal, as far as text and exact arithmetic can tell; None if
+    only values of formulas can tell."""
     equal = decide_readings(read_answer(label), read_answer(answer))
     return None if isinstance(equal, Question) else equal
 
 
 def decide_readings(label: Reading, answer: Reading) -> bool | Question:
-    """Whether two answers are equal; a question where it takes values of formulas to tell."""
+    """True if two answers are equal; a question if only values of formulas can tell."""
     if _tight(label.text) == _tight(answer.text):
         return True
     if label.form is None or answer.form is None:
@@ -118,7 +119,8 @@ def decide_readings(label: Reading, answer: Reading) -> bool | Question:
 
 @functools.lru_cache(maxsize=1024)
 def _read_label(label: str) -> Reading | str:
-    """The reading of a label, or why there is none. A label with several readings is compared as text."""
+    """The reading of a label, or the reason that it has none. A label with several readings is compared
+    as text."""
     text = normalise(after_hash(label) or last_boxed(label) or label)
     try:
         return Reading(text, read_form(text))

@@ -14,7 +14,7 @@ from itertools import pairwise
 from whet.reward.math.units import LONE_LETTERS, MARKS, MAX_UNIT, Unit, is_known, parse_unit
 
 MAX_LENGTH = 400
-"""Of the text of a number; a longer one is none."""
+"""Length limit of a number's text; a longer text is no number."""
 
 _GROUPED = (
     r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d*)?"  # 1,234.5
@@ -98,7 +98,7 @@ def parse_number(text: str, *, lone_letters: bool = False) -> Number | None:
 
 
 def _sign(text: str) -> tuple[bool, str, str]:
-    """Whether it is negative, its currency mark, and the text without both (`-$5`, `$-5`, `USD 5`)."""
+    """Sign (True: negative), currency mark, and the text without both (`-$5`, `$-5`, `USD 5`)."""
     body, negative, mark = text.strip(), False, ""
     for _ in range(2):
         if body[:1] in ("-", "+"):

@@ -17,7 +17,7 @@ MAX_UNIT = 60
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts: a dimension, and how many of the dimension's own units it is."""
+    """A unit: a dimension, and its size in the dimension's own units."""
 
     dimension: str
     factor: Fraction = Fraction(1)
@@ -82,7 +82,7 @@ _PREFIXED = re.compile(r"(square|sq\.?|cubic|cu\.?)\s+([A-Za-z]+)")
 
 @functools.lru_cache(maxsize=4096)
 def parse_unit(text: str) -> Unit:
-    """The unit that a text names; a dimension of its own where it is unknown."""
+    """The unit that a text names; an unknown unit gets its own dimension."""
     text = " ".join(text.strip(" .").split())
     if text.lower().replace(".", "") in _RATES:
         text = _RATES[text.lower().replace(".", "")]
@@ -91,7 +91,7 @@ def parse_unit(text: str) -> Unit:
 
 
 def is_known(text: str) -> bool:
-    """Whether a text is a unit of the tables, or a product of such."""
+    """True if a text is a unit of the tables, or a product of such units."""
     return not parse_unit(text).dimension.startswith("?")
 
 

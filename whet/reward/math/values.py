@@ -24,13 +24,14 @@ from whet.types import JSON
 ZERO = "whet.reward.math.values:difference_is_zero"
 
 BITS = 400
-"""Of the first attempt."""
+"""Precision of the first attempt, in bits."""
 MAX_BITS = 4096
-"""Of the second, for formulas whose parts differ much in size; what needs more is refused."""
+"""Precision of the second attempt, in bits, for formulas whose parts differ much in size; formulas that
+need more are refused."""
 GUARD_BITS = 300
 """Beyond what the parts of a formula differ in size."""
 MAX_EXACT_BITS = 20_000
-"""Of the numerator and denominator of an exact number."""
+"""Size limit of the numerator and denominator of an exact number, in bits."""
 POSITIVE_POINTS, SIGNED_POINTS = 3, 4
 
 
@@ -46,7 +47,7 @@ class Value:
 
 
 def difference_is_zero(first: JSON, second: JSON) -> bool:
-    """Whether two trees are equal for all values of their symbols."""
+    """True if two trees are equal for all values of their symbols."""
     try:
         return equal_trees(first, second)
     except Refused:
@@ -54,7 +55,8 @@ def difference_is_zero(first: JSON, second: JSON) -> bool:
 
 
 def close_enough(first: JSON, second: JSON, tolerance: float) -> bool:
-    """Whether two trees are equal for all values of their symbols, or numbers within a relative tolerance."""
+    """True if two trees are equal for all values of their symbols, or are numbers within a relative
+    tolerance."""
     try:
         if equal_trees(first, second):
             return True
@@ -66,7 +68,8 @@ def close_enough(first: JSON, second: JSON, tolerance: float) -> bool:
 
 
 def equal_trees(first: Tree, second: Tree) -> bool:
-    """Whether two trees have the same value wherever both have one. Raises Refused where that cannot be computed within bounds."""
+    """True if two trees have the same value wherever both have one. Raises Refused if that cannot be
+    computed within bounds."""
     if first == second:
         return not _has(first, "oo")
     exact = exact_value(first), exact_value(second)
@@ -85,7 +88,8 @@ def _both_at(first: Tree, second: Tree, point: Mapping[str, Fraction]) -> tuple[
 
 
 def agree(pairs: Sequence[tuple[Value | None, Value | None]], *, tolerance: float = 0.0) -> bool:
-    """Whether values agree at every point where both exist, and there is one. A point at which both left the reals decides nothing."""
+    """True if values agree at every point where both exist, and there is such a point. A point at which
+    both left the reals decides nothing."""
     compared = 0
     for one, other in pairs:
         if one is None or other is None:
@@ -98,7 +102,8 @@ def agree(pairs: Sequence[tuple[Value | None, Value | None]], *, tolerance: floa
 
 
 def close(one: Value, other: Value, tolerance: float = 0.0) -> bool:
-    """Whether two values are the same number, as far as they can be trusted, or within a relative tolerance."""
+    """True if two values are the same number, as far as their precision goes, or within a relative
+    tolerance."""
     with mp.workprec(MAX_BITS):
         apart = abs(one.number - other.number)
         return bool(apart <= max(one.error, other.error) or apart <= tolerance * max(abs(one.number), abs(other.number)))
@@ -125,7 +130,8 @@ def _coordinate(name: str, k: int, *, signed: bool) -> Fraction:
 
 
 def values_at(tree: Tree, point: Mapping[str, Fraction], bits: int = BITS) -> Value | None:
-    """The value of a tree at a point, with at least so many bits; None where it has none. Raises Refused beyond the bounds."""
+    """Value of a tree at a point, with at least `bits` bits; None if it has none. Raises Refused beyond
+    the bounds."""
     number, run = _evaluated(tree, point, bits)
     if run.spread + GUARD_BITS > bits:
         bits = run.spread + GUARD_BITS

@@ -132,5 +132,5 @@ def canonical_words(text: str) -> str:
 
 
 def is_product(text: str) -> bool:
-    """Whether letters alone are a product of variables rather than a word: `xy`, `ab`, not `no`."""
+    """True if letters alone are a product of variables rather than a word: `xy`, `ab`, not `no`."""
     return _SURE_PRODUCT.fullmatch(text) is not None

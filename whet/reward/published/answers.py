@@ -60,7 +60,8 @@ def score_f1(task: Task, response: str, options: F1Options) -> Rewards:
 
 
 def last_answer_tag(response: str) -> str | None:
-    """What the last `<answer>...</answer>` holds; None without one. An opening tag within an answer is part of it."""
+    """Content of the last `<answer>...</answer>`; None without one. An opening tag within an answer is
+    part of it."""
     found, place = None, 0
     while (start := response.find("<answer>", place)) >= 0:
         end = response.find("</answer>", start)

@@ -34,15 +34,15 @@ class Geo3kOptions(Config):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a rule made of a reply: the answer it found and what is left to do."""
+    """Result of a rule for a reply: the answer it found and the comparison that is left to do."""
 
     answer: str
     label: str
     decision: Decision
     bonus: float = 0.0
-    """Added to the score whatever the answer is."""
+    """Added to the score for any answer."""
     value: float = 1.0
-    """Of a right answer."""
+    """Score of a right answer."""
     missing: str = ""
     """Why a right answer does not score 1."""
 
@@ -70,7 +70,7 @@ class BoxedReward:
         return Rewards(found.bonus, detail=reason)
 
     def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Nothing to release: the pool belongs to its maker."""
 
 
 def slime_math(task: Task, response: str) -> Comparison:

@@ -20,7 +20,7 @@ TAIL = 300
 BOX_TAIL = 100
 """The same under `strict_box`."""
 INVALID = "[INVALID]"
-"""Stands for the answer of a reply that has none."""
+"""Marker for the answer of a reply that has none."""
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _REPLACED = (
@@ -47,7 +47,8 @@ class DapoOptions(Config):
     """Options of the reward `slime_dapo`."""
 
     strict_box: bool = False
-    r"""Compare what the last `\boxed{}` of the last 100 characters holds with the label as it stands, instead of the `Answer:` line."""
+    r"""Compare the content of the last `\boxed{}` of the last 100 characters with the label, both
+    unchanged, instead of the `Answer:` line."""
 
 
 class VerlDapoOptions(DapoOptions):
@@ -63,7 +64,7 @@ class OverlongOptions(Config):
     max_tokens: int = Field(gt=0)
     """Sampled tokens that a reply may have at most."""
     buffer_tokens: int = Field(gt=0)
-    """How many tokens before that the penalty begins."""
+    """Number of tokens before `max_tokens` at which the penalty begins."""
     factor: float = Field(default=1.0, ge=0)
     """The penalty at max_tokens; it goes on growing beyond."""
 
@@ -151,7 +152,8 @@ def verl_math_dapo(task: Task, response: str, options: VerlDapoOptions) -> Rewar
 
 
 def boxed_answer(response: str) -> str | None:
-    r"""Content of the last `\boxed{}` in the last 100 characters, as it stands; None where there is none or it is never closed."""
+    r"""Content of the last `\boxed{}` in the last 100 characters, unchanged; None if there is no box or
+    it is never closed."""
     tail = response[-BOX_TAIL:]
     start = tail.rfind("\\boxed{")
     if start < 0:

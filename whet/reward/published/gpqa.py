@@ -33,10 +33,10 @@ class GpqaOptions(Config):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a row says about its right answer."""
+    """A row's right answer."""
 
     letters: tuple[str, ...]
-    """Of the choices."""
+    """Letters of the choices."""
     right: str | None
     """The right one's letter, where the row tells it."""
     texts: tuple[str, ...]

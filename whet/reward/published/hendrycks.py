@@ -25,7 +25,8 @@ _UNIT = "\\text{ "
 
 
 def last_box(text: str, *, spaced: bool = False) -> str | None:
-    r"""What the last `\boxed{...}` holds, braces counted; None without one, and where it is never closed.
+    r"""Content of the last `\boxed{...}`, with braces counted; None without one, and if it is never
+    closed.
 
     `spaced`: if there is a `\boxed 5`, it counts instead, up to the next dollar sign.
     """
@@ -80,7 +81,7 @@ def respell(text: str) -> str:
 
 
 def equivalent(answer: str, label: str) -> bool:
-    """Whether two answers are spelled alike; texts that cannot be respelled are compared as they stand."""
+    """True if two answers are spelled alike; texts that cannot be respelled are compared unchanged."""
     try:
         return respell(answer) == respell(label)
     except ValueError:

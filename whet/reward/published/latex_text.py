@@ -11,7 +11,7 @@ import re
 import unicodedata
 
 MAX_DEPTH = 50
-"""Of braces within braces; deeper ones are dropped, their content is kept."""
+"""Depth limit of braces within braces; deeper ones are dropped, their content is kept."""
 
 _PIECE = re.compile(r"\\(?P<command>[A-Za-z]+\*?|.)[ \t\n]*|(?P<brace>[{}])|(?P<other>[^\\{}]+|\\)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z*]*\}")
@@ -79,7 +79,7 @@ class _Reader:
         self._pieces, self._place, self._pending = pieces, 0, ""
 
     def rest(self, depth: int) -> str:
-        """What follows, up to the brace that closes this group or the end."""
+        """The rest of the text, up to the brace that closes this group or the end."""
         shown: list[str] = []
         while self._pending or self._place < len(self._pieces):
             if not self._pending and self._pieces[self._place].group("brace") == "}":

@@ -68,7 +68,7 @@ class PrimeMathReward:
         return Rewards(0.0, detail=f"the answer {answer[:200]!r} is not the label {label[:200]!r}")
 
     def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Nothing to release: the pool belongs to its maker."""
 
     async def _equal(self, task: Task, answer: str, label: str) -> bool:
         if await self._strictly(task, answer, label):
@@ -143,7 +143,7 @@ def _all(outcomes: list[bool | _Open]) -> bool | _Open:
 
 
 def _cut(text: str, marker: str, *, keep_after: bool) -> str:
-    """What follows the last marker, or precedes it, in any case; all of it without one."""
+    """The text after the last marker, or before it, in any case; the whole text without a marker."""
     place = text.lower().rfind(marker)
     if place < 0:
         return text

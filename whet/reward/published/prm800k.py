@@ -30,7 +30,7 @@ MAX_LETTERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What comparing texts decided, or which differences are left to compute."""
+    """Decision of a comparison of texts, or the differences that are left to compute."""
 
     equal: bool
     differences: tuple[tuple[Tree, Tree], ...] = ()
@@ -128,7 +128,7 @@ def strip_thousands(text: str) -> str:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether it is a number within 1e-7 of a whole one."""
+    """True if the text is a number within 1e-7 of a whole one."""
     try:
         number = float(text)
         return abs(number - round(number)) <= 1e-7

@@ -71,7 +71,7 @@ class MathVerifyReward:
         return Rewards(0.0, detail=f"the answer {answer[:200]!r} takes too much to compare ({found})")
 
     def close(self) -> None:
-        """The pool belongs to whoever made it."""
+        """Nothing to release: the pool belongs to its maker."""
 
 
 def check_label(task: Task) -> None:
@@ -104,10 +104,10 @@ def extract_verified(response: str) -> str | None:
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int, str]]:
-    """Where each box begins and ends, and what it holds; boxes within boxes are part of what they stand in."""
+    """Begin, end and content of each box; boxes within boxes are part of the outer one."""
     boxes: list[tuple[int, int, str]] = []
     braces: list[tuple[int, int] | None] = []
-    """Of the braces that are open: a box's beginning and its content's, or None."""
+    """Open braces: for a box, its begin and its content's begin; otherwise None."""
     for match in _PIECE.finditer(text):
         if match.group("open"):
             braces.append((match.start(), match.end()))
