@@ -33,12 +33,13 @@ from whet.types import Progress
 
 To = Literal["hf", "dcp"]
 WEIGHTS = "weights"
-"""Of a checkpoint: a folder of DCP, or a file of that name and an ending; buffers lie beside it."""
+"""Weights of a checkpoint: a DCP folder of this name, or a file of this name with an ending; buffers
+are next to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion did."""
+    """Result of a conversion."""
 
     num_tensors: int
     size_bytes: int
@@ -48,14 +49,14 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where weights are read from."""
+    """Weights to read."""
 
     described: Path
     """The Hugging Face folder with the model's config.json and tokenizer."""
     names: set[str]
     read: Callable[[str], Tensor]
     as_in_files: bool
-    """Whether names are those of Hugging Face files, or the model's own."""
+    """True if names are those of Hugging Face files, False if they are the model's own."""
     buffers: Mapping[str, Path]
     """Files that hold what no optimizer changes, by the model's own names, where `read` does not have it."""
 
@@ -66,17 +67,19 @@ def convert(
     """Convert weights, without ever holding more than one file of them.
 
     Args:
-        source: a Hugging Face folder, what this wrote as DCP, a run's folder (its newest checkpoint), or a checkpoint.
-        target: a folder that is not there yet.
-        to: hf: safetensors with an index, config.json and the tokenizer; dcp: the same files beside a checkpoint of the weights alone, with
-            which a run can begin (`checkpoint.restore`).
-        model: for a checkpoint of a run, which has weights alone: the folder or hub name with the model's other files. What the
-            checkpoint's own settings name is not followed: it may come from anywhere.
-        dtype: of all floating point tensors; None: as they are.
-        shard_bytes: of a file; a larger tensor has one of its own.
+        source: a Hugging Face folder, a DCP folder that this function wrote, a run's folder (its newest
+            checkpoint), or a checkpoint.
+        target: a folder that does not exist yet.
+        to: hf: safetensors with an index, config.json and the tokenizer; dcp: the same files next to a
+            checkpoint of the weights alone, with which a run can begin (`checkpoint.restore`).
+        model: for a checkpoint of a run, which has weights alone: the folder or hub name with the
+            model's other files. The name in the checkpoint's own settings is not followed: it may come
+            from anywhere.
+        dtype: type for all floating-point tensors; None: each tensor keeps its own.
+        shard_bytes: size of a file; a larger tensor has its own file.
 
     Raises:
-        ValueError: if something is missing, damaged, or does not read back as it was written.
+        ValueError: if something is missing, damaged, or reads back differently.
         OSError: if it cannot be written; nothing is left then.
     """
     if target.exists():
@@ -140,10 +143,10 @@ def _own_tensor(source: Source, naming: Naming, name: str) -> Tensor:
 
 
 def open_source(path: Path, model: str | None = None) -> Source:
-    """What a path names; `model` has what a run's checkpoint lacks.
+    """The weights that a path names; `model` has the files that a run's checkpoint lacks.
 
     Raises:
-        ValueError: if it is nothing that can be converted, or it is damaged.
+        ValueError: if it cannot be converted, or it is damaged.
     """
     if (path / WEIGHTS / META).is_file() or (path / MANIFEST).is_file() or (path / "checkpoints").is_dir():
         return _checkpoint(find_checkpoint(path).folder, model)
@@ -157,7 +160,8 @@ def open_source(path: Path, model: str | None = None) -> Source:
 
 
 def _checkpoint(folder: Path, model: str | None) -> Source:
-    """A checkpoint of a run, or one that was written here. What no optimizer changes is beside it, or with the other files of the model."""
+    """A checkpoint of a run, or one that `convert` wrote. Buffers are next to it, or with the model's
+    other files."""
     if (folder / BASE).is_file():
         raise ValueError(f"{folder} holds an adapter alone; the run's folder has the model that it was added to, `merged`, if asked for")
     if (folder / "config.json").is_file():
@@ -189,7 +193,7 @@ def _refuse_model(folder: Path, model: str | None) -> None:
 
 
 def _named_model(folder: Path) -> str:
-    """What a run's settings name, to be told."""
+    """The model that a run's settings name, as a part of an error."""
     try:
         with open_inside(folder, "config.toml") as file:
             return f" of the model {str(tomllib.load(file)['model']['path'])[:200]!r}"
@@ -203,10 +207,11 @@ def _safetensors(folder: Path) -> dict[str, Path]:
 
 
 def _own_file(folder: Path, name: str) -> Path:
-    """A file of a model's folder. In the hub's cache the files of a snapshot are links to the same model's blobs.
+    """A file of a model's folder. In the hub's cache the files of a snapshot are links to the same
+    model's blobs.
 
     Raises:
-        ValueError: if it lies elsewhere.
+        ValueError: if the file is outside.
     """
     home = folder.resolve()
     home = home.parents[1] if home.parent.name == "snapshots" and (home.parents[1] / "blobs").is_dir() else home

@@ -16,12 +16,13 @@ from whet.model.dcp_files import META, DcpFiles
 
 
 def write_dcp(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> int:
-    """Write weights as a checkpoint of several files, of which no more than one is held at a time; what says where all are is written last.
+    """Write weights as a checkpoint of several files, with no more than one of them in memory. The
+    index is written last.
 
     Args:
         folder: made here.
         weights: each name once.
-        shard_bytes: of a file; a larger tensor has one of its own.
+        shard_bytes: size of a file; a larger tensor has its own file.
 
     Returns:
         Bytes of all tensors.
@@ -79,7 +80,7 @@ class DcpReader:
             raise ValueError(f"{folder / META} cannot be read: {error}") from error
 
     def read(self, name: str) -> Tensor:
-        """One tensor, whole, whatever ranks wrote it.
+        """One whole tensor, written by any number of ranks.
 
         Raises:
             ValueError: if a file is missing or damaged.

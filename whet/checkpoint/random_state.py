@@ -13,7 +13,7 @@ from whet.train.lead import ALONE, Call, Lead
 from whet.types import JSON
 
 RANDOM = "random"
-"""Whom calls are to that are of all processes' generators."""
+"""Receiver of calls for the generators of all processes."""
 
 
 class RandomState:

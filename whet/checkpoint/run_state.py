@@ -1,4 +1,5 @@
-"""What a run saves and goes on from: the trainer, the data cursor, random states, counters, the log's offset, and what else has a state."""
+"""Saved state of a run: the trainer, the data cursor, random states, counters, the log's offset, and
+all other states."""
 
 from __future__ import annotations
 
@@ -52,15 +53,17 @@ class RunState:
     Args:
         store: the run's checkpoints.
         backend: weights, optimizer, schedule.
-        log: `metrics.jsonl`: lines behind the checkpoint's offset are cut at a resume, so that none is doubled.
+        log: `metrics.jsonl`: lines after the checkpoint's offset are cut at a resume, so that none is
+            doubled.
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
-        others: states that belong to a run as a whole: the last evaluation, an unfinished rollout. A new run has those of another where
-            `checkpoint.restore` names every part.
-        beside: further models that checkpoints hold, by the folder that they have for each.
-        renew_reference: makes the reference among them a copy of the policy, where it is not a model of its own.
-        config: the run's configuration as TOML, kept beside the tensors.
-        facts: about the run, into the manifest.
-        note: tells the person who watches what was resumed.
+        others: states that belong to a run as a whole: the last evaluation, an unfinished rollout. A
+            new run takes them over from another if `checkpoint.restore` names every part.
+        beside: further models in checkpoints, by the names of their folders.
+        renew_reference: makes the reference among them a copy of the policy, if it has no model of its
+            own.
+        config: the run's configuration as TOML, kept next to the tensors.
+        facts: about the run, for the manifest.
+        note: shows the user a message about the resume.
     """
 
     def __init__(
@@ -82,7 +85,8 @@ class RunState:
         self._renew_reference = renew_reference
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
-        """What the newest checkpoint holds, tensors aside, be it still written: with nothing new since, nothing is saved."""
+        """State in the newest checkpoint, without tensors, even if it is still being written: without a
+        change since, nothing is saved."""
         self._background = Background("checkpoint") if store.config.async_save else None
         self._writing: Future[Path] | None = None
 
@@ -109,34 +113,35 @@ class RunState:
         return progress
 
     def due(self, progress: Progress, total: int, metrics: Mapping[str, float]) -> bool:
-        """Whether to save now, `metrics` being what was measured of these weights.
+        """True if a checkpoint is due now; `metrics` are those of the present weights.
 
         Raises:
-            OSError: if the checkpoint before could not be written meanwhile.
+            OSError: if writing the previous checkpoint failed meanwhile.
         """
         if self._writing is not None and self._writing.done():
             self.wait()
         return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, self._others_state())
 
     def read(self) -> dict[str, JSON]:
-        """What a checkpoint of this moment holds beside tensors."""
+        """The present state without tensors, as a checkpoint holds it."""
         parts = {name: part.state() for name, part in self._parts.items()}
         return {"log_offset": self._log.tell(), "parts": parts, "others": self._others_state()}
 
     def save(self, progress: Progress, metrics: Mapping[str, float], state: dict[str, JSON] | None = None) -> Path | None:
-        """Write a checkpoint, unless there is nothing new since the last one; with `async_save` after this has returned. The one before is
-        waited for.
+        """Write a checkpoint, unless nothing has changed since the last one; with `async_save` after
+        this has returned. It waits for the previous checkpoint.
 
         Args:
             progress: counters.
-            metrics: what was measured of these weights.
-            state: what `read` gave, where the parts go on changing while this writes; None: it is read here.
+            metrics: metrics of these weights.
+            state: result of `read`, if the parts change during the writing; None: it is read here.
 
         Returns:
-            Its folder, once it is whole; None: there was nothing to save, or it is still written (`wait`).
+            Its folder, once it is whole; None: there was nothing to save, or it is still being written
+                (`wait`).
 
         Raises:
-            OSError: if it, or the one before, cannot be written.
+            OSError: if it, or the previous one, cannot be written.
         """
         self.wait()
         state = self.read() if state is None else state
@@ -160,10 +165,10 @@ class RunState:
         return folder
 
     def wait(self) -> Path | None:
-        """Until the checkpoint that is being written is whole.
+        """Wait until the checkpoint that is being written is whole.
 
         Returns:
-            Its folder; None: there is none.
+            Its folder; None: none is being written.
 
         Raises:
             OSError: if it cannot be written; the run's state counts as not saved then.
@@ -177,8 +182,8 @@ class RunState:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Whatever ends the run in here, the checkpoint that is being written is finished first; unless a process hangs that would write
-        a part.
+        """Context that finishes the checkpoint being written before any error ends the run; except if a
+        process hangs, which would have to write a part.
 
         Raises:
             OSError: if it cannot be written, and nothing else ended the run.
@@ -275,5 +280,5 @@ def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping
 
 
 def read_state(saved: Saved) -> dict[str, JSON]:
-    """What a checkpoint holds besides tensors: `parts` and `others` by name, `log_offset`."""
+    """State of a checkpoint without tensors: `parts` and `others` by name, `log_offset`."""
     return json.loads((saved.folder / STATE).read_text())

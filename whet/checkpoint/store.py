@@ -24,7 +24,8 @@ from whet.types import JSON, Progress
 MANIFEST = "manifest.json"
 FORMAT = 4
 NAME = re.compile(r"rollout_(\d{6,})(?:\.(\d+))?")
-"""Of a checkpoint's folder: after how many rollouts, and how many of that rollout came before it."""
+"""Name of a checkpoint's folder: number of rollouts, and number of earlier checkpoints of the same
+rollout."""
 REFERENCE = "reference"
 """The folder of a checkpoint that holds the reference's weights, where no other folder has them."""
 
@@ -36,7 +37,7 @@ class Saved:
     folder: Path
     progress: Progress
     metrics: Mapping[str, float]
-    """What was measured of exactly these weights."""
+    """Metrics of exactly these weights."""
     facts: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
     """About the run that saved it: configuration hash, environment."""
 
@@ -56,7 +57,7 @@ class CheckpointStore:
         """Held while checkpoints come and go: one may be written on another thread."""
 
     def due(self, done: int, total: int, metrics: Mapping[str, float]) -> bool:
-        """Whether to save after `done` of `total` rollouts, `metrics` being what was just measured."""
+        """True if a checkpoint is due after `done` of `total` rollouts; `metrics` are the newest ones."""
         if due(done, total, self.config.interval):
             return True
         value = self._score(metrics)
@@ -80,23 +81,26 @@ class CheckpointStore:
         facts: Mapping[str, JSON],
         stage: Callable[[Path], Callable[[], None]],
     ) -> Callable[[], Path]:
-        """Write a checkpoint: parts first, manifest last, then the folder gets its name; then old ones go.
+        """Write a checkpoint: parts first, manifest last, then the folder gets its name; then old ones
+        are removed.
 
-        A crash at any moment leaves the checkpoints that were there before; what it left half-written is removed by the next save.
-        What cannot be written or removed is an OSError that says so, how much room there is, and which checkpoint is whole.
+        A crash at any moment leaves the earlier checkpoints; the next save removes the unfinished one.
+        A failure to write or remove is an OSError with the reason, the free space, and the checkpoint
+        that is whole.
 
         Args:
             progress: the run's counters.
-            metrics: what was measured of these weights.
-            facts: about the run; `newest` gives them back.
-            stage: is given the folder for the parts; what it returns writes them.
+            metrics: metrics of these weights.
+            facts: about the run; `newest` returns them.
+            stage: gets the folder for the parts; the function that it returns writes them.
 
         Returns:
-            What does the rest, on any thread, before the next one is begun; it returns the checkpoint's folder, and raises as this does.
+            A function that does the rest, on any thread, before the next checkpoint is begun; it
+                returns the checkpoint's folder, and raises as this does.
 
         Raises:
-            OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then. Or if an old one cannot be
-                removed; the new one is whole then.
+            OSError: if the disk is full or cannot be written; nothing of this checkpoint is left then.
+                Or if an old one cannot be removed; the new one is whole then.
         """
         draft = self.folder / f".writing_{progress.rollout_id:06d}"
         progress, metrics, facts = replace(progress), dict(metrics), dict(facts)
@@ -142,13 +146,15 @@ class CheckpointStore:
         return read_checkpoint(folders[-1]) if folders else None
 
     def num_done(self) -> int | None:
-        """Rollouts, or steps, that the newest checkpoint was saved after; None: there is none. Its parts are not read."""
+        """Number of rollouts, or steps, before the newest checkpoint; None: there is no checkpoint. Its
+        parts are not read."""
         folders = self._all()
         return int(_read_manifest(folders[-1])["progress"]["rollout_id"]) if folders else None
 
     def keeps_reference(self) -> bool:
-        """Whether a reference that begins as the policy's first weights must be in the checkpoints: no folder has them where a run began
-        with restored ones. A run that has a checkpoint goes on as it was begun, whatever `restore` says by now."""
+        """True if checkpoints must hold a reference that begins as the policy's first weights: no
+        folder has them if a run began with restored ones. A run with a checkpoint continues as it was
+        begun, even if `restore` was changed since."""
         folders = self._all()
         if folders:
             return (folders[-1] / REFERENCE).is_dir()
@@ -233,7 +239,7 @@ def find_checkpoint(path: Path) -> Saved:
     """The checkpoint that a path names: a checkpoint's own folder, or the newest of a run's folder.
 
     Raises:
-        ValueError: if there is none, or it is damaged.
+        ValueError: if there is no checkpoint, or it is damaged.
     """
     if (path / MANIFEST).is_file():
         return read_checkpoint(path)
@@ -292,7 +298,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _place(folder: Path) -> tuple[int, int]:
-    """Where a checkpoint stands among the others: rollout, then how many of that rollout came before it."""
+    """Order of a checkpoint among the others: its rollout, then the number of earlier checkpoints of
+    that rollout."""
     found = NAME.fullmatch(folder.name)
     assert found is not None, "only what has a checkpoint's name is asked about"
     return int(found[1]), int(found[2] or 0)

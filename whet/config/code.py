@@ -15,7 +15,7 @@ from whet.config.dump import plain
 from whet.config.reference import split_reference
 
 MAX_FILES = 200
-"""Of one reference: its own file, and those beside it that it imports."""
+"""Limit on the files of one reference: its own file, and the neighbours that it imports."""
 _INSTALLED = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib"))
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 

@@ -1,4 +1,4 @@
-"""What a configuration can say: every key with its type, default and help text."""
+"""Description of a configuration: every key with its type, default and help text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KeyDoc:
     kinds: tuple[str, ...] = ()
     """In a table that is one of several kinds: those that have the key, or this default; none: most of them."""
     words: tuple[tuple[str, str], ...] = ()
-    """Of the key that says which kind: what it may say, and what that is."""
+    """Words of the key that chooses among kinds, each with the description of its kind."""
 
 
 def describe(model: type[Config]) -> list[KeyDoc]:
@@ -87,7 +87,7 @@ def _below(options: Options, path: tuple[str, ...], default: Any, above: tuple[t
 
 
 def _of_kinds(members: Members, path: tuple[str, ...], above: tuple[type[Config], ...]) -> Iterator[KeyDoc]:
-    """The keys of a choice's models, each as few times as it is told in different ways."""
+    """The keys of a choice's models, each once for every different description."""
     key = path_text((*path, members.key))
     models = {**members.by_word, **({} if members.own is None else {OWN: members.own})}
     told = {word: [doc for doc in _describe(model, path, None, above) if doc.path != key] for word, model in models.items()}
@@ -106,7 +106,7 @@ def _of_kinds(members: Members, path: tuple[str, ...], above: tuple[type[Config]
 
 
 def _common(told: Sequence[Sequence[KeyDoc]]) -> list[KeyDoc]:
-    """Of every key that all models have, what is told most often."""
+    """Every key that all models have, with its most frequent description."""
     counts: dict[str, Counter[KeyDoc]] = {}
     for docs in told:
         for doc in docs:

@@ -17,7 +17,7 @@ from whet.config.base import Config
 from whet.config.schema import default_of, fields_of
 
 UNSET_WORDS = ("none", "null")
-"""As the value of an optional key, either word stands for "unset", which TOML itself cannot say."""
+"""Words for "unset" as the value of an optional key, which TOML itself cannot say."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
@@ -102,7 +102,8 @@ def _entries(table: Config | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _default(table: Config | Mapping[str, Any], key: str, given: Any) -> Any:
-    """What a key is when a file does not have it: `given` is what the table's owner declares, if it does."""
+    """Value of a key that a file leaves out: `given` is the declaration of the table's owner, if it has
+    one."""
     if not isinstance(table, Config):
         return PydanticUndefined
     return getattr(given, key) if type(given) is type(table) else default_of(type(table).model_fields[key])

@@ -1,4 +1,5 @@
-"""Settings that nothing reads are refused: whoever sets one expects it to matter. A value that is the default was set by nobody."""
+"""Refusal of settings that nothing reads: a user who sets one expects an effect. A value equal to the
+default counts as not set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, every problem at once, in the words of its user."""
+"""Errors of a configuration, all at once, in the words of its user."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NO_MEMBER = ("union_tag_invalid", "union_tag_not_found")
 """Pydantic's error types where a table is none of a choice's models."""
 
 _MAX_ELSEWHERE = 4
-"""Places that a key's name is told with; what is in more places than that is none of them."""
+"""Number of places of a key's name that an error lists; a name with more places lists none."""
 
 _NEAR = 0.6
 """Similarity (difflib's ratio) from which a key counts as a likely misspelling."""
@@ -85,7 +85,7 @@ class _Located:
     path: KeyPath
     value: Any
     union: KeyPath | None
-    """Where the outermost union stands that the value failed, if any."""
+    """Path of the outermost union that the value failed, if any."""
     member: str
     """Which of that union's members this error is about."""
     details: ErrorDetails
@@ -136,7 +136,8 @@ def _locate(details: ErrorDetails, model: type[Config], data: Mapping[str, Any])
 
 
 def _closest_members(located: list[_Located]) -> list[_Located]:
-    """Where a value failed every member of a union, keep what concerns the member it was most likely meant for."""
+    """Errors without those of improbable members: if a value failed every member of a union, only those
+    of the most likely member are kept."""
     unions: dict[KeyPath, dict[str, list[_Located]]] = {}
     for item in located:
         if item.union is not None:
@@ -158,7 +159,7 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config], data: Ma
 
 
 def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[str, Any]) -> str:
-    """How a table is written where somebody set it to true, or to the text that one of its keys is for."""
+    """Advice on how to write a table that was set to true, or to the text that one of its keys is for."""
     tables = [option for option in options_at(model, item.path, data) if is_config(option)]
     if len(tables) != 1 and members_of(tuple(tables)) is None:
         return ""
@@ -175,7 +176,7 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
-    """The lines about one error: several where a table stands in the wrong place."""
+    """The lines about one error: several if a table is in the wrong place."""
     if item.details["type"] == "extra_forbidden":
         return _of_a_member(item, model, data) or [f"{path_text(item.path)}: unknown key; {_suggestion(item.path, model, data)}"]
     if item.details["type"] in _NO_MEMBER:
@@ -200,7 +201,7 @@ def _no_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
 
 
 def _of_a_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a key that belongs to a choice's models, but not here: nothing, if it does not."""
+    """Lines about a key that belongs to a choice's models, but not here; empty if it belongs to none."""
     above, leaf = item.path[:-1], str(item.path[-1])
     table, key = node_at(data, above), path_text(above)
     members = members_of(options_at(model, above, data))
@@ -217,7 +218,7 @@ def _of_a_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -
 
 
 def _below_a_word(item: _Located, members: Members, key: str, says: str, word: str) -> list[str]:
-    """What stands in a table that is named as one of the models: it belongs one table higher."""
+    """Lines about a table that is named as one of the models: its content belongs one table higher."""
     is_chosen = says.endswith(f" {show(word)}")
     fields = _model(members, word).model_fields
     lines: list[str] = []
@@ -233,7 +234,7 @@ def _below_a_word(item: _Located, members: Members, key: str, says: str, word: s
 
 
 def _leaves(value: object) -> list[tuple[str, ...]]:
-    """The paths of what stands in a table; the table's own where it is empty, or none."""
+    """Paths of the values in a table; the table's own path if it is empty, or no table."""
     if not isinstance(value, Mapping) or not value:
         return [()]
     return [(key, *rest) for key, item in cast(Mapping[str, object], value).items() for rest in _leaves(item)]

@@ -54,10 +54,10 @@ class Hook:
         return cls(key, reference, function, dict(options or {}))
 
     def __call__(self, *given: Any) -> Any:
-        """What it returns.
+        """The function's return value.
 
         Raises:
-            HookFailed: it raised. What whet itself found wrong meanwhile is raised as it is.
+            HookFailed: it raised. An error that whet itself found meanwhile is raised unchanged.
         """
         try:
             return self.function(*given, **self.options)
@@ -67,7 +67,7 @@ class Hook:
             raise self._failed(error) from error
 
     async def wait_for(self, *given: Any) -> Any:
-        """What it returns, where it is a coroutine function. Raises as a call."""
+        """The result of the function if it is a coroutine function. Raises as a call."""
         try:
             return await self.function(*given, **self.options)
         except Exception as error:  # a user's function may raise anything
@@ -88,12 +88,13 @@ class Hook:
 
 
 def is_told(error: Exception) -> bool:
-    """Whether it is one of whet's own exceptions, whose words need no more."""
+    """True for whet's own exceptions, which need no further explanation."""
     return type(error).__module__.startswith("whet.")
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call gives something to await: a coroutine function, or an object whose `__call__` is one."""
+    """True if a call returns something to await: a coroutine function, or an object whose `__call__` is
+    one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

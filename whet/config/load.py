@@ -30,7 +30,7 @@ class _Override:
 
     @property
     def value(self) -> Any:
-        """The text as a TOML value if it is one, else as it stands."""
+        """The text as a TOML value if it is one, otherwise unchanged."""
         # Inside brackets a trailing comment, a second value or a second line cannot pass for one value.
         try:
             parsed = tomllib.loads(f"value = [{self.text}]")
@@ -116,7 +116,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _in_toml(path: Path) -> str:
-    """How a YAML file is written in TOML; a general example where nobody here can read it."""
+    """A YAML file's content in TOML; a general example if it cannot be read."""
     example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
     try:
         import yaml  # not one of whet's own needs, but most often there
@@ -140,7 +140,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge key by key; anything else is replaced."""
+    """The tables merged key by key; any other value is replaced."""
     merged = dict(below)
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):

@@ -95,7 +95,7 @@ def check_call(found: Any, reference: str, *, kind: str, given: Sequence[str], o
 
 
 def call_factory(factory: Callable[..., Any], reference: str, *given: Any, kind: str, **options: Any) -> Any:
-    """What a user's factory makes.
+    """The object that a user's factory makes.
 
     Raises:
         ConfigError: with its place, if it raises anything.

@@ -39,7 +39,7 @@ def is_enum(option: Any) -> TypeGuard[type[Enum]]:
 
 
 def is_table(option: Any) -> bool:
-    """Whether its values are free-named entries (a dict)."""
+    """True if its values are free-named entries (a dict)."""
     return option in _MAPPINGS or get_origin(option) in _MAPPINGS
 
 
@@ -48,7 +48,7 @@ def is_list(option: Any) -> bool:
 
 
 def item_options(option: Any) -> Options:
-    """What a dict's values or a list's items may be."""
+    """Possible types of a dict's values or a list's items."""
     args = tuple(arg for arg in get_args(option) if arg is not Ellipsis)
     if is_table(option):
         args = args[1:]
@@ -56,7 +56,7 @@ def item_options(option: Any) -> Options:
 
 
 def child_options(options: Options, key: str | int) -> Options:
-    """What may stand one key further down; empty where no alternative has such a key."""
+    """Possible types one key further down; empty if no alternative has such a key."""
     found: list[Any] = []
     for option in options:
         if is_config(option):
@@ -68,7 +68,7 @@ def child_options(options: Options, key: str | int) -> Options:
 
 
 def admits_word(options: Options, word: str) -> bool:
-    """Whether the word itself is one of the values listed (a Literal's or an Enum's)."""
+    """True if the word itself is one of the listed values (a Literal's or an Enum's)."""
     for option in options:
         if get_origin(option) is Literal and word in get_args(option):
             return True

@@ -27,7 +27,7 @@ from whet.config.base import Config
 from whet.config.schema import KeyPath, Options, child_options, is_config, options_of
 
 OWN = "module:function"
-"""Stands for the words that choose a user's own."""
+"""Placeholder for the references that choose a user's own model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Members:
     own: type[Config] | None
     """The model that an import reference chooses."""
     default: str | None
-    """What the key says where it is left out; None: it is required."""
+    """Value of the key if it is left out; None: it is required."""
 
     @property
     def words(self) -> list[str]:
-        """What the key may say, for people."""
+        """Possible words of the key, for people."""
         return [*self.by_word, *([OWN] if self.own is not None else [])]
 
     def word_of(self, table: object) -> str | None:
-        """What a table, or a model, says; None: nothing, or no text."""
+        """Word of a table, or of a model; None: it has no word, or no text."""
         if isinstance(table, Config):
             word: object = getattr(table, self.key, None)
         elif isinstance(table, Mapping):
@@ -59,7 +59,7 @@ class Members:
         return word if isinstance(word, str) else None
 
     def model_of(self, table: object) -> type[Config] | None:
-        """The model that a table chooses; None: there is none of that name."""
+        """The model that a table chooses; None: no model has this name."""
         word = self.word_of(table)
         return self.own if word is not None and ":" in word else self.by_word.get(word or "")
 
@@ -105,7 +105,7 @@ def chosen(options: Options, value: object) -> Options:
 
 
 def options_at(model: type[Config], path: KeyPath, data: object) -> Options:
-    """What may stand at a path, by what the tables of `data` above it choose."""
+    """Possible types at a path, by the choices in the tables of `data` above it."""
     options: Options = (model,)
     for key in path:
         options = child_options(chosen(options, data), key)
@@ -114,7 +114,7 @@ def options_at(model: type[Config], path: KeyPath, data: object) -> Options:
 
 
 def child_of(data: object, key: str | int) -> object:
-    """What stands at a key of a table, or at a place of a list; None: nothing."""
+    """Value at a key of a table, or at an index of a list; None: it has none."""
     if isinstance(data, Mapping):
         return cast(Mapping[Any, object], data).get(key)
     if isinstance(data, list) and isinstance(key, int):
@@ -124,7 +124,7 @@ def child_of(data: object, key: str | int) -> object:
 
 
 def node_at(data: object, path: KeyPath) -> object:
-    """What stands at a path; None: nothing."""
+    """Value at a path; None: there is none."""
     for key in path:
         data = child_of(data, key)
     return data

@@ -18,16 +18,18 @@ SEED = 42
 def sample_statistics(
     scores: Sequence[float], answers: Sequence[Answer] | None = None, *, num_draws: int = NUM_DRAWS, seed: int = SEED
 ) -> dict[str, float]:
-    """mean@n and, for n > 1, std@n (n in the denominator) and `best@k`, `worst@k`, `maj@k`, each as /mean and /std over draws.
+    """mean@n and, for n > 1, std@n (n in the denominator) and `best@k`, `worst@k`, `maj@k`, each as
+    /mean and /std over draws.
 
-    k goes over the powers of two below n, and n. Draws are with replacement; a vote is won by the most frequent answer, of
-    several the first drawn, and has the score of the first sample that gave it.
+    k goes over the powers of two below n, and n. Draws are with replacement; a vote is won by the most
+    frequent answer (on a tie by the first drawn), and has the score of the first sample with that
+    answer.
 
     Args:
-        scores: of one task's n samples.
-        answers: what each sample answered; without it there are no votes.
+        scores: scores of one task's n samples.
+        answers: answer of each sample; without them there are no votes.
         num_draws: draws for each k.
-        seed: of the draws; each k starts from it anew.
+        seed: seed of the draws; each k restarts from it.
     """
     n = len(scores)
     values = np.asarray(scores, dtype=np.float64)

@@ -73,7 +73,7 @@ def _totals(group: Group) -> list[float]:
 
 
 def set_folder(run_dir: Path, name: str) -> Path:
-    """Where an evaluation set's records lie."""
+    """Folder of an evaluation set's records."""
     return run_dir / EVALUATIONS / name
 
 

@@ -23,7 +23,7 @@ from whet.types import JSON, Outcome, Rewards, Trajectory
 
 @dataclass(slots=True)
 class ScoreSummary:
-    """What came of the replies."""
+    """Summary of the scored replies."""
 
     outcomes: Counter[str] = field(default_factory=Counter[str])
     totals: list[float] = field(default_factory=list[float])

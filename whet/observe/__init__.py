@@ -1,1 +1,1 @@
-"""What a run tells of itself: metrics, trackers, phase times, the display, and records of every token."""
+"""Observation of a run: metrics, trackers, phase times, the display, and records of every token."""

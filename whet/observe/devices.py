@@ -1,4 +1,4 @@
-"""What devices can compute at most, by their makers' data sheets: the measure of model FLOPs utilization (MFU)."""
+"""Peak rates of devices by their makers' data sheets, the reference of model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal (`whet.observe.live`), a line per step elsewhere."""
+"""Display of a run: a live panel on a terminal (`whet.observe.live`), a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Clock = Callable[[], float]
 WINDOW_STEPS = 20
 """Steps that the estimated time and the time split look back on."""
 NO_PHASES = ("time/step_s", "time/engine_busy_s", "time/compile_s")
-"""Times that are no phase of their own: the whole step, and what lies within phases that are counted already."""
+"""Times that are no phase of their own: the whole step, and times within phases that are counted
+already."""
 MIN_SHARE = 0.1
 """The smallest share of a step that the line of a step names."""
 
 
 class Display(Protocol):
-    """What a run tells the person who watches it."""
+    """Display of a run for the person who watches it."""
 
     def start(self, title: str, total_steps: int, facts: Mapping[str, str]) -> None:
         """A part of the run begins: its name, its length, and what is good to know. The part before it has ended."""
         ...
 
     def phase(self, name: str) -> None:
-        """What is being done from now on."""
+        """Show the present activity."""
         ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -60,7 +61,7 @@ class Headline:
 
 
 class Pace:
-    """How fast steps are done, and on what their time is spent."""
+    """Rate of steps, and the share of each phase in their time."""
 
     def __init__(self, total_steps: int, clock: Clock) -> None:
         self.total_steps, self._clock = total_steps, clock
@@ -70,7 +71,7 @@ class Pace:
         self._phases: deque[dict[str, float]] = deque(maxlen=WINDOW_STEPS)
 
     def step(self, done: int, values: Mapping[str, float]) -> None:
-        """Another step was done, which makes `done`; its time is what went by since the one before."""
+        """Count a step; `done` steps are done now. Its time is that since the one before."""
         now = self._clock()
         self._seconds.append(now - self._last)
         self._phases.append(_phase_seconds(values))
@@ -182,8 +183,8 @@ class PlainDisplay(QuietDisplay):
 
 
 def say(text: str, stream: TextIO) -> None:
-    """Print a line. A reader that went away (`| head`, a `tee` that the same Ctrl-C ended) is no reason to end a run: from then on nobody
-    is told. Letters that the stream's encoding lacks are spelled out."""
+    """Print a line. A reader that went away (`| head`, a `tee` that the same Ctrl-C ended) does not end
+    the run: later lines are dropped. Letters that the stream's encoding lacks are spelled out."""
     try:
         print(text, file=stream, flush=True)
     except UnicodeEncodeError:
@@ -231,7 +232,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def is_numeric(rows: Sequence[Sequence[Cell]], column: int) -> bool:
-    """Whether a column holds numbers and no text, so that it is set flush right."""
+    """True if a column holds numbers and no text, so that it is aligned right."""
     cells = [row[column] for row in rows if row[column] is not None]
     return bool(cells) and not any(isinstance(cell, str) for cell in cells)
 

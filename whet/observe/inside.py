@@ -12,17 +12,20 @@ _ONE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def open_inside(folder: Path, name: str | PurePath) -> BufferedReader:
-    """Open an ordinary file that lies in a folder, or in folders below it. The folder itself may be reached through links.
+    """Open an ordinary file in a folder, or in folders below it. The folder itself may be reached
+    through links.
 
-    Each part of the name is opened in the folder that was opened before it, so that nothing can be changed between a look and the opening.
+    Each part of the name is opened in the folder that was opened before it, so that nothing can be
+    changed between the check and the opening.
 
     Args:
         folder: named by the user.
         name: relative to it; it may come from a file in the folder.
 
     Raises:
-        ValueError: if the name leaves the folder, a part of it is a link, or the file is a pipe, a device or a folder.
-        OSError: if it is not there or may not be read.
+        ValueError: if the name leaves the folder, a part of it is a link, or the file is a pipe, a
+            device or a folder.
+        OSError: if it does not exist or may not be read.
     """
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in str(name):
@@ -49,7 +52,7 @@ def open_inside(folder: Path, name: str | PurePath) -> BufferedReader:
 
 
 def is_file_inside(folder: Path, name: str | PurePath) -> bool:
-    """Whether `open_inside` opens it.
+    """True if `open_inside` opens it.
 
     Raises:
         ValueError: as there.

@@ -30,7 +30,7 @@ from whet.observe.display import (
 
 BAR_WIDTH = 16
 GAP = "  "
-"""What stands between two pairs of a line."""
+"""Text between two pairs of a line."""
 
 
 class LiveDisplay:

@@ -1,4 +1,4 @@
-"""What the passes of models cost, by phase: floating-point operations, their rate, the most memory at a time."""
+"""Cost of models' passes, by phase: floating-point operations, their rate, the peak of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whet.observe.peaks import GIB, Peak
 TERA = 1e12
 CPU = torch.device("cpu")
 UPDATE = "update"
-"""The phase in which the policy learns: MFU is told of it."""
+"""The phase in which the policy learns, for which MFU is reported."""
 
 
 class Counting(Protocol):
@@ -30,12 +30,12 @@ class Counting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What computes."""
+    """The devices that compute."""
 
     kind: torch.device = CPU
     count: int = 1
     peak_tflops: float | None = None
-    """1e12 operations a second that each can do at most; None: not known, and no MFU is told."""
+    """Peak rate of each device in 1e12 operations a second; None: not known, and MFU is not reported."""
 
 
 class Meter:
@@ -68,6 +68,7 @@ class Meter:
         self._found = merge_metrics(self._found, found)
 
     def take(self) -> Metrics:
-        """What was found since it was last asked: `tflop/<phase>`, `tflop_per_device_s/<phase>`, `memory/<phase>_peak_gib`, `train/mfu`."""
+        """Measurements since the last call: `tflop/<phase>`, `tflop_per_device_s/<phase>`,
+        `memory/<phase>_peak_gib`, `train/mfu`."""
         found, self._found = self._found, {}
         return found

@@ -20,7 +20,7 @@ Number = float | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """`sum / count`. For a rate, the count is whatever it is per: tokens over seconds."""
+    """`sum / count`. For a rate, the count is the denominator: tokens over seconds."""
 
     sum: Number
     count: Number = 1

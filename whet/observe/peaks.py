@@ -14,9 +14,9 @@ GIB = 2**30
 CLEAR = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 FORGET_PEAK = "5"
-"""Written there, the kernel's peak of resident memory begins anew (proc(5))."""
+"""Value for /proc/self/clear_refs that resets the kernel's peak of resident memory (proc(5))."""
 _forgotten = {"rss": 0, "cuda": 0}
-"""The largest peaks in bytes before they began anew: what a whole process had at most must not be lost by it."""
+"""Largest peaks in bytes before a reset: a reset must not lose the peak of the whole process."""
 
 
 def memory() -> Metrics:
@@ -50,7 +50,7 @@ class Peak:
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         self.known = _begin_cuda() if self._on_cuda else _begin_resident()
-        """Whether the peak can be told here."""
+        """True if the peak can be measured here."""
 
     @property
     def size_bytes(self) -> int:

@@ -20,7 +20,7 @@ from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajecto
 ROLLOUTS = "rollouts"
 """The folder of records below a run's folder."""
 UNFINISHED = ".tmp"
-"""Of a file that is still being written."""
+"""Ending of a file that is still being written."""
 
 _TURN = pa.struct(
     [
@@ -88,9 +88,10 @@ class RecordWriter:
     """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all; what `write` wrote is on the disk."""
 
     def __init__(self, folder: Path, every: int = 1) -> None:
-        """Makes the folder, so that one that cannot be made is told before anything is played.
+        """Make the folder, so that a failure is reported before anything is played.
 
-        `every`: record the rollouts whose id it divides; 0 records none. Raises ValueError where there can be no such folder.
+        `every`: record the rollouts whose id it divides; 0 records none. Raises ValueError if the
+        folder cannot be made.
         """
         if every < 0:
             raise ValueError(f"records_every must be 0 (never) or more, not {every}")

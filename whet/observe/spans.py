@@ -1,4 +1,4 @@
-"""Where the time goes: seconds and tokens by phase."""
+"""Seconds and tokens by phase."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Phases:
     def __init__(
         self, on_enter: Callable[[str], None] | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`on_enter` is told every phase that begins (a display shows it); `clock` gives seconds."""
+        """`on_enter` is called with every phase that begins (a display shows it); `clock` gives
+        seconds."""
         self._on_enter, self._clock = on_enter, clock
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
@@ -57,11 +58,14 @@ class Phases:
         self._tokens[name] = self._tokens.get(name, 0) + num_tokens
 
     def take(self) -> Metrics:
-        """The step that ends here, which began where the one before ended; the next begins.
+        """Metrics of the step that ends here; it began at the end of the one before.
 
-        `time/<phase>_s` for every phase, `time/step_s` for the whole step, `time/other_s` for the part of it in no
-        phase, and `tokens_per_second/<phase>` for phases with tokens. Merged over steps they are again exact.
-        Raises ValueError where a phase is still open, or tokens were counted for a phase that was not timed.
+        `time/<phase>_s` for every phase, `time/step_s` for the whole step, `time/other_s` for the part
+        of it in no phase, and `tokens_per_second/<phase>` for phases with tokens. Merged over steps
+        they are again exact.
+
+        Raises ValueError if a phase is still open, or tokens were counted for a phase that was not
+        timed.
         """
         if self._open:
             raise ValueError(f"a step cannot end inside phase {self._open[-1]!r}: take() belongs after its span")
@@ -78,7 +82,7 @@ class Phases:
 
 
 def _remainder(whole: float, seconds: Mapping[str, float]) -> float:
-    """What no top-level phase covers. Rounding could leave it a hair below zero."""
+    """Seconds that no top-level phase covers. Rounding could leave them a hair below zero."""
     return max(0.0, whole - sum(s for name, s in seconds.items() if "/" not in name))
 
 

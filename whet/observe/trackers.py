@@ -1,4 +1,5 @@
-"""Where a run's metrics go: always to `metrics.jsonl`, on request to TensorBoard, wandb and a user's own tracker."""
+"""Trackers of a run's metrics: always `metrics.jsonl`, on request TensorBoard, wandb and a user's own
+tracker."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from whet.files import AppendedLines
 
 
 def is_measurement(name: str) -> bool:
-    """Whether a key of `metrics.jsonl` tells of the machine (when, how long, how fast, how much memory, which way weights went) and not of
-    the training: these alone differ between two runs of the same settings in deterministic mode."""
+    """True if a key of `metrics.jsonl` describes the machine (dates, durations, rates, memory, ways of
+    weights) and not the training: only such keys differ between two runs of the same settings in
+    deterministic mode."""
     if name.startswith("sync/"):
         return name != "sync/probe_nats"
     return name in ("time", "train/mfu") or name.startswith(("time/", "tokens_per_second/", "tflop_per_device_s/", "memory/"))
@@ -42,13 +44,13 @@ class WandbConfig(Config):
 
     project: str = "whet"
     name: str | None = None
-    """Of the run; left out, wandb makes one up."""
+    """Name of the run; unset: wandb makes one up."""
     mode: Literal["offline", "online"] = "offline"
     """`offline` writes below the run's folder and sends nothing; `wandb sync` uploads it later."""
 
 
 class ObserveConfig(Config):
-    """What a run shows and keeps of itself, besides `metrics.jsonl`, which it always writes."""
+    """Display and trackers of a run, in addition to `metrics.jsonl`, which is always written."""
 
     tensorboard: bool = False
     """Write TensorBoard event files below the run's folder."""
@@ -59,13 +61,14 @@ class ObserveConfig(Config):
     display: Literal["auto", "rich", "plain", "none"] = "auto"
     """`rich`: a live panel; `plain`: a line per step; `none`: warnings only; `auto`: rich on a terminal, else plain."""
     on_rollout: Reference | None = None
-    """Import reference to a function `(rollout_id, groups, dropped, metrics)` that is told of every rollout after its update and may return
-    further metrics, by name (docs/extending.md)."""
+    """Import reference to a function `(rollout_id, groups, dropped, metrics)` that is called for every
+    rollout after its update and may return further metrics, by name (docs/extending.md)."""
     records_every: NonNegativeInt = 1
     """Record the tokens of every n-th rollout in `rollouts/`; 0 never does."""
     peak_tflops: PositiveFloat | None = None
-    """What a device of the trainer can compute at most, in 1e12 floating-point operations a second: the measure of `train/mfu`. Unset: that
-    of the GPU's data sheet for bfloat16 or float32; for CPUs and GPUs that whet has no sheet of there is no `train/mfu`."""
+    """Peak rate of one of the trainer's devices in 1e12 floating-point operations a second, the
+    reference of `train/mfu`. Unset: the GPU's data sheet for bfloat16 or float32; for CPUs, and GPUs
+    whose sheet whet does not know, there is no `train/mfu`."""
 
 
 class JsonlTracker:
@@ -160,7 +163,7 @@ class WandbTracker:
         folder: Path,
         config: Mapping[str, Any],
     ) -> None:
-        """`config` is shown beside the run; its files go below `folder`."""
+        """Start the wandb run. It shows `config`; its files go below `folder`."""
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:

@@ -1,6 +1,8 @@
-"""How weights travel from a trainer to engines: a sender, a ticket that is told every engine, and a stream of named tensors over there.
+"""Transfer of weights from a trainer to engines. The sender issues a ticket; each engine opens it and
+reads a stream of named tensors.
 
-Backends give such streams, transports carry them, engines take them over: none of the three knows which of the others it has.
+Backends give such streams, transports carry them, engines take them over: none of the three knows which
+of the others it has.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ class TransportError(RuntimeError):
 
 
 class SentOnce(TransportError):
-    """The present version cannot be had any more: whoever comes later waits for the next one."""
+    """The present version is no longer available: a late engine waits for the next one."""
 
 
 class OtherBase(ValueError):
-    """What was sent are the changes against another version than this engine holds. Nothing of it was changed; it needs the whole."""
+    """The weights were sent as changes against another version than this engine holds. Nothing was
+    changed; the engine needs the whole weights."""
 
 
 class Stream:
@@ -64,11 +67,11 @@ class BroadcastTicket:
     version: int
     host: str
     port: int
-    """Where the group meets: a store of torch's."""
+    """Port of the store (torch's) where the group meets."""
     group: int
     """Its number. A group serves many versions, until its engines are others."""
     receivers: tuple[str, ...]
-    """The engines' names, each with a rank of its own: the first is rank 1."""
+    """Names of the engines' processes, in the order of their ranks: the first is rank 1."""
     backend: str
     """gloo; ipc: gloo, and bytes stay where they are, for others on the machine to open; nccl, where all tensors are on CUDA."""
     timeout_s: float
@@ -84,7 +87,7 @@ class DiskTicket:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTicket:
-    """What changed since another version lies in a folder."""
+    """A folder with the changes since another version."""
 
     version: int
     base: int
@@ -92,12 +95,12 @@ class DeltaTicket:
 
 
 Ticket = SharedTicket | BroadcastTicket | DiskTicket | DeltaTicket
-"""What an engine needs to fetch one version: small, and it may be pickled."""
+"""Data that an engine needs to fetch one version: small and picklable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What sending took."""
+    """Size and times of a transfer."""
 
     size_bytes: int
     """That left this process, each byte once however many engines got it."""
@@ -111,16 +114,18 @@ class Sender(Protocol):
     """The trainer's end of a transport. `begin`, then `send`; engines open the ticket meanwhile, or afterwards."""
 
     simultaneous: bool
-    """Whether engines must open the ticket while it sends; otherwise what it sent stays, and they open it afterwards."""
+    """True if engines must open the ticket while it sends; otherwise the data stays, and they open it
+    afterwards."""
     timeout_s: float
-    """How long an engine may take."""
+    """Seconds that an engine may take."""
 
     def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
         """Announce a version.
 
         Args:
-            version: of the weights.
-            receivers: a name for every process that will open the ticket, and another one when a process was started anew.
+            version: version of the weights.
+            receivers: a name for every process that will open the ticket, and a new name after a
+                restart.
         """
         ...
 
@@ -134,11 +139,12 @@ class Sender(Protocol):
         ...
 
     def whole(self, version: int) -> Ticket:
-        """A ticket to all of the present weights, for an engine that holds others than the rest: one that has begun just now.
+        """A ticket for all present weights, for an engine that holds others than the rest, such as a
+        new one.
 
         Raises:
-            SentOnce: if there is none, and it has to wait for the next version.
-            TransportError: if it cannot be written, say.
+            SentOnce: if there is none, and the engine has to wait for the next version.
+            TransportError: if it cannot be written, for example.
         """
         ...
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 ALIGN = 16
-"""Tensors in a bucket begin at multiples of so many bytes, so that they can be viewed as any type."""
+"""Alignment in bytes of tensors in a bucket, so that they can be viewed as any type."""
 
 
 @dataclass(slots=True)

@@ -31,21 +31,23 @@ class Carried:
 async def carry(
     sender: Sender, weights: Iterable[tuple[str, Tensor]], version: int, loads: Mapping[str, Load], receivers: list[str] | None = None
 ) -> Carried:
-    """Send a version to engines that stand still, and wait for the receipts of all.
+    """Send a version to paused engines, and wait for the receipts of all.
 
-    There is one deadline, the sender's. While all take part in one exchange the sender alone goes by it, for nobody else knows who holds up
-    whom; the engines' begins when it has sent.
+    There is one deadline, the sender's. While all take part in one exchange only the sender applies it,
+    for no other process knows who delays whom; the engines' deadline begins after the sending.
 
     Args:
         sender: the transport.
-        weights: what is sent, read in a thread.
-        version: of it.
-        loads: of each engine, by its name.
-        receivers: a name for every process that opens tickets, where an engine has several; None: the engines are the processes.
+        weights: the weights to send, read in a thread.
+        version: version of the weights.
+        loads: one for each engine, by its name.
+        receivers: a name for every process that opens tickets, if an engine has several; None: each
+            engine is one process.
 
     Raises:
-        TransportError: naming the engine that did not get the weights, or not in time.
-        Exception: what reading the weights or an engine raised, if anything but a `TransportError` was; whatever came first.
+        TransportError: with the name of the engine that did not get the weights, or not in time.
+        Exception: the first error other than a `TransportError` from an engine or from reading the
+            weights, if there was one.
     """
     ticket = sender.begin(version, list(loads) if receivers is None else receivers)
     faults: list[Exception] = []

@@ -1,8 +1,9 @@
-"""What changed between two tensors of one shape and type, in few bytes and to the bit, whatever the type.
+"""Exact changes between two tensors of one shape and type, in few bytes, for any type.
 
-Both are looked at as whole numbers, so that no rounding, no NaN and no negative zero can be lost. Where few elements changed, the gaps
-between them and the exclusive or of old and new are written; where many did, the exclusive or of all. Either is split into planes (all
-first bytes, all second bytes, and so on), which compress better: the high bytes of small changes are mostly zero.
+Both are read as whole numbers, so that no rounding, no NaN and no negative zero can be lost. If few
+elements changed, the gaps between them and the exclusive or of old and new are written; if many did,
+the exclusive or of all. Either is split into planes (all first bytes, all second bytes, and so on),
+which compress better: the high bytes of small changes are mostly zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 LEVEL = 1
-"""Of zstandard: higher ones are slower than the disks and networks that they would save."""
+"""Level of zstandard: higher ones are slower than the disks and networks that they would save."""
 SPARSE = 0.2
 """Share of changed elements up to which gaps are written."""
 WIDTHS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,7 +29,7 @@ Kind = Literal["same", "gaps", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How to get from one tensor to another."""
+    """The difference between two tensors."""
 
     kind: Kind
     num_changed: int
@@ -36,13 +37,13 @@ class Change:
     packed: bytes
     """Compressed."""
     raw_size: int
-    """Of `packed`, before it was."""
+    """Size of `packed` before compression."""
     checksum: str
-    """Of `packed`."""
+    """Checksum of `packed`."""
 
 
 def change_of(old: Tensor, new: Tensor) -> Change:
-    """What turns `old` into `new`: tensors of one shape and type, in the CPU's memory."""
+    """The change from `old` to `new`: tensors of one shape and type, in the CPU's memory."""
     before, after = as_numbers(old), as_numbers(new)
     mixed = before ^ after
     places = np.flatnonzero(mixed)

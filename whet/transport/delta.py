@@ -44,7 +44,7 @@ class DeltaSender:
         """The weights of `_version`; what is being sent takes their place tensor by tensor."""
         self._version: int | None = None
         self._writing = threading.Lock()
-        """Of a whole version: several engines may ask for it at once."""
+        """Lock for writing a whole version: several engines may ask for it at once."""
 
     def begin(self, version: int, receivers: Sequence[str]) -> Ticket:
         if self._version is None:

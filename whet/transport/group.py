@@ -1,4 +1,4 @@
-"""A process group beside torch's default one: the sender of weights and the processes of engines."""
+"""A process group apart from torch's default one: the sender of weights and the processes of engines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ JOIN_TIMEOUT_S = 30.0
 
 
 class Group:
-    """Those who joined.
+    """The group's members, as one of them sees them.
 
     Args:
         group: a backend of torch's, of gloo or NCCL.
-        device: where what is exchanged lies.
-        timeout: of a message.
+        device: device of the exchanged tensors.
+        timeout: timeout of a message.
     """
 
     def __init__(self, group: Any, device: torch.device, timeout: timedelta) -> None:
@@ -46,7 +46,7 @@ class Group:
         return [(self.broadcast(data), data)]
 
     def take(self, num_bytes: int) -> Tensor:
-        """What was given, good until `taken`. [bytes] uint8"""
+        """Bytes from the sender, valid until `taken`. [bytes] uint8"""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         self.broadcast(data).wait()
         return data

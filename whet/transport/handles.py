@@ -51,7 +51,7 @@ def opened(description: bytes) -> Tensor:
 
 
 def _cuda_storage(uuid: str, parts: list[Any]) -> UntypedStorage:
-    """Of the GPU that has the number, whatever its index is here."""
+    """Storage on the GPU with this UUID, which may have another index in this process."""
     seen = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
     if uuid not in seen:
         raise TransportError(f"the trainer's GPU {uuid} is none that this process sees: use sync.transport=shared or broadcast")

@@ -1,4 +1,4 @@
-"""Where weights arrive: copied into a model's own tensors, each looked at before it is written."""
+"""Arrival of weights: copied into a model's own tensors, each checked before it is written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from whet.transport.base import Stream
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What came over a wire."""
+    """Weights that arrived over a wire."""
 
     digests: Mapping[str, str]
-    """Of each tensor as it came."""
+    """Digest of each tensor as it arrived."""
     size_bytes: int
 
 

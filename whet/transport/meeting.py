@@ -1,6 +1,5 @@
-"""What the sender of a broadcast and its receivers tell each other besides the weights, through a store of torch's: who has come, how far
-each is, and that it is over. Nobody waits here without looking whether somebody else has given up.
-"""
+"""Messages between the sender of a broadcast and its receivers, through a store of torch's: arrival,
+progress and the end. Every wait here also checks whether another process has given up."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ POLL_S = 0.01
 
 
 class Meeting:
-    """Of one version.
+    """The meeting of one version.
 
     Args:
-        store: which all of them reach.
-        ticket: of the version.
+        store: a store that all of them reach.
+        ticket: ticket of the version.
     """
 
     def __init__(self, store: Store, ticket: BroadcastTicket) -> None:
@@ -66,7 +65,7 @@ class Meeting:
         self._wait_for("done", "not all of it was received", given_up)
 
     def call_off(self) -> None:
-        """Whoever waits for the others waits no longer."""
+        """Release every process that waits for the others."""
         with suppress(RuntimeError):  # the store is gone, and everybody sees it
             self._store.set("off", "")
 
@@ -95,7 +94,8 @@ class Meeting:
 
 @contextmanager
 def exchanging() -> Iterator[None]:
-    """What torch raises in here is of the exchange with others, and nothing else.
+    """Turn torch's errors in here, which all come from the exchange with others, into a connection
+    error.
 
     Raises:
         ConnectionError: with torch's words.

@@ -24,8 +24,8 @@ class SyncConfig(Config):
     bound each of these waits: for the engine to arrive, for a message, and, once everything is sent,
     for the engine's answer."""
     max_buffer_bytes: int = Field(default=2**29, ge=2**20)
-    """ipc and broadcast: bytes of weights on their way at a time, beside the tensor that is being put together; disk: size of a file of
-    weights."""
+    """Size in bytes. ipc and broadcast: weights in flight at a time, in addition to the tensor being
+    gathered; disk: a file of weights."""
     folder: str | None = None
     """disk and delta: where versions are written, on a file system that trainer and engines share; unset: the run's folder, `sync`."""
     keep: int = Field(default=2, ge=1)

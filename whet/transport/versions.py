@@ -1,4 +1,5 @@
-"""Folders of versions: written beside, given their name when they are whole, and only the last ones kept."""
+"""Folders of versions: written under a temporary name, renamed when they are whole, and only the last
+ones kept."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ T = TypeVar("T")
 
 
 class Versions:
-    """The versions in a folder, each a folder of its own.
+    """The versions in a folder, each in a folder of its own.
 
     Args:
-        folder: made when the first is written.
-        keep: how many stay.
-        ending: of their names.
+        folder: made when the first version is written.
+        keep: number of versions to keep.
+        ending: ending of their names.
     """
 
     def __init__(self, folder: Path, keep: int, ending: str = "") -> None:
