@@ -1,4 +1,5 @@
-"""What runs as an actor: it starts one process on its node, hears it, and ends with it. It does not import torch."""
+"""The actor's object: it starts one process on its node, hears it, and ends with it. It does not import
+torch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from queue import Empty, SimpleQueue
 from whet.cluster.process import Command, Event, LocalProcess
 
 POLL_S = 5.0
-"""How long `next` waits for something to happen."""
+"""Seconds that `next` waits for an event."""
 
 
 class Agent:
@@ -34,7 +35,7 @@ class Agent:
         return self._process.pid
 
     def next(self) -> list[Event]:
-        """What happened since the last call, waited for."""
+        """Events since the last call, after a wait for the first."""
         found: list[Event] = []
         try:
             found.append(self._events.get(timeout=POLL_S))

@@ -23,7 +23,8 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 MIN_RAY = (2, 54)
-"""Before, Ray's agents take jobs from whoever reaches them: they do not ask for the cluster's key."""
+"""Oldest usable version of Ray: earlier agents take jobs from any caller, since they do not check the
+cluster's key."""
 INSTALL = "pip install -U 'whet[ray]'"
 
 
@@ -74,15 +75,17 @@ class Connected:
 
 @contextmanager
 def connected(config: ClusterConfig, num_cpus: float, namespace: str | None = None) -> Iterator[Connected]:
-    """Ray, connected to the cluster of the settings, or to one that is started here and ends with the block.
+    """Ray, connected to the cluster of the settings, or to one that is started here and ends with the
+    block.
 
     Args:
-        config: where it is.
-        num_cpus: processors that the run sets apart; a cluster that is started here counts so many at least.
-        namespace: of names in the cluster; none: a new one.
+        config: has its address.
+        num_cpus: processors that the run sets apart; a cluster started here has at least this many.
+        namespace: namespace of names in the cluster; None: a new one.
 
     Raises:
-        ValueError: if there is no Ray, or no cluster at the address, or none can be started here.
+        ValueError: if Ray is not installed, or there is no cluster at the address, or none can be
+            started here.
     """
     address = config.address or os.environ.get("RAY_ADDRESS")
     if address is not None:

@@ -1,4 +1,5 @@
-"""`python -m whet.cluster.engine_worker`: a process of the engine on a node of a cluster, which dials whoever started it."""
+"""`python -m whet.cluster.engine_worker`: a process of the engine on a node of a cluster, which dials
+its starter."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from whet.engine.workers.worker import dial
 
 
 def line_of(invitation: Invitation) -> str:
-    """What such a process is told."""
+    """Line for the standard input of such a process."""
     return json.dumps({"host": invitation.host, "port": invitation.port, "key": invitation.key.hex(), "timeout_s": invitation.timeout_s})
 
 

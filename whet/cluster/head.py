@@ -23,9 +23,9 @@ from whet.cluster.process import in_words
 from whet.reward import keeper
 
 STORE_BYTES = 100_000_000
-"""Of the object store: nothing large goes through it."""
+"""Size of the object store: nothing large goes through it."""
 ADDRESS = "whet: the cluster is at "
-"""How the line begins in which it says its address."""
+"""Begin of the line with the cluster's address."""
 LAST_LINES = 20
 """Kept of what it said."""
 LOOK_S = 0.2
@@ -105,7 +105,7 @@ def _environment(mine: MutableMapping[str, str], other: Mapping[str, str]) -> It
 
 
 class _Words:
-    """What the head says."""
+    """Output of the head."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._child, self._last = child, deque[str](maxlen=LAST_LINES)

@@ -22,7 +22,7 @@ def place_of(rank: int, local_rank: int, num_ranks: int) -> dict[str, str]:
 
 
 def on_one_machine(num_ranks: int) -> dict[str, str]:
-    """What processes of one machine should know, unless this one's environment says otherwise."""
+    """Environment of processes on one machine, except where this process's environment differs."""
     wanted = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))}
     if sys.platform == "linux":  # they need no other way to each other
         wanted["GLOO_SOCKET_IFNAME"] = "lo"

@@ -24,7 +24,7 @@ LONGEST_LINE = 64 * 1024
 LEFT_ALONE = 3
 """The exit status of a process whose starter is gone."""
 LAST_WORDS_S = 2.0
-"""How long is listened to a process that has ended: what it started may hold its output open."""
+"""Seconds of listening after a process has ended: its children may hold its output open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Command:
     """A Python program to start."""
 
     arguments: tuple[str, ...]
-    """Of the interpreter."""
+    """Arguments of the interpreter."""
     line: str = field(repr=False)
-    """What it reads from its standard input, without a newline in it; a key may be there."""
+    """Line for its standard input, without a newline; it may hold a key."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Besides its starter's."""
     folder: str | None = None
-    """Where it runs, if there is such a folder; None: where its starter does."""
+    """Working directory, if such a folder exists; None: that of its starter."""
     speaks: bool = True
     """Its output comes as `Said`; false: it has its starter's, a terminal for example."""
     is_trainer: bool = True
@@ -56,7 +56,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended."""
+    """End of a process."""
 
     code: int | None
     """Its exit status, negative for a signal; None: it cannot be known."""
@@ -71,7 +71,8 @@ class Silent:
 
 Event = Said | Ended | Silent
 Tell = Callable[[Event], None]
-"""Called on threads of its own: with `Ended` as soon as it has, and with `Silent` last; once each."""
+"""Called on other threads: with `Ended` as soon as the process has ended, and with `Silent` last; once
+each."""
 
 
 class Process(Protocol):
@@ -87,11 +88,11 @@ class Process(Protocol):
 
 
 class LocalProcess:
-    """A `Process` on this machine, in a session of its own: no key of the terminal's reaches it.
+    """A `Process` on this machine, in its own session: no key of the terminal's reaches it.
 
     Args:
-        command: what to start.
-        tell: is told what it says and how it ends.
+        command: the process to start.
+        tell: called with its output and its end.
 
     Raises:
         OSError: if it cannot be started.
@@ -149,7 +150,7 @@ class LocalProcess:
 
 
 def in_words(code: int) -> str:
-    """How a process ended."""
+    """End of a process, in words."""
     if code >= 0:
         return f"ended with exit status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -23,12 +23,13 @@ from whet.engine.workers import dialing, launch
 from whet.runfolder.stacks import SAY_HELD_STACKS, SAY_STACKS
 
 WORKER = ("-m", "whet.cluster.engine_worker")
-"""What the interpreter runs there."""
+"""Arguments of the interpreter on the node."""
 
 
 @contextmanager
 def engine_launcher(config: ClusterConfig) -> Iterator[launch.Launcher | None]:
-    """What starts the engine's processes; None: they are this process's children. It works until the block ends.
+    """Launcher of the engine's processes; None: they are this process's children. It works until the
+    block ends.
 
     Raises:
         ValueError: if the cluster cannot be reached from here, or nothing was set apart there for the engine.

@@ -23,11 +23,11 @@ from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, Job
 
 PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
-"""How the variables begin that a process on another node gets from this one's environment."""
+"""Prefixes of the environment variables that a process on another node gets from this one."""
 THREADS = 4
 """Calls that an agent answers at a time: one waits for what happens, a signal or an end must not wait with it."""
 MEET = timedelta(minutes=10)
-"""How long a process waits for the others to come."""
+"""Time that a process waits for the others to come."""
 
 
 def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
@@ -70,8 +70,9 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
 
 @contextmanager
 def _meeting(there: Connected, num_ranks: int) -> Iterator[dict[str, str]]:
-    """Where the processes find each other, as their environment tells it. On this machine alone that is a file, as for a local job; on a
-    cluster a store of torch's, here: it has no key, and listens on the one address by which the cluster knows this machine."""
+    """Environment with the place where the processes meet. On this machine alone that is a file, as for
+    a local job; on a cluster a store of torch's, here: it has no key, and listens on the one address by
+    which the cluster knows this machine."""
     if there.own:
         with meeting_file() as environment:
             yield environment
@@ -125,9 +126,9 @@ class RayProcess:
     Args:
         ray: the package, connected.
         agent: the actor.
-        command: what to start.
-        tell: is told what it says and how it ends.
-        timeout_s: for the actor to be there.
+        command: the process to start.
+        tell: called with its output and its end.
+        timeout_s: seconds for the actor to be there.
 
     Raises:
         OSError, ray.exceptions.RayError: if it cannot be started.

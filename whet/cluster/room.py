@@ -1,4 +1,4 @@
-"""What a run sets apart on a cluster: which process lies in which bundle, and what it has there."""
+"""Resources that a run reserves on a cluster: the bundle of each process, and its share of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Room:
 
     bundles: tuple[Bundle, ...]
     trainer: Bundle
-    """What each process of the trainer asks for in its bundle."""
+    """Resources of each process of the trainer in its bundle."""
     engine: Bundle
     """Likewise of the engine."""
     engines: tuple[int, ...]
@@ -29,10 +29,10 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class EngineRoom:
-    """What a job's leader has to know to start the engine's processes."""
+    """Data that a job's leader needs to start the engine's processes."""
 
     address: str
-    """Of the cluster."""
+    """Address of the cluster."""
     namespace: str
     """In which the placement group has its name."""
     group: str

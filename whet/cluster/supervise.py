@@ -1,4 +1,5 @@
-"""The processes of a job, watched from the one that started them: the first that fails is named, and the others are ended."""
+"""Supervision of a job's processes by their starter: the first that fails is named, and the others are
+ended."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ from whet.observe.display import printable, say
 from whet.types import RunFailed
 
 LAST_LINES = 20
-"""Of what a process said, for the error that names it."""
+"""Number of a process's last lines of output in the error that names it."""
 GRACE_S = 5.0
-"""How long the others may take to end by themselves once one has failed: the leader writes down how the run ended."""
+"""Seconds for the others to end by themselves after one has failed: the leader writes down how the run
+ended."""
 FOLLOW_S = 60.0
-"""How long the others may take to end once the leader has ended well: nothing is left for them to do."""
+"""Seconds for the others to end after the leader has ended well: they have nothing left to do."""
 END_S = 30.0
-"""How long a killed process may take to be gone; one that waits for a disk takes long."""
+"""Seconds for a killed process to be gone; one that waits for a disk takes long."""
 LOG = "processes.log"
 """In the run's folder: what the processes said that do not lead, and which one failed."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD, ERROR = 2, "error: "
-"""The exit status of a command that ended with words of its own, and how their line begins."""
+"""Exit status of a command that ended with a message of its own, and the begin of its line."""
 
 Start = Callable[[int, Tell], Process]
 """Starts the process of a rank."""
@@ -170,6 +172,6 @@ class Job:
 
 
 def _from_outside(ended: Ended) -> bool:
-    """Whether a process was killed or is gone, so that it did not end because of another. One that aborts may: so NCCL's watchdog ends a
-    process when another's connection breaks."""
+    """True if a process was killed or is gone, so that it did not end because of another. A process
+    that aborts may have: NCCL's watchdog aborts a process when another's connection breaks."""
     return ended.code is None or (ended.code < 0 and ended.code != -signal.SIGABRT)

@@ -1,8 +1,9 @@
-"""The one attention function that trainer and engine share, registered through transformers' attention interface.
+"""The one attention function that trainer and engine share, registered through transformers' attention
+interface.
 
-A model's layers call it with the queries, keys and values of a whole row of tokens. Which tokens see which is the
-business of the `Attend` object that the caller passes through the model's keyword arguments: packed training rows here,
-a paged cache in the engine.
+A model's layers call it with the queries, keys and values of a whole row of tokens. The `Attend` object
+that the caller passes through the model's keyword arguments decides which tokens see which: packed
+training rows here, a paged cache in the engine.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def whet_mask(*args: Any, config: PreTrainedConfig, local_size: int | None = Non
 
 
 def _has_local_layers(config: PreTrainedConfig) -> bool:
-    """Whether some layer may attend to a part of what came before; a model that does not say so of each layer may."""
+    """True if some layer may attend to only a part of the earlier tokens; a model that does not state
+    the kind of each layer may."""
     kinds = getattr(config, "layer_types", None)
     return kinds is None or any(kind != "full_attention" for kind in kinds)
 

@@ -44,7 +44,8 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make a device the present one of this thread: streams, graphs and what is told of memory are of that."""
+    """Make a device the current one of this thread: streams, graphs and memory figures then refer to
+    it."""
     if device.type == "cuda" and device.index is not None:  # else there is one to be seen, which it is already
         torch.cuda.set_device(device)
 
@@ -79,7 +80,7 @@ class CausalModel(DecoderModel):
 
     @property
     def changes_logits(self) -> bool:
-        """Whether something is done to what the output layer gives."""
+        """True if the outputs of the output layer are changed."""
         return any(x is not None for x in (self._divisor, self._factor, self._softcap))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,10 +141,11 @@ def bare_model(
 
 
 def contents_of(hf: PreTrainedModel, folder: Path, *, key: str, headless: bool = False) -> Contents:
-    """What a folder's files have of a model, which must be all of it and no more. Arguments as for `Contents`.
+    """The weights of a model in a folder's files, which must hold all of them and no others. Arguments
+    as for `Contents`.
 
     Raises:
-        ValueError: naming the setting, and what is wrong.
+        ValueError: with the setting, and the fault.
     """
     try:
         found = Contents(hf, folder, headless=headless)
@@ -154,7 +156,7 @@ def contents_of(hf: PreTrainedModel, folder: Path, *, key: str, headless: bool =
 
 
 def unloadable(folder: Path, error: Exception, *, key: str = "model.path", called: str = "a causal language model") -> ValueError:
-    """What is told of a folder that transformers cannot load."""
+    """Error for a folder that transformers cannot load."""
     return ValueError(f"{key}: {folder} cannot be loaded as {called}: {type(error).__name__}: {error}")
 
 
@@ -198,7 +200,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "mo
     """A model folder's config.json.
 
     Raises:
-        ValueError: if there is none, or none that transformers knows.
+        ValueError: if there is none, or transformers does not know it.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{key}: {folder} has no config.json; it must be a model folder in Hugging Face format")

@@ -1,7 +1,9 @@
-"""A folder's weights for a model that has none yet: what fits is told by headers alone, and each process reads what it keeps of a tensor.
+"""A folder's weights for a model that has none yet: headers alone tell which weights fit, and each
+process reads only its part of a tensor.
 
-Renaming, conversion (separate experts to stacked ones, say) and tying are transformers' own rules, so that the model is what
-`from_pretrained` gives. A process alone keeps every tensor whole; a rank of a mesh what its parameters' placements say.
+Renaming, conversion (separate experts to stacked ones, for example) and tying are transformers' own
+rules, so that the model is the one that `from_pretrained` gives. A single process keeps every tensor
+whole; a rank of a mesh keeps the parts that its parameters' placements name.
 """
 
 from __future__ import annotations
@@ -58,15 +60,17 @@ class Slot:
 
 
 class Contents:
-    """What the files of a folder have of a model without contents.
+    """The weights in a folder's files for a model without contents.
 
     Args:
         hf: as `without_tensors` makes it, or one that already has some contents: these stay.
         folder: in Hugging Face format.
-        headless: whether the files are of a language model, and the model is its decoder with another head.
+        headless: True if the files are of a language model, and the model is its decoder with another
+            head.
 
     Raises:
-        ValueError: if a file is missing or damaged, the weights are not in safetensors files, or they are quantized.
+        ValueError: if a file is missing or damaged, the weights are not in safetensors files, or they
+            are quantized.
     """
 
     def __init__(self, hf: PreTrainedModel, folder: Path, *, headless: bool = False) -> None:
@@ -152,7 +156,7 @@ class Contents:
                     setattr(each, name, new)
 
     def _pieces(self) -> tuple[dict[str, Piece], set[str]]:
-        """Where each of the model's tensors lies, and the names in files that none of them has."""
+        """Source of each of the model's tensors, and the names in files that none of them has."""
         rules = get_model_conversion_mapping(self._hf)
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -205,7 +209,7 @@ def kept_of(tensor: Tensor) -> Kept:
 
 
 def _along(placement: Placement, dim: int, num_dims: int) -> Placement:
-    """What a placement does to the indices of one dimension."""
+    """The effect of a placement on the indices of one dimension."""
     if isinstance(placement, Shard | _StridedShard) and placement.dim % num_dims == dim:
         return _StridedShard(0, split_factor=placement.split_factor) if isinstance(placement, _StridedShard) else Shard(0)
     return Replicate()
@@ -222,7 +226,8 @@ def _in_place_of(old: Tensor, local: Tensor) -> Tensor:
 
 
 def _dtypes(hf: PreTrainedModel) -> dict[str, torch.dtype]:
-    """The type of each of the model's tensors as transformers would load it: some it keeps in float32 whatever is asked for."""
+    """The type of each of the model's tensors as transformers would load it: it keeps some in float32
+    for any requested type."""
     own = hf.state_dict()
     kept: dict[str, torch.dtype] = hf._get_dtype_plan(hf.dtype)
     if not kept:
@@ -233,7 +238,8 @@ def _dtypes(hf: PreTrainedModel) -> dict[str, torch.dtype]:
 
 
 def settle_rest(hf: PreTrainedModel, folder: Path) -> None:
-    """What no file of weights has: buffers that the model computes, and how it is to generate."""
+    """Set the parts of a model that no file of weights has: buffers that it computes, and its settings
+    of generation."""
     for name, buffer in hf.named_non_persistent_buffers():
         owner, _, key = name.rpartition(".")
         setattr(hf.get_submodule(owner), key, torch.empty_like(buffer, device="cpu"))

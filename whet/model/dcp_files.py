@@ -21,7 +21,7 @@ from whet.observe.inside import is_file_inside, open_inside
 
 META = ".metadata"
 MAX_META_BYTES = 1 << 29
-"""Of a description; a shard takes some 250 bytes."""
+"""Size limit of a description; a shard takes some 250 bytes."""
 MAX_PARTED = 4
 """Dimensions in which a tensor is cut into parts."""
 SEEN_S = 10.0
@@ -43,7 +43,7 @@ ALLOWED = frozenset(
         *(Name("torch", name) for name in DTYPES),
     }
 )
-"""What a description may name."""
+"""Names that a description may use."""
 
 Sizes = tuple[int, ...]
 Box = list[tuple[int, int]]
@@ -101,7 +101,7 @@ class DcpFiles:
             raise ValueError(f"{self.folder / META} cannot be read: {error}") from error
 
     def read(self, name: str) -> Tensor:
-        """One tensor, whole, whatever ranks wrote it.
+        """One whole tensor, written by any number of ranks.
 
         Raises:
             ValueError: if a file is missing or damaged.
@@ -162,17 +162,18 @@ class DcpFiles:
 
 
 def _common(chunk: Chunk, begin: Sequence[int], end: Sequence[int]) -> Box | None:
-    """What a chunk and a part have in common, from and to in each dimension."""
+    """Intersection of a chunk and a part: begin and end in each dimension."""
     dims = zip(chunk.offsets, chunk.sizes, begin, end, strict=True)
     common = [(max(at, low), min(at + size, high)) for at, size, low, high in dims]
     return common if all(low < high for low, high in common) else None
 
 
 def _fill(boxes: list[Box], whole: Box) -> bool:
-    """Whether boxes fill another one, each place once: that is so where their corners, with signs, are those of the whole.
+    """True if boxes fill another one, each place once: that is so if their corners, with signs, are
+    those of the whole.
 
     Raises:
-        ValueError: if they part it in more dimensions than `MAX_PARTED`.
+        ValueError: if they divide it in more dimensions than `MAX_PARTED`.
     """
     parted = [i for i, side in enumerate(whole) if any(box[i] != side for box in boxes)]
     if len(parted) > MAX_PARTED:
@@ -197,7 +198,7 @@ def _entries(found: Any) -> dict[str, Entry]:
 
 
 def _stored(pairs: Pairs) -> dict[tuple[str, Sizes | None], tuple[str, int, int]]:
-    """Where parts lie, by the tensor's name and where in it they begin."""
+    """File, begin and length of each part, by the tensor's name and the part's offsets in it."""
     out: dict[tuple[str, Sizes | None], tuple[str, int, int]] = {}
     for key, value in pairs.items:
         index, info = _state(key, _INDEX, "a place"), _state(value, _STORED, "a place")
@@ -277,7 +278,8 @@ def _dtype(found: Any, what: str) -> torch.dtype:
 
 
 def _is_format(found: Made) -> bool:
-    """A member of the one enum that a description has: until 3.11.3 Python pickled members as attributes of it."""
+    """True for a member of the one enum that a description has: until 3.11.3 Python pickled members as
+    attributes of it."""
     if found.of == _GETATTR:
         owner, name = found.args if len(found.args) == 2 else (None, None)
         return type(owner) is Name and owner in _FORMATS and type(name) is str and name in _FORMAT_NAMES

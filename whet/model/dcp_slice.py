@@ -34,7 +34,7 @@ _TYPED, _UNTYPED = Name("torch._utils", "_rebuild_tensor_v2"), Name("torch._util
 _BYTES = Name("torch.storage", "UntypedStorage")
 _ALLOWED = frozenset({*_STORAGES, _TYPED, _UNTYPED, _BYTES, Name("collections", "OrderedDict"), *(Name("torch", name) for name in DTYPES)})
 _HEADER_BYTES = 1 << 20
-"""What describes a tensor, at most."""
+"""Size limit of a tensor's description."""
 
 
 def read_slice(file: BufferedReader, offset: int, length: int, dtype: torch.dtype, sizes: Sequence[int]) -> Tensor:
@@ -110,7 +110,7 @@ def _member(window: _Window, members: Mapping[str, zipfile.ZipInfo], name: str) 
 
 
 def _place(window: _Window, member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin."""
+    """Offset of a member's bytes."""
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size or member.flag_bits & 1:
         raise ValueError(f"{member.filename!r} is compressed or encrypted, which torch.save never does")
     head = bytearray(30)

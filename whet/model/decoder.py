@@ -1,4 +1,5 @@
-"""What trainer and engine need of any transformers decoder: hidden states of a row, its tensors, a check that whet runs it rightly."""
+"""Interface of trainer and engine to any transformers decoder: hidden states of a row, its tensors, a
+check that whet runs it correctly."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Merging(Protocol):
         ...
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What trains, by its name in the adapter's files."""
+        """Trained tensors, by their names in the adapter's files."""
         ...
 
 
@@ -42,11 +43,12 @@ class DecoderModel(ABC):
     def __init__(self, hf: PreTrainedModel) -> None:
         self.hf = hf
         self.adapter: Merging | None = None
-        """What was put on its layers to be trained in their place."""
+        """Adapter on its layers, which trains in their place."""
         self.computes_on: torch.device | None = None
-        """Where its parameters lie elsewhere between passes, or have no contents yet."""
+        """Device that computes, if parameters are kept elsewhere between passes or have no contents
+        yet."""
         self.contents: Contents | None = None
-        """What its tensors are to be read from, as long as they have no contents."""
+        """Source of its tensors' contents, as long as they have none."""
         self.config = cast(PreTrainedConfig, hf.config)
         self.decoder = cast(nn.Module, hf.base_model)
         text = self._text = self.config.get_text_config()
@@ -120,7 +122,7 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
-        """What a sequence's tokens [T] and hidden states [T, H] give, by what it is called."""
+        """Outputs for a sequence's tokens [T] and hidden states [T, H], by name."""
 
     @abstractmethod
     def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CHUNK_WORDS = 2**18
-"""Words that are summed at a time, so that a digest needs little memory beside the tensor."""
+"""Words that are summed at a time, so that a digest needs little memory in addition to the tensor."""
 LOW = 0xFFFFFFFF
 
 
@@ -51,7 +51,8 @@ def digests_of(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What differs between two sets of digests, in words: tensors missing, unknown, swapped with each other, or of other contents."""
+    """Differences between two sets of digests, in words: tensors missing, unknown, swapped with each
+    other, or of other contents."""
     out = [f"{name} is missing" for name in expected.keys() - found.keys()]
     out += [f"{name} is unknown" for name in found.keys() - expected.keys()]
     wrong = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])

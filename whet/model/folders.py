@@ -22,14 +22,15 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> int:
-    """Write weights to files of about `shard_bytes` (a larger tensor has one of its own), durably, the index last.
+    """Write weights to files of about `shard_bytes` (a larger tensor has its own file), durably, the
+    index last.
 
     No more than one file's tensors are held at a time.
 
     Args:
-        folder: there already; files of weights that it has are not looked at.
+        folder: an existing folder; its files of weights are not read.
         weights: each name once.
-        shard_bytes: of a file.
+        shard_bytes: size of a file.
 
     Returns:
         Bytes of all tensors.
@@ -92,7 +93,8 @@ def open_weights(folder: Path) -> Iterator[Mapping[str, Any]]:
     """The opened file of each tensor in a folder; `get_tensor(name)` reads one.
 
     Raises:
-        ValueError: if it has no weights, or a file or a tensor is missing or damaged: which is said.
+        ValueError: if it has no weights, or a file or a tensor is missing or damaged; the text names
+            it.
     """
     with ExitStack() as files:
         found = [files.enter_context(_opened(folder / file, names)) for file, names in sorted(weight_files(folder).items())]
@@ -101,7 +103,7 @@ def open_weights(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 @contextmanager
 def _opened(path: Path, names: list[str]) -> Iterator[Mapping[str, Any]]:
-    """A file's tensors, which are to be these; none: whatever it has."""
+    """A file's tensors, which must be those of `names`; without names any tensors."""
     if not path.is_file():
         raise ValueError(f"{path.parent} lacks {path.name}, which {INDEX} says holds {len(names)} tensors")
     try:
@@ -134,7 +136,7 @@ def dtype_named(name: str) -> torch.dtype:
     """A type by torch's name, such as bfloat16.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: if torch has no type of this name.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):

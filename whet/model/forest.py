@@ -1,7 +1,7 @@
-"""Attention over a forest: a row in which sequences that begin alike share the tokens they begin with.
+"""Attention over a forest: a row in which sequences with the same beginning share its tokens.
 
-A row is a list of segments in depth-first order, each going on from its parent. A token sees its segment's ancestors and, causally,
-its own segment. Everything below a segment lies in one stretch right behind it.
+A row is a list of segments in depth-first order, each continuing its parent. A token sees its segment's
+ancestors and, causally, its own segment. All segments below a segment follow directly behind it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a segment lies in its row: tokens `start` to `end`, and everything below it from `end` to `stop`."""
+    """Range of a segment in its row: tokens `start` to `end`, and all segments below it from `end` to
+    `stop`."""
 
     start: int
     end: int
@@ -52,7 +53,7 @@ class Span:
 
 
 def spans_of(segments: Sequence[Segment]) -> list[Span]:
-    """Where segments lie.
+    """Ranges of segments.
 
     Raises:
         ValueError: if they are not in depth-first order.
@@ -134,7 +135,8 @@ def block_mask(stops: Tensor, device: torch.device) -> BlockMask:
 
 
 def _block_list(which: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many key blocks each query block has, and their numbers first. [1, 1, N] int32, [1, 1, N, N] int32"""
+    """Number of key blocks of each query block, and a permutation with their indices first. [1, 1, N]
+    int32, [1, 1, N, N] int32"""
     order = which.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return which.sum(1, dtype=torch.int32)[None, None].to(device), order.to(torch.int32)[None, None].to(device)
 
@@ -173,7 +175,8 @@ def _own(chunks: Sequence[tuple[int, int]], num_tokens: int, device: torch.devic
 
 
 def _cross(spans: Sequence[Span]) -> Iterator[Cross]:
-    """What each chunk of a segment sees of the segment before it, and what everything below a segment sees of it."""
+    """Queries and keys of attention between segments: each chunk of a segment with the segment before
+    it, and everything below a segment with that segment."""
     for span in spans:
         for a, b in _cut(span.start, span.end, CHUNK):
             yield from (Cross(slice(a, b), slice(*keys)) for keys in _cut(span.start, a, KEY_BLOCK))

@@ -1,4 +1,4 @@
-"""Whether a device attends over forests as it does over chains: asked before a run relies on it."""
+"""Check that a device attends over forests as it does over chains, made before a run relies on it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 def forest_fault(model: DecoderModel) -> str | None:
-    """What keeps a model's forests from being its chains on its device. None where nothing does.
+    """Reason that a model's forests differ from its chains on its device. None if they do not.
 
-    Random queries, keys and values of the model's shapes go through both, forward and backward. The weights do not matter.
+    Random queries, keys and values of the model's shapes go through both, forward and backward. The
+    weights do not matter.
     """
     for shapes in _shapes(model):
         try:

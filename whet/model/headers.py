@@ -1,4 +1,4 @@
-"""What the headers of safetensors files say: names, shapes and types of tensors, without their contents."""
+"""Headers of safetensors files: names, shapes and types of tensors, without their contents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def weight_headers(folder: Path) -> dict[str, tuple[Path, Tensor]]:
-    """Of each tensor of a model folder's weights its file, and its shape and type, as a tensor without contents.
+    """File, shape and type of each tensor of a model folder's weights; shape and type as a tensor
+    without contents.
 
     Only the files' headers are read.
 
@@ -84,10 +85,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor, by an index of weights: files beside it.
+    """The file of each tensor, by an index of weights: files in the same folder.
 
     Raises:
-        ValueError: the index cannot be read, or names what does not lie beside it.
+        ValueError: the index cannot be read, or names files outside the folder.
     """
     try:
         found = json.loads(index.read_text())["weight_map"]

@@ -1,4 +1,5 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on a model's linear layers, by peft: what trains beside a base that stays as it is."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a model's linear layers, by peft: trained tensors on a
+base that does not change."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from whet.model.shards import spread_like, whole
 ADAPTER = "default"
 """peft's name of the only adapter."""
 PREFIX = "base_model.model."
-"""Of every name in peft's files."""
+"""Prefix of every name in peft's files."""
 FILE = "adapter_model.safetensors"
 BASE = "base_layer."
 
@@ -48,7 +49,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """Factor of B A."""
         return scale_of(self.config.alpha, self.config.rank, rslora=self.config.rslora)
 
     def check_scale(self, scale: float, source: Path) -> None:
@@ -64,7 +65,7 @@ class Adapter:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """What trains, by its name in peft's files."""
+        """Trained tensors, by their names in peft's files."""
         named = self._model.hf.named_parameters()
         return {PREFIX + name.replace(f".{ADAPTER}.", "."): p for name, p in named if p.requires_grad}
 
@@ -80,7 +81,7 @@ class Adapter:
                 yield name, tensor
 
     def _added(self, owner: str) -> Tensor:
-        """What a layer's adapter adds to its weight, whole: B A, scaled, in float32 at least."""
+        """The whole tensor that a layer's adapter adds to its weight: B A, scaled, in float32 at least."""
         layer = self._layers[owner]
         a, b = (whole(part[ADAPTER].weight.detach()) for part in (layer.lora_A, layer.lora_B))
         dtype = torch.promote_types(a.dtype, torch.float32)
@@ -108,7 +109,7 @@ class Adapter:
                 layer.enable_adapters(True)
 
     def base_digest(self) -> str:
-        """Of the weights that stay as they are."""
+        """Digest of the frozen weights."""
         if self._base is None:
             named = self._model.hf.named_parameters()
             frozen = ((n, whole(p).to(self._dtypes[n])) for n, p in named if not p.requires_grad)  # one at a time is whole
@@ -122,7 +123,7 @@ class Adapter:
         self._peft_config.save_pretrained(folder)
 
     def read(self, path: Path) -> None:
-        """Take over an adapter's file, beside which its `adapter_config.json` lies.
+        """Take over an adapter's file, with its `adapter_config.json` in the same folder.
 
         Raises:
             ValueError: if it is of another adapter.
@@ -140,7 +141,7 @@ class Adapter:
 
 
 def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:
-    """What an adapter's B A is multiplied by."""
+    """Factor of an adapter's B A."""
     return alpha / (math.sqrt(rank) if rslora else rank)
 
 
@@ -194,7 +195,8 @@ def add_adapter(model: DecoderModel, config: LoraConfig) -> Adapter:
 
 
 def _draw(layer: Any, init: Any, dtype: torch.dtype) -> None:
-    """Give a new adapter of a layer without contents its own, as peft draws them beside one that has some."""
+    """Give a layer's new adapter without contents its initial weights, drawn as peft draws them for an
+    adapter with contents."""
     parts = [each[ADAPTER].to_empty(device="cpu") for each in (layer.lora_A, layer.lora_B)]
     for part in parts:
         part.reset_parameters()
@@ -204,7 +206,8 @@ def _draw(layer: Any, init: Any, dtype: torch.dtype) -> None:
 
 
 def _leave_experts(peft_config: Any, hf: nn.Module) -> None:
-    """Drop the layers whose names peft gives to fused experts: it would put an adapter there, and so would whoever loads the file."""
+    """Drop the layers whose names peft gives to fused experts: otherwise it would put an adapter there,
+    and so would every reader of the file."""
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     convert_peft_config_for_transformers(peft_config, hf, None)

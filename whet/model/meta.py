@@ -77,7 +77,7 @@ def copied_to(model: Decoder, device: torch.device) -> Decoder:
 
 
 def _with_tensors(model: Decoder, made: Callable[[Tensor], Tensor]) -> Decoder:
-    """A copy of a model with other tensors in the places of its own."""
+    """A copy of a model with other tensors in place of its own."""
     known: dict[int, Any] = {}
     for tensor in (*model.hf.parameters(), *model.hf.buffers()):
         new = made(tensor)

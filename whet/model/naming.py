@@ -1,7 +1,9 @@
-"""A model's own tensors and those of its files: transformers keeps some together (the experts of a layer) that files have apart.
+"""A model's own tensors and those of its files: transformers joins some (the experts of a layer) that
+files keep apart.
 
-What becomes of a tensor in files is asked of transformers (`revert_weight_conversion`), one tensor at a time; the way back is found from
-the same answer, since files hold the same elements in another order. So no more than one tensor is held, whatever the model's size.
+transformers tells the form of a tensor in files (`revert_weight_conversion`), one tensor at a time; the
+way back is found from the same answer, since files hold the same elements in another order. So no more
+than one tensor is held, for a model of any size.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ class Scattered:
 
     shape: torch.Size
     entries: Tensor
-    """Of the tensor, laid out flat. int64"""
+    """Indices in the flattened tensor. int64"""
 
     def put(self, part: Tensor, out: Tensor) -> None:
         out.view(-1)[self.entries] = part.reshape(-1)
 
 
 def place_in(order: Tensor, places: Tensor) -> Box | Scattered:
-    """Where entries lie in a tensor.
+    """Place of entries in a tensor.
 
     Args:
         order: the tensor's entries by their numbers, 0 to its size.
-        places: the numbers of those that a file has, as it has them.
+        places: numbers of a file's entries, in the file's order.
     """
     entries = places.reshape(-1)
     if len(entries):
@@ -103,7 +105,7 @@ class Naming:
         return {file for files in self.files.values() for file in files}
 
     def to_files(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-        """What one of the model's own tensors becomes in files."""
+        """Tensors in files for one of the model's own."""
         found: Mapping[str, Tensor] = revert_weight_conversion(self._hf, {name: tensor})
         return list(found.items())
 
@@ -127,7 +129,7 @@ class Naming:
         return out
 
     def _places(self, name: str) -> list[Box | Scattered]:
-        """Where the entries of its files lie in a tensor. Layers are alike, so that boxes are found once for all of them."""
+        """Places of a tensor's files in it. Layers are alike, so boxes are found once for all of them."""
         wanted = self.own[name].shape
         kind = re.sub(r"\d+", "#", name), wanted
         if kind in self._boxes:

@@ -1,6 +1,8 @@
-"""The one place that touches transformers' parallel plans: a model's own rules for its layers and experts, applied in place.
+"""Parallel plans of transformers: a model's own rules for its layers and experts, applied in place. No
+other module uses them.
 
-A weight becomes a DTensor of which each rank keeps its part; a layer's forward exchanges what it has to.
+A weight becomes a DTensor of which each rank keeps its part; a layer's forward does the necessary
+exchanges.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ CUT_WITH_BASE = {"colwise": "lora_B", "rowwise": "lora_A"}
 OF_OUTPUTS = "mla_kv_a_proj"
 """transformers' name of a rule that cuts nothing, and concerns what a layer gives."""
 GROUPED = "grouped_gemm"
-"""Of a parameter with the experts of a layer, one after another."""
+"""Rule of a parameter that stacks the experts of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a plan does to a parameter."""
+    """Effect of a plan on a parameter."""
 
     parts: int
     """Ranks that have a part of it each; 1: all have it whole."""
     dim: int
     """That is cut."""
     of_experts: bool = False
-    """Whether the parts are whole experts, on the mesh that these are spread over."""
+    """True if the parts are whole experts, on the mesh that experts are spread over."""
 
 
 def apply_plans(
@@ -80,7 +82,8 @@ def apply_plans(
 def _plans(
     hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, key: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The rule of each module or parameter that so many ranks of `tensor` cut, and of those that so many of `expert` do.
+    """The rule of each module or parameter that `tensor` ranks cut, and of each that `expert` ranks
+    cut.
 
     Raises:
         ValueError: if transformers is too old, or the model has no such plan.
@@ -136,7 +139,8 @@ def _too_old(key: str) -> ValueError:
 
 
 def cuts_of(hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, key: str = "train.parallel") -> dict[str, Cut]:
-    """What `apply_plans` would do to each parameter, by name, without doing it; the model may be without contents.
+    """Effect of `apply_plans` on each parameter, by name, without applying it; the model may be without
+    contents.
 
     Raises:
         ValueError: as `apply_plans`.
@@ -159,7 +163,8 @@ def cuts_of(hf: PreTrainedModel, tensor: int, expert: int, *, split_head: bool, 
 
 
 def _untie(hf: PreTrainedModel) -> bool:
-    """Give a tied head a parameter of its own, over the same memory, since plans name each one's rule. Whether it was tied."""
+    """Give a tied head its own parameter, over the same memory, since plans name each one's rule.
+    Returns True if it was tied."""
     head, embedding = hf.get_output_embeddings(), hf.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding) or head.weight is not embedding.weight:
         return False

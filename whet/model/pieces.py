@@ -1,4 +1,5 @@
-"""Where a model's tensor lies in files: in one of them, or put together of several. Any part of it is read without the rest."""
+"""Sources of a model's tensor in files: a tensor of one file, or several put together. Any part can be
+read without the rest."""
 
 from __future__ import annotations
 
@@ -183,13 +184,14 @@ def _nothing(like: Piece, kept: Kept, of_part: Kept) -> Tensor:
 
 
 class Conversion:
-    """Tensors that transformers makes of others in a way of its own: they are made whole, once, when the first of them is read.
+    """Tensors that transformers computes from others: all are made whole, once, when the first of them
+    is read.
 
     Args:
         hf: the model.
         converter: transformers' rule.
         target: the first of the model's tensors that it makes.
-        sources: what is read, by the rule's patterns.
+        sources: the tensors to read, by the rule's patterns.
     """
 
     def __init__(self, hf: PreTrainedModel, converter: WeightConverter, target: str, sources: dict[str, list[InFile]]) -> None:
@@ -197,7 +199,7 @@ class Conversion:
         self._made: dict[str, Tensor] = {}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what it makes, by name. Raises whatever transformers does if that cannot be."""
+        """Shapes of the tensors that it makes, by name. Errors of transformers pass through."""
         return {name: tuple(made.shape) for name, made in self._make(lambda part: part.header).items()}
 
     def take(self, name: str) -> Tensor:
@@ -236,10 +238,10 @@ class Converted:
 
 
 def converted(hf: PreTrainedModel, rule: WeightConverter, target: str, sources: dict[str, list[InFile]]) -> dict[str, Piece]:
-    """What a rule of transformers' makes of some tensors, by the model's names.
+    """Tensors that a rule of transformers' makes of others, by the model's names.
 
     Raises:
-        Exception: whatever transformers does, if it cannot; ValueError, if tensors do not fit together.
+        Exception: any error of transformers; ValueError, if tensors do not fit together.
     """
     if not all(isinstance(step, MergeModulelist | Concatenate) for step in rule.operations) or len(rule.target_patterns) > 1:
         conversion = Conversion(hf, rule, target, sources)

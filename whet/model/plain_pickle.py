@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 MAX_STEPS = 50_000_000
-"""Of one pickle: some 800,000 shards are described in as many."""
+"""Limit on the steps of one pickle: a description of some 800,000 shards has this many."""
 ROOM_BYTES, ROOM_PER_BYTE, MAX_ROOM_BYTES = 1 << 24, 44, 1 << 32
 """Memory for what is made: so much, so much more for each byte of the pickle, and the most. Checkpoints take up to 35 for each byte."""
 
 
 class Name(NamedTuple):
-    """What a pickle names to be imported."""
+    """A name that a pickle imports."""
 
     module: str
     name: str
@@ -29,14 +29,14 @@ class Made:
 
     of: Name
     args: tuple[Any, ...]
-    """What it would be made with."""
+    """Arguments of the call that would make it."""
     state: Any = None
-    """What it would be given afterwards."""
+    """State that it would get afterwards."""
 
 
 @dataclass(slots=True, eq=False)
 class Pairs:
-    """A dict as a pickle describes it. Keys are compared by whoever reads it, once their types are known."""
+    """A dict as a pickle describes it. The reader compares keys, once their types are known."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
 
@@ -66,14 +66,17 @@ def read_plain(data: bytes, allowed: frozenset[Name], *, outside: bool = False) 
 
     Args:
         data: all of it.
-        allowed: what it may name. `Made` objects are of these; a dict subclass that is called without arguments gives `Pairs`.
-        outside: whether it may leave things to its reader.
+        allowed: names that it may use. `Made` objects are of these; a dict subclass that is called
+            without arguments gives `Pairs`.
+        outside: True if it may leave objects to its reader.
 
     Returns:
-        None, bool, int, float, str, bytes, tuple and list, exactly of these types, `Name`, `Made`, `Pairs`, and `Outside`.
+        None, bool, int, float, str, bytes, tuple and list, exactly of these types, `Name`, `Made`,
+            `Pairs`, and `Outside`.
 
     Raises:
-        ValueError: if it is damaged, names anything else, or does what a pickle of plain data never does.
+        ValueError: if it is damaged, uses any other name, or does what a pickle of plain data never
+            does.
     """
     try:
         return _Machine(data, allowed, outside).run()

@@ -16,7 +16,7 @@ from whet.model.config import Recompute
 KEPT = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "aten::_flash_attention_forward", "aten::_efficient_attention_forward")
 """Matrix products and attention: dear to compute, and what they give is no larger than what they take."""
 ATTENTION = "aten::_scaled_dot_product_"
-"""What the names of torch's attention kernels begin with."""
+"""Prefix of the names of torch's attention kernels."""
 
 
 def recompute_layers(hf: PreTrainedModel, what: Recompute, every: int = 1) -> None:
@@ -24,8 +24,9 @@ def recompute_layers(hf: PreTrainedModel, what: Recompute, every: int = 1) -> No
 
     Args:
         hf: the model; changed in place.
-        what: True: only a layer's inputs are kept; selective: the results of its matrix products and attention, too (arXiv 2205.05198).
-        every: of so many layers, the first one's.
+        what: True: only a layer's inputs are kept; selective: the results of its matrix products and
+            attention, too (arXiv 2205.05198).
+        every: number of layers of which the first one recomputes.
 
     Raises:
         ValueError: if the model has no such layers.
@@ -45,7 +46,7 @@ def recompute_layers(hf: PreTrainedModel, what: Recompute, every: int = 1) -> No
 
 
 def recomputes(hf: PreTrainedModel) -> bool:
-    """Whether some layer's activations are computed again in the backward pass."""
+    """True if some layer's activations are computed again in the backward pass."""
     return any(layer.gradient_checkpointing for layer in _layers(hf))
 
 

@@ -1,7 +1,9 @@
-"""Rotary scaling that depends on the longest sequence of a forward pass, and how far it does not.
+"""Rotary scaling that depends on the longest sequence of a forward pass, and the limit up to which it
+does not.
 
-transformers chooses the frequencies of longrope and of dynamic NTK scaling by the largest position of the whole row, so a long
-sequence would change the numbers of those beside it. Up to a number of positions the frequencies are always the same.
+transformers chooses the frequencies of longrope and of dynamic NTK scaling by the largest position of
+the whole row, so a long sequence would change the numbers of the others in its row. Up to a number of
+positions the frequencies are always the same.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def load_scalar(
 
 
 def is_headless(hf_config: PreTrainedConfig) -> bool:
-    """Whether a folder's config.json names another model than one for sequence classification."""
+    """True if a folder's config.json names a model other than one for sequence classification."""
     return not any(name.endswith("ForSequenceClassification") for name in hf_config.architectures or [])
 
 

@@ -22,12 +22,13 @@ from whet.model.causal import CausalModel
 
 ALIGN = 64
 MEMORY = Path("/dev/shm")
-"""Linux's files in memory; in a container it may be too small, or there is none: then the file is a temporary one on disk."""
+"""Linux's folder of files in memory. In a container it may be too small or missing: then the file is a
+temporary one on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies in the file, and what it is."""
+    """A tensor in the file: its offset, form and kind."""
 
     start: int
     shape: tuple[int, ...]
@@ -38,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """What another process needs to have the model too."""
+    """Data that another process needs to map the model."""
 
     path: Path
     size: int

@@ -1,4 +1,4 @@
-"""A small random model of the same architecture: what can be told of a model without its weights is told of this one."""
+"""A small random model of the same architecture, for checks of a model that need no weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whet.model.config import ModelConfig
 
 VOCAB = 64
 WIDTH = 64
-"""Of the feed-forward parts: attention does not depend on it."""
+"""Width of the feed-forward parts, which attention does not depend on."""
 MAX_LAYERS = 4
 
 
