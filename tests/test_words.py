@@ -9,10 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
 WORDS = {"Of", "What", "Whether", "Where", "How", "Who", "Whose", "Whom", "Whoever", "Whatever", "Whichever"}
-DONE = [
-    "types", "settings", "core", "algo", "rollout", "env", "data", "train", "train/torch_native",
-]
-"""Folders of the package, without the folders in them, and single files, whose docstrings have been gone over. It only grows."""
+OPEN = {"build", "check", "runs"}
+"""Folders whose docstrings have not been gone over. It only shrinks."""
 DOUBLES = {
     "Answer", "Box", "Bucket", "Call", "Chunk", "Command", "Converted", "Decode", "Devices", "Drawn", "Ended", "Event",
     "Group", "Groups", "Head", "Job", "Keeper", "Kept", "Keys", "Kind", "Level", "Limits", "LocalProcess", "Name",
@@ -68,10 +66,9 @@ def test_every_kind_of_docstring_is_seen():
     assert sorted(line for line, _ in docstrings(tree)) == [1, 3, 5, 7, 9]
 
 
-@pytest.mark.parametrize("place", DONE)
+@pytest.mark.parametrize("place", sorted({path.relative_to(ROOT).parts[0] for path in ROOT.rglob("*.py")} - OPEN))
 def test_docstrings_say_what_a_thing_is_or_does(place: str):
-    paths = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).glob("*.py"))
-    assert paths
+    paths = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
     found = {f"{path.relative_to(ROOT)}:{line}": text for path in paths for line, text in docstrings(ast.parse(path.read_text()))}
     assert {place: text for place, text in found.items() if begins_badly(text)} == {}
 

@@ -1,4 +1,4 @@
-"""Work on a thread of its own, in order, which ends with the process."""
+"""Work on a separate thread, in order, which ends with the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Background:
         return future
 
     def stack(self) -> traceback.StackSummary:
-        """Where it is."""
+        """Stack of the thread."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return traceback.extract_stack(frame)
 

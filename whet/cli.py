@@ -1,4 +1,5 @@
-"""The command line. Heavy imports happen inside the commands, once settings are read: help and wrong settings are told at once."""
+"""The command line. Heavy imports happen inside the commands, after settings are read: help and errors
+of settings appear at once."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 SETTINGS = {"ignore_unknown_options": True}
-"""Of the commands that take settings: what looks like an option is told with how a setting is written."""
+"""Context settings of the commands that take settings: for an unknown option the error shows how a
+setting is written."""
 
 
 FINISHED = 3
@@ -372,7 +374,7 @@ def doctor(report: Report = None) -> None:
 
 @app.command()
 def version() -> None:
-    """Print whet's version and those of what it stands on."""
+    """Print the versions of whet and of its main packages."""
     for name in ("whet", "torch", "transformers", "tokenizers", "pydantic", "pyarrow"):
         _echo(f"{name} {package_version(name)}")
     _echo(f"python {sys.version.split()[0]}")

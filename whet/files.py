@@ -43,7 +43,7 @@ class AppendedLines:
         self._file.close()
 
     def _end_of_lines(self) -> int:
-        """Where the last whole line ends."""
+        """End of the last whole line."""
         end = self._file.seek(0, os.SEEK_END)
         while end > 0:
             begin = max(0, end - BLOCK_BYTES)

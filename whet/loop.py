@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Observer:
-    """Where a run's numbers and words go."""
+    """Receivers of a run's numbers and messages."""
 
     display: Display
-    """What a person sees; the run's log has it, too."""
+    """Display for the user; the run's log gets the same."""
     console: Display
     """The same without the log: for what quotes data."""
     journal: Journal
@@ -61,7 +61,7 @@ class Observer:
         return values
 
     def tell(self, step: int, values: Mapping[str, float]) -> None:
-        """The same to whoever else wants to know."""
+        """Pass the step's values on to the other receivers."""
         for tracker in self.trackers[1:]:
             tracker.log(step, values)
         self.display.step(step, values)
@@ -128,13 +128,13 @@ class Run:
     observer: Observer
     stop: Stop
     thread: Executor
-    """Where torch work runs: off the event loop, so that tools and deadlines go on meanwhile."""
+    """Thread for torch work: off the event loop, so that tools and deadlines continue meanwhile."""
     on_rollout: Hook | None = None
     """`observe.on_rollout`."""
     sleep: Callable[[], Awaitable[None]] | None = None
     """Has the engine give its memory back until the next version; None: it keeps it."""
     engine_metrics: Callable[[], Metrics] = dict
-    """What the engine says of itself."""
+    """Metrics of the engine itself."""
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run torch work, or what else takes long, on the torch thread."""
@@ -146,7 +146,7 @@ class Run:
         return self.evaluate_first if rollout_id == 0 else due(rollout_id, self.num_rollouts, self.evaluate_every)
 
     def measured(self, rollout_id: int) -> dict[str, float]:
-        """What was measured of the weights after so many rollouts."""
+        """Evaluation results of the weights after `rollout_id` rollouts."""
         return self.evaluated.values if self.evaluated.after == rollout_id else {}
 
 
@@ -198,8 +198,9 @@ async def train_rl(run: Run) -> dict[str, float]:
 
 @asynccontextmanager
 async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
-    """Whatever ends the run in here leaves the weights as they are, so the run is saved as it was on entry before it ends; but what fails
-    before the first update leaves no checkpoint: there is nothing that could be lost, and nothing to go on from."""
+    """Context that saves the run if an error ends it in here. The weights do not change in here, so the
+    run is saved as it was on entry. A failure before the first update leaves no checkpoint: nothing
+    could be lost, and there is nothing to continue from."""
     algorithm = run.learners.algorithm
     parts: list[Stateful] = [RandomState()]
     if isinstance(algorithm, Stateful):
@@ -283,7 +284,8 @@ def record(
 
 
 async def ask_further(run: Run, progress: Progress, taken: Taken, values: Mapping[str, float]) -> dict[str, float]:
-    """What `observe.on_rollout` has to say, in a line of its own: the update's is on the disk whatever comes of it."""
+    """Metrics from `observe.on_rollout`, logged in a line of their own: the update's line is on disk
+    even if the hook fails."""
     hook = run.on_rollout
     if hook is None:
         return {}
@@ -294,10 +296,10 @@ async def ask_further(run: Run, progress: Progress, taken: Taken, values: Mappin
 
 
 async def evaluate_if_due(run: Run, progress: Progress) -> None:
-    """Play every evaluation set, and log what it gave.
+    """Play every evaluation set, and log its results.
 
     Raises:
-        Stopped: if a signal asked for it; the evaluation is then played anew when the run goes on.
+        Stopped: if a signal asked for it; the evaluation is then played again when the run continues.
     """
     if not run.evaluation_due(progress.rollout_id):
         return

@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Whether the run was asked to end. Made by `on_signals`; one that no signal reaches never asks."""
+    """Request to end the run. Made by `on_signals`; without a signal it is never set."""
 
     def __init__(self) -> None:
         self._number: signal.Signals | None = None
@@ -55,7 +55,8 @@ class Stop:
             raise Stopped(self._number)
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, unless the run is asked to end first: then it is cancelled and has ended before this raises.
+        """The result of `work`, unless the run is asked to end first: then it is cancelled and has
+        ended before this raises.
 
         Raises:
             Stopped: if the run was asked to end.

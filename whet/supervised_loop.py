@@ -18,12 +18,12 @@ from whet.types import Progress
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What is measured on data that do not train."""
+    """Measurement on data that do not train."""
 
     measure: Callable[[], Metrics]
     interval: int | None
     first: bool
-    """Whether to measure before the first step."""
+    """True if it is also measured before the first step."""
 
     def due(self, step: int, total: int) -> bool:
         return self.first if step == 0 else due(step, total, self.interval)
@@ -35,7 +35,7 @@ class SupervisedRun:
 
     num_steps: int
     take: Callable[[], TrainBatch]
-    """What the next step learns from, weighed."""
+    """Batch of the next step, with its weights."""
     learner: SupervisedLearner
     held_out: HeldOut | None
     evaluated: Evaluated

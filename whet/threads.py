@@ -1,4 +1,4 @@
-"""Torch's threads on a machine that has other work: when several are slower than one, the person who runs it is told."""
+"""Torch's threads on a busy machine: if several are slower than one, the user gets a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 TOO_SLOW = 2.0
-"""Times as long as with one thread: from here on it is told."""
+"""Ratio to the time with one thread from which the message is shown."""
 SPEEDS = ("tokens_per_second/update", "tokens_per_second/rollout")
 STEPS = 8
 """Steps that a step's speed is compared with."""

@@ -1,4 +1,5 @@
-"""What a person typed, looked at before anything is imported for it: settings in the wrong form, secrets, environment variables."""
+"""Command lines checked before any heavy import: settings in the wrong form, secrets, environment
+variables."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def _check_secret(text: str) -> None:
 
 
 def _is_secret(key: str) -> bool:
-    """Whether a part of a dotted key names a secret."""
+    """True if a part of a dotted key names a secret."""
     for part in key.split("."):
         words = part.lower().replace("-", "_").split("_")
         pairs = pairwise(words)

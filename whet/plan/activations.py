@@ -1,4 +1,4 @@
-"""What a model's layers make of a packed row, in bytes: on the way there and back, or there alone."""
+"""Memory of a model's layers for a packed row, in bytes: forward and backward, or forward alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def trained_weights(model: DecoderModel) -> dict[str, Tensor]:
 
 
 def activation_bytes(model: DecoderModel, lengths: Sequence[int]) -> tuple[int, int]:
-    """What the layers keep of a packed row once it went through them, and what there is at the worst moment of the way back.
+    """Bytes that the layers keep of a packed row after its forward pass, and bytes at the peak of its
+    backward pass.
 
     Args:
         model: on the meta device.
@@ -43,7 +44,7 @@ def activation_bytes(model: DecoderModel, lengths: Sequence[int]) -> tuple[int, 
 
 
 def forward_bytes(model: DecoderModel, lengths: Sequence[int]) -> int:
-    """What there is at the worst moment of a forward pass that keeps nothing. Arguments as for `activation_bytes`."""
+    """Bytes at the peak of a forward pass that keeps nothing. Arguments as for `activation_bytes`."""
     with LiveBytes(lambda _: "made") as live, torch.no_grad():
         _hidden(model, lengths)
     return live.peak("made")
@@ -80,7 +81,8 @@ class _Flash(torch.autograd.Function):
 
 
 class _FlashStandIn(TorchFunctionMode):
-    """Puts `_Flash` in the place of torch's attention, which on the meta device would be the one that keeps every score."""
+    """Replaces torch's attention by `_Flash`, since on the meta device torch would choose the one that
+    keeps every score."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -1,4 +1,5 @@
-"""How to spread a model over devices: every layout that can be, what a rank holds and sends, and which of those that fit is best."""
+"""Layouts of a model over devices: every possible one, the memory and traffic of a rank, and the best
+of those that fit."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ INSIDE, BETWEEN = 450e9, 50e9
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What there is to spread a model over."""
+    """Devices to spread a model over."""
 
     count: int
     memory_bytes: int
-    """Of each."""
+    """Memory of each device."""
     per_node: int
     """Neighbours with fast links."""
 
@@ -37,14 +38,14 @@ class Devices:
 
 
 class Beside(Protocol):
-    """What a run asks of a layout beyond its model's part in it."""
+    """Requirements of a run on a layout, in addition to its model's part in it."""
 
     def check(self, degrees: ParallelConfig) -> None:
         """Raises ValueError if the run cannot do with them."""
         ...
 
     def parts(self, degrees: ParallelConfig, work: Workload) -> Sequence[Part]:
-        """What else a rank of the layout holds: of the other models, and of copies."""
+        """Further memory of a rank: that of the other models, and of copies."""
         ...
 
 
@@ -60,18 +61,18 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is computed in an optimizer step."""
+    """Sizes of an optimizer step."""
 
     samples: int
-    """Of a step: ranks with rows of their own are no more."""
+    """Samples per optimizer step. At most this many data-parallel ranks get work."""
     longest: int
     """Tokens of the longest sample; the others are counted as if they were as long."""
     budget: int
     """`train.max_tokens_per_device`."""
     work: Callable[[int], Workload]
-    """Of the memory plan, for so many ranks that share a row."""
+    """Workload of the memory plan, by the number of ranks that share a row."""
     beside: Beside = field(default_factory=Nothing)
-    """What the run has besides the model and what is done with it."""
+    """Memory of the run in addition to the model and its training."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ class Layout:
 
     degrees: ParallelConfig
     flows: tuple[Flow, ...]
-    """What a rank sends in an optimizer step."""
+    """Traffic of a rank in an optimizer step."""
     seconds: float
-    """Of these, one after another."""
+    """Seconds of these exchanges, one after another."""
     planned: Callable[[], MemoryPlan]
 
     @cached_property
     def plan(self) -> MemoryPlan:
-        """What a rank holds; counted when it is first asked for."""
+        """Memory of a rank; computed on first use."""
         return self.planned()
 
     @property
@@ -135,10 +136,10 @@ def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[Para
 
 
 def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices: Devices) -> Layout:
-    """What a rank holds and sends.
+    """The layout with the memory and traffic of a rank.
 
     Raises:
-        ValueError: if the model cannot be spread so, or what is beside it cannot.
+        ValueError: if the model, or one of the run's other models, cannot be spread this way.
     """
     step.beside.check(degrees)
     model, work = planner.model, step.work(degrees.context)

@@ -1,4 +1,4 @@
-"""How much memory operations hold: each storage that they make is followed from its making to its end."""
+"""Memory of operations: each storage that they make is followed from its allocation to its release."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ PHASES: dict[Phase, str] = {
 }
 """In words."""
 DRAW_VOCAB = 257
-"""Of the small draw that tells how many bytes sampling takes for each logit; a prime, so that nothing else is as wide."""
+"""Vocabulary of the small draw that measures the bytes of sampling for each logit; a prime, so that
+nothing else has this width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,14 @@ class Part:
     size_bytes: int
     during: tuple[Phase, ...]
     advice: str = ""
-    """What makes it smaller."""
+    """Advice on how to make the part smaller."""
     estimate: bool = False
     """Not exact: what the model's layers keep depends on kernels and lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a run holds on one device."""
+    """Memory of a run on one device."""
 
     parts: tuple[Part, ...]
 
@@ -89,7 +90,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What the embedded engine does."""
+    """Work of the embedded engine."""
 
     engine: EmbeddedConfig
     params: tuple[SamplingParams, ...]
@@ -101,29 +102,29 @@ class Sampling:
     together: int = 1
     """Trajectories of a rollout or an evaluation: as many may wait for their rewards."""
     overlaps: bool = False
-    """Whether it samples while the trainer computes."""
+    """True if it samples while the trainer computes."""
     sleeps: bool = False
-    """Whether it gives its caches back while the trainer computes."""
+    """True if it frees its caches while the trainer computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a run does with its model, as far as memory goes."""
+    """Work of a run with its model, as far as it takes memory."""
 
     train: TrainConfig
     lengths: tuple[int, ...]
     """Tokens of the samples in the largest row."""
     entropy_grad: bool = False
     nucleus: bool = False
-    """Whether log-probs are over the tokens that each one was drawn from."""
+    """True if log-probs are over each token's nucleus."""
     reference: bool = False
-    """Whether a frozen copy of the first policy is kept."""
+    """True if a frozen copy of the first policy is kept."""
     reference_advice: str = "choose a smaller model"
-    """How to do without it."""
+    """Advice on how to do without the copy."""
     sampling: Sampling | None = None
     """None: a supervised run."""
     offloaded: bool = False
-    """Whether what the optimizer holds lies in another memory (`train.offload`)."""
+    """True if the optimizer's tensors are kept in another memory (`train.offload`)."""
 
     @property
     def num_predicting(self) -> int:
@@ -181,19 +182,19 @@ def checkpoint_bytes(model: DecoderModel, train: TrainConfig, *, spread: bool = 
 
 
 def learned_dtype(model: DecoderModel) -> torch.dtype:
-    """Of the parameters that a mesh keeps of a model that trains."""
+    """Type of the parameters that a mesh keeps of a model that trains."""
     return torch.float32 if model.dtype == torch.bfloat16 else model.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerBytes:
-    """What training takes besides parameters and activations."""
+    """Memory of training in addition to parameters and activations."""
 
     masters: int
     moments: int
     gradients: int
     scratch: int
-    """Of a step."""
+    """Scratch memory of a step."""
 
 
 def optimizer_bytes(trained: Mapping[str, Tensor], train: TrainConfig) -> OptimizerBytes:
@@ -207,7 +208,7 @@ def optimizer_bytes(trained: Mapping[str, Tensor], train: TrainConfig) -> Optimi
 
 
 def optimizer_parts(trained: Mapping[str, Tensor], work: Workload) -> list[Part]:
-    """What an optimizer of some parameters holds, which are on the meta device."""
+    """Memory of the optimizer of some parameters, which are on the meta device."""
     if work.offloaded:  # each gradient leaves as soon as it is there
         largest = max((p.nbytes for p in trained.values()), default=0)
         return [Part("gradients", largest, TRAINING, "choose a smaller model")]
@@ -238,7 +239,7 @@ def _stepped(trained: Mapping[str, Tensor], train: TrainConfig) -> tuple[Optimiz
 
 
 def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
-    """What an embedded engine holds besides weights."""
+    """Memory of an embedded engine in addition to weights."""
     engine = sampling.engine
     store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
     slots = torch.zeros(1, dtype=torch.int64, device=META)
@@ -280,7 +281,7 @@ def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
 
 
 def update_parts(model: DecoderModel, work: Workload) -> list[Part]:
-    """What the passes over the largest row hold."""
+    """Memory of the passes over the largest row."""
     kept, peak = activation_bytes(model, work.lengths)
     again = "" if recomputes(model.hf) else ", or set model.gradient_checkpointing=true"
     rows = f"lower train.max_tokens_per_device{again}"

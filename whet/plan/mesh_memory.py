@@ -34,7 +34,7 @@ from whet.train.torch_native.mesh_ranks import attention_of, head_size
 from whet.train.torch_native.optim import IN_A_LAYER
 
 Planned = CausalModel | ScalarModel
-"""What is planned."""
+"""A model that is planned."""
 PASSES: tuple[Phase, ...] = ("loss", "backward")
 FEW = (2, 3)
 """Layers that are counted of many that are alike."""
@@ -74,11 +74,12 @@ class MeshPlanner:
         return self._groups[key]
 
     def plan(self, work: Workload, degrees: ParallelConfig) -> MemoryPlan:
-        """The plan of the rank that holds the most, the first: the engine is beside it.
+        """Plan of the first rank, which holds the most: the engine is in its process.
 
         Args:
-            work: what is done with the model; `lengths` are of a row that the ranks of `context` share. In all calls alike but for those.
-            degrees: that the model is spread by.
+            work: work with the model; `lengths` are of a row that the ranks of `context` share. All
+                calls must agree in everything else.
+            degrees: the degrees that the model is spread by.
 
         Raises:
             ValueError: if the model has no plan for the degrees, or its sizes do not divide.
@@ -124,7 +125,8 @@ class MeshPlanner:
         return MemoryPlan((*parts, *self._passes(model, work, degrees)))
 
     def _passes(self, model: Planned, work: Workload, degrees: ParallelConfig) -> list[Part]:
-        """What the passes over a rank's part of the largest row hold, counted on the model that the rank computes."""
+        """Memory of the passes over a rank's part of the largest row, counted on the model that the
+        rank computes."""
         chunk = rows_per_chunk(work.train, model.vocab_size)
         lengths = work.lengths if degrees.context == 1 else (-(-sum(work.lengths) // degrees.context),)
         key = (len(layers_of(model.hf)), degrees.tensor, lengths)
@@ -137,7 +139,7 @@ class MeshPlanner:
         return self._passed[key]
 
     def _with_layers(self, num: int, work: Workload) -> Planned:
-        """The same model with so many layers."""
+        """The same model with `num` layers."""
         if num not in self._cut:
             shape = copy.deepcopy(self.model.config)
             text = shape.get_text_config()
@@ -152,7 +154,8 @@ class MeshPlanner:
 
 
 def local_tensors(model: DecoderModel, degrees: ParallelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a rank keeps of each parameter between passes, without contents, by name: of the largest part, where it does not divide.
+    """The part of each parameter that a rank keeps between passes, without contents, by name. If it
+    does not divide, the largest part.
 
     Raises:
         ValueError: if the model has no plan for the degrees.
@@ -181,17 +184,17 @@ def put_together(model: DecoderModel, degrees: ParallelConfig) -> tuple[int, int
 
 
 def check_spread(name: str, model: Planned, degrees: ParallelConfig, train: TrainConfig, key: str = "train.parallel") -> None:
-    """Refuse degrees that a model cannot be spread by, or not with the run's other settings.
+    """Refuse degrees that a model cannot be spread by, alone or with the run's other settings.
 
     Args:
-        name: what the model is called.
+        name: the model's name.
         model: without contents.
-        degrees: of its own, or the policy's.
+        degrees: its own, or the policy's.
         train: the run's settings.
         key: the setting that the degrees come from.
 
     Raises:
-        ValueError: naming the model, the setting, and what to do.
+        ValueError: with the model, the setting, and advice.
     """
     try:
         if train.compile:
@@ -209,10 +212,11 @@ def check_spread(name: str, model: Planned, degrees: ParallelConfig, train: Trai
 
 
 def check_divides(model: Planned, tensor: int, key: str = "train.parallel") -> None:
-    """Refuse widths that so many ranks of `tensor` cannot share; `key` is the setting that their number comes from.
+    """Refuse widths that `tensor` ranks cannot share; `key` is the setting that their number comes
+    from.
 
     Raises:
-        ValueError: naming the setting of the model.
+        ValueError: with the model's width.
     """
     known = model.config.get_text_config().to_dict()
     for width in CUT:
@@ -221,7 +225,8 @@ def check_divides(model: Planned, tensor: int, key: str = "train.parallel") -> N
 
 
 def rank_model(model: Planned, config: ModelConfig, tensor: int) -> Planned:
-    """The model that each of so many ranks of `tensor` computes: a share of heads, widths and vocabulary; without contents.
+    """The model that each of `tensor` ranks computes: a share of heads, widths and vocabulary; without
+    contents.
 
     Raises:
         ValueError: if the heads do not divide.

@@ -26,7 +26,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What `whet plan` is asked."""
+    """Options of `whet plan`."""
 
     model: str
     devices: int = 1
@@ -37,7 +37,7 @@ class PlanOptions:
     budget: int = 16_384
     """`train.max_tokens_per_device`."""
     samples: int = 256
-    """Of an optimizer step."""
+    """Samples of an optimizer step."""
     dtype: str = "bfloat16"
     recompute: bool = True
     """`model.gradient_checkpointing`."""
@@ -51,7 +51,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was found."""
+    """Result of `whet plan`."""
 
     model: str
     """Its name and sizes, in words."""
@@ -62,9 +62,9 @@ class Planned:
     """Why not."""
     listed: Sequence[Layout]
     engine_bytes: int
-    """Of an engine's weights, whole."""
+    """Bytes of an engine's weights, whole."""
     token_bytes: int
-    """Of a token in its cache."""
+    """Bytes of a token in the engine's cache."""
 
     def lines(self) -> Iterator[str]:
         """The report."""

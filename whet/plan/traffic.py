@@ -1,7 +1,9 @@
-"""What one rank sends in an optimizer step, by formula: bytes by kind, from the model's shapes and the degrees.
+"""Traffic of one rank in an optimizer step, by formula: bytes by kind, from the model's shapes and the
+degrees.
 
-A rank of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is added up on all (ring algorithms;
-NCCL's documentation of "bus bandwidth" has the same factors). `benchmarks/parallel_bytes.py` counts real exchanges against this.
+A rank of n sends (n - 1) / n of tensors that are gathered, scattered or exchanged, and twice that of
+tensors that are reduced on all (ring algorithms; NCCL's documentation of "bus bandwidth" has the same
+factors). `benchmarks/parallel_bytes.py` compares real exchanges with this.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from whet.train.torch_native.config import ParallelConfig
 from whet.train.torch_native.mesh_ranks import head_size
 
 REDUCED_BYTES = 4
-"""Of a gradient's entry where ranks add up: float32."""
+"""Bytes of a gradient's entry in a reduction: float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,19 @@ class Flow:
     sent_bytes: float
     """By one rank in one optimizer step."""
     span: int
-    """Neighbouring ranks over which the group that exchanges lies: more than a node has, and it goes over the network."""
+    """Number of neighbouring ranks that contain the exchanging group: with more than a node has, it
+    goes over the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What each rank computes in an optimizer step."""
+    """Computation of each rank in an optimizer step."""
 
     micro_batches: int
     tokens: int
-    """Of each micro-batch that are this rank's own."""
+    """Tokens of each micro-batch that are this rank's own."""
     recompute: bool = False
-    """Whether layers are computed again in the backward pass, with what they exchange."""
+    """True if layers are computed again in the backward pass, with their exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,11 @@ class Groups:
 
     layers: int
     experts: int
-    """Of the layers' experts, where these are spread; not among `layers`."""
+    """Entries of the layers' experts, if these are spread; not included in `layers`."""
     rest: int
     """Embedding, last norm, head: what no layer has."""
     trained: tuple[int, int, int]
-    """Of each of them what trains."""
+    """Trained entries of each of them."""
 
 
 def groups_of(model: DecoderModel, degrees: ParallelConfig) -> Groups:
@@ -99,7 +102,7 @@ def flows_of(model: CausalModel | ScalarModel, groups: Groups, degrees: Parallel
 
 
 def share(ranks: int) -> float:
-    """Of what is gathered, scattered or exchanged by so many ranks, the part that one of them sends."""
+    """Share that one rank sends of tensors that `ranks` ranks gather, scatter or exchange."""
     return (ranks - 1) / ranks
 
 
@@ -186,12 +189,12 @@ def _moe_layers(model: DecoderModel) -> int:
 
 
 def seconds_of(flows: list[Flow], per_node: int, inside: float, between: float) -> float:
-    """How long the exchanges take one after another, nothing of them hidden behind computation.
+    """Seconds of the exchanges one after another, without overlap with computation.
 
     Args:
-        flows: of a step.
+        flows: exchanges of a step.
         per_node: ranks of a node.
-        inside: bytes that a rank sends in a second to one of its node.
-        between: to one of another node.
+        inside: bytes per second that a rank sends to one of its node.
+        between: bytes per second that it sends to one of another node.
     """
     return sum(flow.sent_bytes / (inside if flow.span <= per_node else between) for flow in flows)

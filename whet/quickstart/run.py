@@ -38,13 +38,13 @@ class QuickstartConfig(Config):
     """The quickstart's sizes. The defaults are the ones whose figures docs/quickstart.md gives."""
 
     seed: int = 0
-    """Of the model, the problems and the training."""
+    """Seed of the model, the problems and the training."""
     run_dir: str = "runs/quickstart-seed0"
-    """Where everything goes."""
+    """Folder of everything that the quickstart writes."""
     num_demonstrations: int = 8000
     """Conversations to warm up on."""
     mistake_rate: float = 0.6
-    """How often a demonstrator makes a sloppy template's mistake."""
+    """Probability that a demonstrator makes a sloppy template's mistake."""
     warmup_steps: int = 600
     """Optimizer steps of the warm-up, 16 conversations each."""
     num_rollouts: int = 160
@@ -114,10 +114,11 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
 
 
 def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
-    """Note the settings in the folder; one that was begun with the same settings goes on from its newest checkpoint.
+    """Write the settings into the folder; a quickstart that was begun with the same settings continues
+    from its newest checkpoint.
 
     Returns:
-        Whether it was begun before.
+        True if it was begun before.
 
     Raises:
         ValueError: if the folder holds a quickstart with other settings.
@@ -219,7 +220,7 @@ def _row(problem: Problem) -> dict[str, JSON]:
 
 
 def _texts(conversations: Iterable[tuple[Message, ...]], schema: Mapping[str, JSON]) -> Iterable[str]:
-    """What the tokenizer's merges are learned from."""
+    """Texts that the tokenizer's merges are learned from."""
     for conversation in conversations:
         for message in conversation:
             yield message.role

@@ -1,4 +1,5 @@
-"""The environment of the processes that whet starts beside the trainer: named variables, and none of the trainer's tokens."""
+"""Environment of the processes that whet starts in addition to the trainer: named variables, and none
+of the trainer's tokens."""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ CUDNN_ NVIDIA_ NCCL_ GLOO_ UCX_ HIP_ HSA_ ROCR_ ROCM_ MIOPEN_ DNNL_ ONEDNN_
 NAMES = frozenset(_NAMES.split())
 """Variables that hold places, languages and switches."""
 FAMILIES = tuple(_FAMILIES.split())
-"""How the variables of numerical libraries begin."""
+"""Prefixes of the variables of numerical libraries."""
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "APIKEY", "ACCESS_KEY", "PRIVATE_KEY")
-"""What no variable of a family may have in its name."""
+"""Words that no variable of a family may have in its name."""
 
 
 def child_environment(more: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> dict[str, str]:
-    """What a process that is started from here gets.
+    """Environment of a process that is started from here.
 
     Args:
-        more: variables that it gets besides.
+        more: additional variables.
         named: further variables of this process's environment, which a setting names.
 
     Raises:
@@ -46,5 +47,5 @@ def child_environment(more: Mapping[str, str] | None = None, named: Iterable[str
 
 
 def passes(name: str) -> bool:
-    """Whether every process that is started gets the variable."""
+    """True if every started process gets the variable."""
     return name in NAMES or (name.startswith(FAMILIES) and not any(word in name.upper() for word in SECRET_WORDS))

@@ -23,7 +23,7 @@ METRIC_LINES = 200
 MAX_BYTES = 4 << 20
 """Read of a file; of lines the last ones."""
 MAX_FILES = 10_000
-"""Of a folder that is listed."""
+"""Limit on the files of a listed folder."""
 _VERSION = re.compile(r"\d{1,4}(?:\.\d{1,6}){1,3}(?:\.?(?:a|b|rc|dev|post)\d{1,8})?(?:\+(?:cpu|cu\d{2,3}|rocm[\d.]{1,8}))?")
 _MACHINE = re.compile(r"(?:AMD|Intel\(R\)|NVIDIA|Apple|Tesla|Ampere)(?: [A-Za-z0-9@().-]{1,12}){1,9}")
 _LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[+-]\d\d:\d\d)?) (info|warning|error) *(.*)")
@@ -39,7 +39,7 @@ class RunFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.refused: dict[str, str] = {}
-        """What could not be read, by name, with the reason."""
+        """Files that could not be read, by name, with the reason."""
 
     def __contains__(self, name: str) -> bool:
         return os.path.lexists(self.folder / name)
@@ -110,7 +110,8 @@ _here = cache(environment)
 
 
 def _like(found: JSON, here: JSON) -> JSON:
-    """What an environment says under the keys that this machine's has: numbers, versions, makers' names, and what is said here, too."""
+    """Values of an environment under the keys of this machine's environment. Only numbers, versions,
+    makers' names and values equal to this machine's are kept; other text is blanked."""
     if isinstance(found, Mapping) and isinstance(here, Mapping):
         return {key: _like(value, here[key]) for key, value in found.items() if key in here}
     if isinstance(found, list):

@@ -1,4 +1,4 @@
-"""What a run stands on: versions, the machine, and the switches that decide which bits come out. It names no host and no user."""
+"""Versions, the machine, and the switches that decide a run's bits. It names no host and no user."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ EXACT = (
     "accelerators",
     "deterministic",
 )
-"""What can change a run's bits: other arithmetic, other kernels, another order of additions. (How many cores there are does not: the
-number of threads does.)"""
+"""Keys whose change can change a run's bits: other arithmetic, other kernels, another order of
+additions. (The number of cores does not: the number of threads does.)"""
 
 
 def environment() -> dict[str, JSON]:
@@ -66,7 +66,8 @@ def environment() -> dict[str, JSON]:
 
 
 def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
-    """What differs between two environments and matters to bit-exactness, a line for each: `torch 2.13.0 (was 2.11.0)`."""
+    """Differences between two environments that matter to bit-exactness, a line for each: `torch 2.13.0
+    (was 2.11.0)`."""
     lines: list[str] = []
     for key in EXACT:
         before, now = (_look_up(tree, key) for tree in (old, new))

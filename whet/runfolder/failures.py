@@ -1,4 +1,4 @@
-"""What can be known of a failure in the middle of a run, written down when it happens: `failures/<n>_<who>.txt`."""
+"""Files about failures in the middle of a run, written when they happen: `failures/<n>_<who>.txt`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class FailureFiles:
         self._folder, self._phase, self._tell = folder / FOLDER, phase, tell
 
     def write(self, who: str, cause: str, then: str, in_flight: Sequence[str], stacks: Mapping[str, str]) -> None:
-        """Keep a failure. That it cannot be written, on a full disk say, is said and does no more harm.
+        """Write a failure to a file. If that fails, on a full disk for example, the message says so,
+        and the run continues.
 
         Args:
-            who: failed.
-            cause: why, in one line or more.
-            then: what is done about it.
-            in_flight: what it had begun, a line each.
-            stacks: where the threads of other processes were, by the process's name; this process's are added.
+            who: the part that failed.
+            cause: the reason, in one line or more.
+            then: the reaction to it.
+            in_flight: the work it had begun, a line each.
+            stacks: stacks of other processes, by the process's name; this process's are added.
         """
         first = cause.partition("\n")[0]
         try:

@@ -1,4 +1,5 @@
-"""Where an error came from, without what it says: an exception's message may quote a prompt or a reply, its frames do not."""
+"""Origin of an error without its message: an exception's message may quote a prompt or a reply, its
+frames do not."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def _trimmed(lines: list[str]) -> list[str]:
 
 
 def in_user_code(error: BaseException) -> bool:
-    """Whether other code than whet's (and its dependencies') took part in raising an exception or one of its causes, so that the
-    message may quote what a user's data hold."""
+    """True if code other than whet's (and its dependencies') took part in raising an exception or one
+    of its causes, so that the message may quote a user's data."""
     return any(
         str(frame.f_globals.get("__name__")).partition(".")[0] not in _OWN
         for part in _chain(error)

@@ -1,4 +1,4 @@
-"""What a run writes down of itself in its folder, line by line: its starts, what it said, what failed, how it ended."""
+"""The journal of a run in its folder, line by line: its starts, its messages, its failures, its end."""
 
 from __future__ import annotations
 

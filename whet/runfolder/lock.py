@@ -18,12 +18,12 @@ from whet.files import replace_file
 from whet.observe.inside import is_file_inside, open_inside
 
 LOCK = ".lock"
-"""What is locked. It is empty, and that it is there says nothing."""
+"""Name of the locked file. It is empty, and its existence has no meaning."""
 OWNER = ".owner.json"
-"""Who holds the lock, for people to read; nothing is decided by it."""
+"""File with the holder of the lock, for people to read; nothing is decided by it."""
 MAX_NOTE_BYTES = 1 << 16
 WAIT_S = 1.0
-"""How long a claim tries: whoever asks `owner_of` holds the lock for an instant."""
+"""Seconds that a claim tries: a caller of `owner_of` holds the lock for an instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ def claim(folder: Path, command: str) -> Claim:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Who holds a folder now; None if nobody does. Takes nothing away, and makes no file.
+    """Present holder of a folder; None if there is none. Takes nothing away, and makes no file.
 
     Raises:
-        ValueError: if it cannot be told.
+        ValueError: if it cannot be found out.
     """
     folder = folder.resolve()
     if not (folder / LOCK).is_dir() and not is_file_inside(folder, LOCK):
@@ -123,7 +123,8 @@ def _lock(folder: Path) -> BaseFileLock:
 
 
 def _acquire(lock: BaseFileLock, folder: Path, timeout_s: float) -> None:
-    """Take the kernel's lock. Raises Timeout if somebody has it, ValueError if there is none to take."""
+    """Take the kernel's lock. Raises Timeout if another process holds it, ValueError if there can be
+    none."""
     advice = "choose another folder, on a disk of this machine"
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""What whet's own source says: sentences with their gaps, keys of settings and their choices, words, and where its functions are."""
+"""Texts of whet's own source: sentences with their gaps, keys of settings and their choices, words, and
+places of functions."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 MIN_LETTERS = 6
-"""Of a sentence: with fewer, the gaps would say more than whet does."""
+"""Least number of letters of a sentence: with fewer, the gaps would say more than whet does."""
 _DATA = ("reward/instructions", "quickstart/problems.py")
-"""Where strings are texts for models, not whet's own words."""
+"""Files whose strings are texts for models, not whet's own words."""
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{1,39}")
 
 Sentence = tuple[str, ...]
@@ -22,10 +23,10 @@ Sentence = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """What was found."""
+    """Texts found in the source."""
 
     keys: set[str] = field(default_factory=set[str])
-    """Of settings."""
+    """Keys of settings."""
     number_keys: set[str] = field(default_factory=set[str])
     """Those of them that may have a number."""
     free_keys: set[str] = field(default_factory=set[str])
@@ -35,7 +36,7 @@ class OwnSource:
     choices: set[str] = field(default_factory=set[str])
     """Values that settings may have: of a `Literal`, and names of what is built in."""
     words: set[str] = field(default_factory=set[str])
-    """Whatever is a string, or a part of one between slashes and dots."""
+    """All strings, and their parts between slashes and dots."""
     classes: set[str] = field(default_factory=set[str])
     functions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """The file, relative to the package, and the name."""

@@ -1,4 +1,5 @@
-"""What of a run's words may leave the machine: what whet's own source says. Everything else becomes its type and its length."""
+"""Filter for the part of a run's texts that may leave the machine: the texts of whet's own source.
+Everything else becomes its type and its length."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from whet.runfolder.own_source import Sentence, own_source
 from whet.types import JSON
 
 MAX_LINE_CHARS = 4000
-"""Of a line that is looked into."""
+"""Characters of a line that are examined."""
 MAX_LINES = 200
-"""Of a text that is looked into."""
+"""Lines of a text that are examined."""
 _DEPTH = 3
 """A gap of a sentence may hold a sentence, so often."""
 _MAX_DEPTH = 12
@@ -137,7 +138,8 @@ def _argument(text: str, place: int) -> str:
 
 
 def words(text: str) -> str:
-    """What whet says in lines of text: its sentences with the gaps blank, steps, and rows of tables that begin with a word of its own."""
+    """whet's own text in lines of text: its sentences with the gaps blank, steps, and rows of tables
+    that begin with a word of its own."""
     first, more = text.split("\n")[:MAX_LINES], text.count("\n") + 1 - MAX_LINES
     return "\n".join([*map(_line, first), *([f"<{more} lines more>"] if more > 0 else [])])
 
@@ -179,7 +181,7 @@ def _sentence(text: str, depth: int = _DEPTH) -> str | None:
 
 
 def _gaps(sentence: Sentence, text: str) -> list[str] | None:
-    """What fills the gaps of a sentence, each as short as it can be; None: the text is another."""
+    """Texts in the gaps of a sentence, each as short as possible; None: the text is another."""
     first, last = sentence[0], sentence[-1]
     if len(sentence) == 1:
         return [] if text == first.strip() else None
@@ -228,7 +230,8 @@ def frames(lines: Sequence[str]) -> list[str]:
 
 
 def _between(line: str) -> str | None:
-    """What stands between frames: words of Python's, the types of exceptions, where a thread begins."""
+    """A line between frames, if it is known: words of Python's, the types of exceptions, the begin of a
+    thread."""
     if line in _BETWEEN:
         return line
     if _THREAD.fullmatch(line):

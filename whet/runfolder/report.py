@@ -113,10 +113,11 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, and the runs in the two levels below it (as a quickstart has them); links are no folders.
+    """The folder itself if it is a run's, and the runs in the two levels below it (as a quickstart has
+    them); links are no folders.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there are none.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; whet report takes the folder of a run (its run_dir)")
@@ -179,11 +180,11 @@ _TEXTS: Mapping[str, Callable[[RunFiles, str], str | None]] = {
     STACKS: lambda files, part: "".join(f"{line}\n" for line in passed_on.frames(files.lines(part, LOG_LINES))),
     END: _end,
 }
-"""How each part is made; None: it is not whole."""
+"""Makers of the report's parts; one returns None if its part is incomplete."""
 
 
 def state(folder: Path) -> str:
-    """Whether somebody works in a folder now."""
+    """State of a folder: a run works in it or not."""
     try:
         return "nobody works in it" if owner_of(folder) is None else "it is running"
     except ValueError:

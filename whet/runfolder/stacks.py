@@ -1,4 +1,4 @@
-"""Where the threads of a process are: as it says itself, on a signal, or as py-spy sees it."""
+"""Stacks of a process's threads: as it reports them itself, on a signal, or as py-spy sees them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAID = "whet stacks> "
 
 
 def own_stacks() -> str:
-    """Of this process, all threads."""
+    """Stacks of all threads of this process."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Who may ask what: keys, and what a server without one answers at all."""
+"""Access to the server: keys, and the requests that a server without keys answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_KEY = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """What clients have to know. None: there is no such key."""
+    """Keys that clients must send. None: there is no such key."""
 
     api: str | None = None
     admin: str | None = None
@@ -48,7 +48,7 @@ class Keys:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone. A name is what all of its addresses are."""
+    """True if an address can be reached from this machine alone. A name must have only such addresses."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -83,7 +83,7 @@ class Guard:
     def __init__(self, app: ASGIApp, keys: Keys, *, exposed: bool) -> None:
         self._app, self._keys, self._exposed = app, keys, exposed
         self.draining = False
-        """Whether the server is about to end."""
+        """True once the server is about to end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,7 +137,8 @@ def closed_unless_read(headers: Headers, receive: Receive, send: Send) -> tuple[
 
 
 def _holds(headers: Headers, wanted: list[str]) -> bool:
-    """Whether the request carries one of the keys, in the same time whichever characters of it are right."""
+    """True if the request carries one of the keys. The time does not depend on which characters of it
+    are right."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")

@@ -29,7 +29,7 @@ class AbortBody(Body):
 
 
 class PauseBody(Body):
-    """What happens to running requests."""
+    """Body of a pause: the treatment of running requests."""
 
     mode: PauseMode = "abort"
 
@@ -56,12 +56,13 @@ class WeightsBody(Body):
 
 
 async def health(service: Service, value: JSON) -> Response:
-    """Whether the server answers."""
+    """Answer 200 while the server answers at all."""
     return Response()
 
 
 async def health_generate(service: Service, value: JSON) -> Response:
-    """Whether the engine samples a token. One that was paused is as it should be. Who asks meanwhile waits for the same token."""
+    """Have the engine sample a token. A paused engine counts as healthy. Callers in the meantime wait
+    for the same token."""
     if service.control.paused:
         return PlainTextResponse("paused")
     if service.health is None or service.health.done():
@@ -86,7 +87,7 @@ async def _sample_one(service: Service) -> None:
 
 
 async def abort_request(service: Service, value: JSON) -> Response:
-    """End one request, or all. What they sampled is handed over to whoever made them."""
+    """End one request, or all. Their callers get the tokens sampled so far."""
     body = parse_body(AbortBody, value)
     if body.abort_all:
         await service.calls.abort_all("aborted by /abort_request")

@@ -1,4 +1,4 @@
-"""What every kind of answer has in common: what was sampled so far, in tokens and in text."""
+"""Common parts of all kinds of answers: the tokens sampled so far, and their text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Event = Mapping[str, JSON]
 
 
 class Answer(Protocol):
-    """Turns what a call samples into what its client is told."""
+    """Turns the samples of a call into its client's answer."""
 
     @property
     def call(self) -> Call: ...
 
     @property
     def stream(self) -> bool:
-        """Whether its client wants events instead of one answer."""
+        """True if its client wants events instead of one answer."""
         ...
 
     def take(self, place: int, chunk: Chunk) -> None:
@@ -30,11 +30,11 @@ class Answer(Protocol):
         ...
 
     def events(self, place: int) -> list[Event]:
-        """What a stream says about the chunk that was taken last."""
+        """Events of a stream for the chunk that was taken last."""
         ...
 
     def closing(self) -> list[Event]:
-        """What a stream says after the last chunk."""
+        """Events of a stream after the last chunk."""
         ...
 
     def whole(self) -> JSON:
@@ -44,12 +44,12 @@ class Answer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sampled:
-    """What one engine request sampled so far. Its lists run beside each other."""
+    """Tokens that one engine request sampled so far. Its lists have equal lengths."""
 
     request: Request
     text: TextStream
     keep_stop: bool = False
-    """Whether a stop token is part of the text."""
+    """True if a stop token is part of the text."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     """Under the distribution that was sampled from."""

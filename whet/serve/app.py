@@ -72,7 +72,7 @@ def make_app(service: Service) -> Starlette:
         return error_response(ApiError(status, f"{request.method} {request.scope['path'][:200]}: {error.detail}"))
 
     async def fault(request: Request, error: Exception) -> Response:
-        """Whoever runs the server finds the traceback in its log."""
+        """Answer 500. The traceback is in the server's log."""
         return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
 
     routes = [ExactRoute(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]

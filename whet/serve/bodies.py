@@ -44,8 +44,10 @@ class Room:
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises:
-        ApiError: 503 if there is no room; whoever took some gives it back all the same.
+        """Take room for bytes.
+
+        Raises:
+            ApiError: 503 if there is no room; the caller still gives back what it took.
         """
         self.num_bytes += num_bytes
         if self.num_bytes > self.max_bytes * MAX_BODIES:
@@ -60,12 +62,13 @@ async def read_json(request: Request, room: Room, texts: Executor) -> JSON:
     """The JSON value that a request carries; an empty body is an empty object.
 
     Args:
-        request: whose body has not been read.
-        room: for it.
-        texts: reads it, beside the event loop.
+        request: a request whose body has not been read.
+        room: memory for the body.
+        texts: parses it, off the event loop.
 
     Raises:
-        ApiError: 413 over the limit, 415 for another content type, 400 if it is no JSON, too large a structure or does not arrive in time.
+        ApiError: 413 over the limit, 415 for another content type, 400 if it is no JSON, too large a
+            structure or does not arrive in time.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -131,5 +134,6 @@ def parse_body(model: type[B], value: JSON) -> B:
 
 
 def _is_kind(part: str | int) -> bool:
-    """Whether a part of an error's place is pydantic's name for one of several forms of a field, which clients know nothing of."""
+    """True if a part of an error's place is pydantic's name for one of several forms of a field, which
+    clients do not know."""
     return isinstance(part, str) and (part in ("str", "int", "float") or "[" in part or part.startswith("constrained-"))

@@ -1,4 +1,5 @@
-"""Bounds of what a request may hold: counts and sizes of its fields, and the depth of its JSON. Whatever is beyond is answered 400."""
+"""Bounds on requests: counts and sizes of fields, and the depth of the JSON. Anything beyond is
+answered 400."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MAX_CONTAINERS = 100_000
 MAX_VALUES = 4 * 1024**2
 """Values of a body."""
 MAX_KEYS = 10_000
-"""Of one object: each that is not known is an error of its own, before the first is told."""
+"""Keys of one object, at most: each unknown key is an error of its own, before the first is reported."""
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 256
 MAX_TOLD = 4 * 1024**2
 """Log-probs that an answer may tell: samples times tokens times alternatives."""
@@ -34,10 +35,10 @@ FilePath = Annotated[str, Field(max_length=4096)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
-"""Of any number of tokens; the first that is none ends the look at them."""
+"""Token ids, any number; checking stops at the first value that is none."""
 IdLists = Annotated[list[Ids], Field(fail_fast=True)]
 TokenIds = Annotated[Ids, Field(max_length=4096)]
-"""Of stop tokens."""
+"""Ids of stop tokens."""
 Biases = Annotated[dict[Annotated[str, Field(max_length=16)], float], Field(max_length=4096)]
 GrammarText = Annotated[str, Field(max_length=128 * 1024)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
@@ -128,5 +129,5 @@ def texts_in(value: JSON, *, keys: bool) -> Iterator[str]:
 
 
 def num_characters(value: JSON, *, keys: bool = False) -> int:
-    """Of all texts in a JSON value."""
+    """Characters of all texts in a JSON value."""
     return sum(map(len, texts_in(value, keys=keys)))

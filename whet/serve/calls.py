@@ -13,19 +13,19 @@ from whet.serve.gate import Gate, Ticket
 from whet.types import Chunk, Finish, Request, Scored
 
 ABORT_GRACE_S = 10.0
-"""For the engine to hand over what it sampled, once it was told to stop."""
+"""Seconds for the engine to hand over its tokens after it was asked to stop."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What a client asked for, on its way."""
+    """A client's call, from its arrival to its end."""
 
     id: str
     requests: tuple[Request, ...]
     score: bool = False
-    """Whether the prompts' own log-probs are wanted, too: under the model's own distribution, whatever the sampling."""
+    """Score the prompts' tokens, too: under the model's own distribution, for any sampling."""
     top_scores: int = 0
-    """And so many most likely tokens at each of their places."""
+    """Number of most likely tokens to report at each of their places."""
     generate: bool = True
     """False: nothing is to be sampled."""
     ticket: Ticket = field(init=False)
@@ -62,10 +62,11 @@ class Calls:
         return len(self._open)
 
     async def run(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """Its chunks as they come; each request's last one carries how it ended. Whoever stops reading ends the engine's requests.
+        """Chunks of a call as they come; each request's last one carries how it ended. If the reader
+        stops, the engine's requests end.
 
         Raises:
-            ApiError: it cannot run, one of its id is running, or the engine failed or hangs.
+            ApiError: it cannot run, a call with its id is running, or the engine failed or hangs.
         """
         running = {call.id} | {request.id for request in call.requests}
         if taken := running & {name for each in self._open.values() for name in (each.id, *(request.id for request in each.requests))}:
@@ -148,7 +149,7 @@ class Calls:
 
 
 def _told(error: Exception) -> Exception:
-    """An engine's error as a client is told it."""
+    """An engine's error in the form for a client."""
     if isinstance(error, EngineRefused):
         return ApiError(400, str(error), code="context_length_exceeded" if "over the limit" in str(error) else None)
     if isinstance(error, EngineFailed):

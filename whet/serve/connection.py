@@ -1,4 +1,5 @@
-"""A client's connection: how long it may take to say what it wants and to take what it is told, and how many there may be."""
+"""A client's connection: time limits for its request and its reading of the answer, and a limit on the
+number of connections."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class BoundedConnection(H11Protocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered once, if nothing is on its way to the client yet."""
+        """Answer a request that is no HTTP once, unless an answer has begun already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             words = f"{msg} It is no HTTP/1.1, or its line and headers are over the limit of 64 KiB"
             self._refuse(ApiError(400, words, code="invalid_http"))
@@ -100,5 +101,5 @@ class Lingering:
 
 
 def bounded(most: int) -> type[BoundedConnection]:
-    """Connections of which there may be so many at a time."""
+    """A class of connections of which `most` may exist at a time."""
     return type("BoundedConnection", (BoundedConnection,), {"most": most})

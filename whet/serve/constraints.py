@@ -1,4 +1,5 @@
-"""What a client wants a reply to be, as a grammar: JSON, JSON of a schema, a regular expression, calls of its tools."""
+"""Grammars for the forms of replies that clients ask for: JSON, JSON of a schema, a regular expression,
+calls of their tools."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ async def one_grammar(service: Service, wanted: Mapping[str, Grammar | None]) ->
     """The one grammar that a request asks for, by the field that does.
 
     Raises:
-        ApiError: there are two, or it cannot be used.
+        ApiError: there are two, or the grammar cannot be used.
     """
     asked = [(param, grammar) for param, grammar in wanted.items() if grammar is not None]
     if len(asked) > 1:
@@ -61,7 +62,7 @@ async def one_grammar(service: Service, wanted: Mapping[str, Grammar | None]) ->
 
 
 def response_grammar(value: JSON) -> Grammar | None:
-    """What `response_format` asks for; None: any text."""
+    """Grammar for `response_format`; None: any text."""
     if value is None:
         return None
     wanted = _within("response_format", ResponseFormat, value)
@@ -82,10 +83,12 @@ def native_grammars(json_schema: str | None, regex: str | None, ebnf: str | None
 
 
 async def call_grammar(service: Service, choice: ToolChoice, tools: Tools, *, parallel: bool) -> Grammar | None:
-    """What `tool_choice` asks for: nothing but calls of the tools, or exactly one of the tool that it names.
+    """Grammar for `tool_choice`: nothing but calls of the tools, or exactly one call of the tool that
+    it names.
 
     Raises:
-        ApiError: there is no such tool, its parameters are no schema, or the server's parser has no form for calls.
+        ApiError: the tool does not exist, its parameters are no schema, or the server's parser has no
+            form for calls.
     """
     if choice in (None, "auto", "none"):
         return None

@@ -40,7 +40,7 @@ class Control:
         """By a client, until it says otherwise."""
 
     def label(self, version: int) -> str:
-        """What a policy version is called in answers."""
+        """Name of a policy version in answers."""
         return self._labels[version]
 
     async def pause(self, mode: PauseMode) -> None:

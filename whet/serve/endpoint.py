@@ -1,4 +1,5 @@
-"""How a request becomes an answer: prepared, run, and written whole or as server-sent events, for as long as its client is there."""
+"""The way of a request to its answer: prepared, run, and written whole or as server-sent events, while
+its client is connected."""
 
 from __future__ import annotations
 
@@ -71,9 +72,9 @@ class Command:
     """The ASGI endpoint of a route that answers at once.
 
     Args:
-        service: what is served.
-        handle: from a request's body to its answer.
-        reads: whether it has a body; else none is read, whatever is sent.
+        service: the service.
+        handle: makes the answer from a request's body.
+        reads: True if the route has a body; otherwise none is read, even if one is sent.
     """
 
     def __init__(self, service: Service, handle: Handle, *, reads: bool = True) -> None:
@@ -90,7 +91,8 @@ class Command:
 
 
 async def answered(work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, send: Send) -> None:
-    """Do what answers a request; what goes wrong before the answer has begun is told its client."""
+    """Run `work`, which answers a request; its client gets an error that occurs before the answer has
+    begun."""
     try:
         await work
     except ClientDisconnect:  # nobody is there to be told

@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be answered, in OpenAI's shape."""
+"""Errors for clients, in OpenAI's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission: so many samples in the engine at a time, so many waiting, in the order of their arrival."""
+"""Admission: limits on the samples in the engine and on those that wait, in the order of their arrival."""
 
 from __future__ import annotations
 

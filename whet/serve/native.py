@@ -47,7 +47,7 @@ class NativeSampling(Body):
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    """Of no consequence: fast tokenizers write none."""
+    """Accepted without effect: fast tokenizers write no such spaces."""
     json_schema: GrammarText | None = None
     regex: GrammarText | None = None
     ebnf: GrammarText | None = None
@@ -73,7 +73,7 @@ class GenerateBody(Body):
     incremental_streaming_output: bool = False
     """Each event of a stream holds what is new, as a server of SGLang's gives it that was started with the option of this name."""
     log_metrics: bool = True
-    """Of no consequence: there are none."""
+    """Accepted without effect: there are no such metrics."""
     return_hidden_states: Literal[False] = False
     return_routed_experts: Literal[False] = False
 
@@ -180,7 +180,7 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the events of a stream have told of a sample."""
+    """Part of a sample that the events of a stream have sent."""
 
     tokens: int
     characters: int
@@ -190,7 +190,7 @@ NOTHING = _Told(0, 0)
 
 
 def _is_due(num: int, told: int) -> bool:
-    """Whether an event that repeats everything is due at `num` tokens, after one at `told`."""
+    """True if an event that repeats everything is due at `num` tokens, after one at `told`."""
     return num - told >= num // REPEATS
 
 
@@ -241,7 +241,7 @@ class GenerateAnswer:
         return outputs if self._batched else outputs[0]
 
     def _output(self, place: int, told: _Told) -> Event:
-        """What was sampled after what was told."""
+        """Event with the tokens sampled after those already sent."""
         sampled = self._sampled[place]
         version = sampled.versions[-1] if sampled.versions else self._service.engine.version
         meta: dict[str, JSON] = {
@@ -269,7 +269,7 @@ class GenerateAnswer:
                 return {"type": "stop", "matched": self._matched(sampled)}
 
     def _matched(self, sampled: Sampled) -> int | str | None:
-        """What ended it: a stop token, else the stop text that comes first."""
+        """The stop that ended it: a stop token, else the first stop text."""
         if sampled.matched_token is not None:
             return sampled.matched_token
         text = self._service.renderer.decode(sampled.tokens)

@@ -1,4 +1,4 @@
-"""What the bodies of OpenAI's two routes have in common, with the extensions that vLLM and SGLang know."""
+"""Common fields of the bodies of OpenAI's two routes, with the extensions that vLLM and SGLang know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.types import Grammar, Request, SamplingParams
 
 
 class StreamOptions(Body):
-    """What a stream holds besides text."""
+    """Content of a stream in addition to text."""
 
     include_usage: bool = False
     """A last event with token counts."""
@@ -91,7 +91,7 @@ def params_of(
 
 
 def requests_of(service: Service, body: OpenAIBody, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
-    """One engine request for each of the n samples of a prompt, each with a seed of its own."""
+    """One engine request for each of the n samples of a prompt, each with its own seed."""
     seed = new_seed() if body.seed is None else body.seed
     every = service.config.stream_interval if body.stream else 0
     return [Request(f"{call_id}-{i}", tokens, replace(sampling, seed=seed + i), chunk_tokens=every) for i in range(body.n or 1)]

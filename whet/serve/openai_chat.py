@@ -64,7 +64,7 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
 
 
 async def _grammar(service: Service, body: ChatBody, tools: Tools) -> Grammar | None:
-    """What the reply has to be, if anything."""
+    """Grammar of the reply, if it has one."""
     calls = await call_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls is not False)
     if body.parallel_tool_calls is False and tools and calls is None:
         message = "parallel_tool_calls can be false where tool_choice is required or names a tool: a free reply calls as many as it likes"
@@ -78,7 +78,8 @@ async def _grammar(service: Service, body: ChatBody, tools: Tools) -> Grammar | 
 
 
 def _messages(body: ChatBody) -> tuple[Message, ...]:
-    """What clients add to a message without saying anything by it is left out: they send replies back as they got them."""
+    """Messages of a request. Empty fields that clients add to a message are left out: they send replies
+    back as they got them."""
     quiet = ("annotations", "refusal", "audio", "function_call", "tool_calls")
     dicts = [
         {key: item for key, item in message.items() if item or key not in quiet} if isinstance(message, dict) else message
@@ -107,7 +108,7 @@ class _Choice:
 
     sampled: Sampled
     content: str = ""
-    """What of the content a stream has given out."""
+    """Part of the content that a stream has sent."""
     tool_calls: list[Event] = field(default_factory=list[Event])
     begun: bool = False
 
@@ -180,7 +181,7 @@ class ChatAnswer:
         return usage_of([choice.sampled for choice in self._choices], len(self._choices))
 
     def _logprobs(self, choice: _Choice, num_last: int) -> Event | None:
-        """Of the last so many tokens, under the model's own distribution."""
+        """Log-probs of the last `num_last` tokens, under the model's own distribution."""
         if not self._body.logprobs:
             return None
         decode, sampled = self._service.renderer.decode, choice.sampled
@@ -191,7 +192,7 @@ class ChatAnswer:
         return {"content": content, "refusal": None}
 
     def _certain(self, choice: _Choice) -> str:
-        """What of the content no later token can change."""
+        """Part of the content that no later token can change."""
         text = choice.sampled.text.certain
         if not self._with_tools:
             return text

@@ -31,7 +31,7 @@ class CompletionBody(OpenAIBody):
     prompt: str | Annotated[list[str], Field(max_length=MAX_PROMPTS)] | Ids | IdLists = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
-    """Whether the text begins with the prompt, log-probs included; then max_tokens may be 0."""
+    """Begin the text with the prompt, log-probs included; then max_tokens may be 0."""
     best_of: Positive | None = None
 
 
@@ -99,11 +99,12 @@ class CompletionAnswer:
         decode = service.decoder(keep_special=not body.skip_special_tokens)
         self._choices = [Sampled(request, TextStream(decode, request.sampling.stop)) for request in call.requests]
         self._texts = [texts[i // self._num_each] if body.echo else "" for i in range(len(call.requests))]
-        """What each choice begins with, before anything is sampled."""
+        """Text that each choice begins with, before anything is sampled."""
         self._given = [0] * len(call.requests)
         """Characters of each choice that a stream has given out."""
         self._told = [0] * len(call.requests)
-        """Tokens of each choice whose log-probs were told, those of an echoed prompt included, and their characters."""
+        """Number of tokens of each choice whose log-probs were sent, those of an echoed prompt
+        included, and their characters."""
         self._offsets = [0] * len(call.requests)
 
     def take(self, place: int, chunk: Chunk) -> None:
@@ -133,7 +134,8 @@ class CompletionAnswer:
         return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": self._choices[place].finish}
 
     def _logprobs(self, place: int) -> Event:
-        """Of the tokens not yet told, under the model's own distribution. Offsets count the tokens' own texts."""
+        """Log-probs of the tokens not yet sent, under the model's own distribution. Offsets count the
+        tokens' own texts."""
         decode, sampled, first = self._service.renderer.decode, self._choices[place], self._told[place]
         tokens: list[int] = [*sampled.tokens]
         logprobs: list[float | None] = [*sampled.raw_logprobs]

@@ -23,7 +23,7 @@ from whet.serve.settings import Limits, ServeConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FILES_KEPT = 128
-"""Of the files that a process may have open, for all but connections."""
+"""Files that a process keeps free from connections, of those that it may have open."""
 
 
 def bind(config: ServeConfig, keys: Keys) -> socket.socket:
@@ -50,7 +50,8 @@ def address_of(bound: socket.socket) -> str:
 
 
 def num_connections(limits: Limits) -> int:
-    """How many may be open: each sample could have one of its own, as far as this process may have files open."""
+    """Largest number of open connections: one for each sample, as far as this process may have files
+    open."""
     wanted = limits.max_running + limits.max_waiting + MORE_CONNECTIONS
     try:
         import resource
@@ -61,13 +62,14 @@ def num_connections(limits: Limits) -> int:
 
 
 async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: Callable[[Closing], None]) -> None:
-    """Serve until asked to end. Open requests have `limits.shutdown_s` to finish, then they are aborted, and told so.
+    """Serve until asked to end. Open requests then have `limits.shutdown_s` to finish; after that they
+    are aborted with a message.
 
     Args:
-        service: what is served.
-        bound: where.
-        keys: what clients have to know.
-        ready: called once with what ends the server, as soon as it listens.
+        service: the service.
+        bound: the socket to serve on.
+        keys: keys that clients must send.
+        ready: called once with the object that ends the server, as soon as it listens.
     """
     guard = Guard(make_app(service), keys, exposed=not is_loopback(service.config.host))
     grace_s = service.config.limits.shutdown_s
@@ -96,7 +98,7 @@ async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: 
 
 
 class Closing:
-    """What ends a server. Its methods may be called from anywhere, signal handlers included."""
+    """Ends a server. Its methods may be called from anywhere, signal handlers included."""
 
     def __init__(self, service: Service, guard: Guard, server: uvicorn.Server, grace_s: float) -> None:
         self._service, self._guard, self._server, self._grace_s = service, guard, server, grace_s

@@ -1,4 +1,4 @@
-"""What every route works with."""
+"""The state that all routes share."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ class Service:
     """Text to a message with tool calls."""
     config: ServeConfig
     texts: Executor
-    """Where text becomes tokens: one thread, so that a long text does not hold up everybody."""
+    """Thread that tokenizes texts: a long text delays other texts and not the event loop."""
     load: LoadWeights
     try_grammar: Callable[[Grammar], None]
     """Raises ValueError if the engine's grammars could not be this."""
     began: int = field(default_factory=lambda: int(time.time()))
     grammars: Executor = field(init=False)
-    """Where grammars are read: one that is much work holds up other grammars alone. Its thread comes with the first."""
+    """Thread that reads grammars: a large one delays other grammars only. It is made for the first
+    grammar."""
     bodies: Room = field(init=False)
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
@@ -63,12 +64,14 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
+        """Name of the model for clients."""
         return self.config.name or self.config.model.path
 
     def check_model(self, name: str | None) -> None:
-        """Raises:
-        ApiError: 404 for another model than the one that is served. None will do.
+        """Refuse a request for another model. None is accepted.
+
+        Raises:
+            ApiError: 404 for another model than the one that is served.
         """
         if name is not None and name != self.name:
             message = f"the model {name[:200]!r} does not exist here; this server has {self.name!r}"
@@ -83,7 +86,7 @@ class Service:
             raise ApiError(400, f"{num} samples in one request are over the limit of {most} (limits.max_samples)", param="n")
 
     def room(self, tokens: Sequence[int], param: str) -> int:
-        """How many tokens can follow a prompt.
+        """Number of tokens that can follow a prompt.
 
         Raises:
             ApiError: 400 if there is no room.
@@ -109,8 +112,11 @@ class Service:
         return await self._on_texts(lambda gone: self.renderer.decode(tokens))
 
     def check_characters(self, value: JSON, param: str) -> None:
-        """Raises:
-        ApiError: 400 for texts that have more tokens than the engine can hold, whatever they say.
+        """Refuse texts that have more tokens than the engine can hold, judged by their characters
+        alone.
+
+        Raises:
+            ApiError: 400 with the limit.
         """
         most = self.engine.capabilities.max_tokens * CHARACTERS_EACH
         if (num := num_characters(value, keys=True)) > most:
@@ -177,7 +183,7 @@ class Service:
         return cast(str, text)
 
     async def _on_texts(self, work: Callable[[threading.Event], T]) -> T:
-        """Do what takes time, beside the event loop. The event is set once nobody waits for it."""
+        """Run slow work off the event loop. The event is set once no caller waits for it."""
         gone = threading.Event()
         try:
             return await asyncio.get_running_loop().run_in_executor(self.texts, work, gone)

@@ -9,7 +9,7 @@ from whet.types import JSON, text_before
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 HALF = "\ufffd"
-"""What bytes that are not yet a character decode to."""
+"""Decoded form of bytes that are not yet a character."""
 LONGEST_CHARACTER = 16
 """Tokens that a character may come in; more that decode to none are no character."""
 
@@ -26,11 +26,11 @@ class TextStream:
         self._decode, self._stop = decode, stop
         self._tokens: list[int] = []
         self._from = self._to = 0
-        """Tokens [from, to) are the ones last decoded into text: what follows is decoded after them, since a token's text may depend on
-        the one before it."""
+        """Range [from, to) of the tokens last decoded into text: the following ones are decoded after
+        them, since a token's text may depend on the one before it."""
         self._text = ""
         self.certain = ""
-        """What no later token can change. It only grows."""
+        """Text that no later token can change. It only grows."""
 
     def push(self, tokens: Sequence[int]) -> None:
         """More tokens, none of them a stop token."""
@@ -46,7 +46,7 @@ class TextStream:
         self.certain += self._before()
 
     def _before(self) -> str:
-        """What follows the certain text, up to a stop text: none begins before that."""
+        """Text after the certain text, up to a stop text: none begins before that."""
         return text_before(self._text[len(self.certain) :], self._stop)
 
     def _take(self, *, force: bool) -> None:
@@ -58,7 +58,7 @@ class TextStream:
 
 
 def held_back(text: str, marker: str) -> int:
-    """How many characters at the end of `text` the marker may begin with."""
+    """Number of characters at the end of `text` that may be the begin of the marker."""
     longest = min(len(marker) - 1, len(text))
     end = text[len(text) - longest :]
     at = end.find(marker[0]) if longest else -1
