@@ -56,7 +56,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings that replace the file's: train.optim.lr=1e-5 evaluate.sets.x.path=x.jsonl", metavar="KEY=VALUE..."),
 ]
-Keys = Annotated[
+PrintKeys = Annotated[
     bool, typer.Option("--keys", help="List every setting with its type, default and meaning, and exit; --keys TABLE: those of one table.")
 ]
 
@@ -75,7 +75,7 @@ CallTools = Annotated[
         "--tools", help="Really call every tool once on the first row, and have environments answer what is scored; what they do is done."
     ),
 ]
-Report = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
+ReportFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
 
 
 @app.command()
@@ -97,7 +97,7 @@ def quickstart(
 
 
 @app.command(context_settings=SETTINGS)
-def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
+def train(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = False, finished_ok: FinishedOk = False) -> None:
     """Train with reinforcement learning.
 
     Rolls out prompts in groups, scores the trajectories, updates the policy, and evaluates; everything goes into run_dir. A run that was
@@ -109,19 +109,19 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, f
 
 
 @app.command(context_settings=SETTINGS)
-def sft(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
+def sft(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = False, finished_ok: FinishedOk = False) -> None:
     """Fine-tune on conversations; only the assistant's tokens train. `whet sft --keys` lists all settings."""
     _train("sft", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
-def dpo(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
+def dpo(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = False, finished_ok: FinishedOk = False) -> None:
     """Learn from preference pairs without a reward model (DPO, IPO). `whet dpo --keys` lists all settings."""
     _train("dpo", config, overrides, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)
-def rm(config: ConfigFile, overrides: Overrides = None, keys: Keys = False, finished_ok: FinishedOk = False) -> None:
+def rm(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = False, finished_ok: FinishedOk = False) -> None:
     """Train a reward model on preference pairs. `whet rm --keys` lists all settings."""
     _train("rm", config, overrides, finished_ok)
 
@@ -131,7 +131,7 @@ def evaluate(
     config: ConfigFile,
     overrides: Overrides = None,
     base: Annotated[bool, typer.Option("--base", help="Measure the model that the run began with.")] = False,
-    keys: Keys = False,
+    keys: PrintKeys = False,
 ) -> None:
     """Play a run's evaluation sets once: mean@n, pass@k, lengths, outcomes. Reads the same file as `whet train`.
 
@@ -158,7 +158,7 @@ def generate(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option(help="Folder; writes OUTPUT/rollouts/*.parquet.")] = Path("generated"),
     prompts: Annotated[int, typer.Option(help="Prompts to play.", min=1)] = 16,
-    keys: Keys = False,
+    keys: PrintKeys = False,
 ) -> None:
     """Roll out without training: every token with its origin and log-prob, rewards included, to files."""
     from whet.config import load_config
@@ -178,7 +178,7 @@ def serve(
     model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a hub name.", metavar="MODEL")],
     overrides: Overrides = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the server's settings.", metavar="FILE")] = None,
-    keys: Keys = False,
+    keys: PrintKeys = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes and SGLang's, for this machine alone unless WHET_API_KEY is set.
 
@@ -300,7 +300,7 @@ def plan(
     lora: Annotated[int | None, typer.Option(help="Rank of an adapter that trains instead.", min=1)] = None,
     degrees: Annotated[str | None, typer.Option(help="Look at these alone: shard=8,tensor=2")] = None,
     offload: Annotated[bool, typer.Option(help="train.offload.")] = False,
-    report: Report = None,
+    report: ReportFile = None,
 ) -> None:
     """Spread a model over devices, on paper: what each rank holds and sends for every layout, and which one is best.
 
@@ -328,7 +328,9 @@ def plan(
 
 
 @app.command(context_settings=SETTINGS)
-def check(config: ConfigFile, overrides: Overrides = None, report: Report = None, command: For = None, tools: CallTools = False) -> None:
+def check(
+    config: ConfigFile, overrides: Overrides = None, report: ReportFile = None, command: For = None, tools: CallTools = False
+) -> None:
     """Look at everything a run needs, without training: settings, data, model, reward, tools, memory, disk, checkpoints.
 
     For the files of every command that trains. Each line is an area, ok, warn, FAIL or skip (it could not be checked), and what was
@@ -356,7 +358,7 @@ def check(config: ConfigFile, overrides: Overrides = None, report: Report = None
 
 
 @app.command()
-def doctor(report: Report = None) -> None:
+def doctor(report: ReportFile = None) -> None:
     """Examine this machine and this installation: versions, processor, memory, accelerators, caches, disk; what is wrong, with a remedy.
 
     Ends with status 2 if something that whet needs is missing or broken.

@@ -15,7 +15,7 @@ import pytest
 
 from whet.cluster import supervise
 from whet.cluster.process import LEFT_ALONE, Command, Ended, LocalProcess, Said, Silent, in_words
-from whet.cluster.supervise import LAST_LINES, LOG, Job, JobFailed
+from whet.cluster.supervise import LAST_LINES, LOG, JobFailed, SupervisedJob
 
 BEGIN = "import os, sys, time, signal; from whet.cluster.process import read_line; line = read_line()\n"
 
@@ -106,7 +106,7 @@ def test_a_process_without_a_line_ends():
 
 def test_a_job_that_ends_well(tmp_path, capfd):
     start, _ = started(program("print('I lead')"), program("print('a \\x1b[31mred one')"), program("pass"))
-    assert Job(3, tmp_path / "run" / LOG).run(start) == 0
+    assert SupervisedJob(3, tmp_path / "run" / LOG).run(start) == 0
     told = capfd.readouterr()
     assert told.out == "I lead\n"
     assert told.err == "[rank 1] a \\x1b[31mred one\n"
@@ -116,14 +116,14 @@ def test_a_job_that_ends_well(tmp_path, capfd):
 def test_who_does_not_end_with_the_leader_is_named_and_killed(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(supervise, "FOLLOW_S", 0.5)
     start, processes = started(program("pass"), program("time.sleep(60)"), program("pass"))
-    assert Job(3, tmp_path / LOG).run(start) == 0
+    assert SupervisedJob(3, tmp_path / LOG).run(start) == 0
     assert capfd.readouterr().err == "warning: rank 1 of 3 had not ended 0.5 s after the run had, and was killed\n"
     assert all(gone(process.pid) for process in processes)
 
 
 def test_a_silent_job_leaves_no_log(tmp_path):
     start, _ = started(program("pass"), program("pass"))
-    assert Job(2, tmp_path / LOG).run(start) == 0
+    assert SupervisedJob(2, tmp_path / LOG).run(start) == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -143,7 +143,7 @@ def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_pat
     fails = program(f"[print('step', i) for i in range({LAST_LINES + 5})]; time.sleep(0.1); open({sign!r}, 'w').close(); {last}")
     start, processes = started(waits, fails, program("time.sleep(60)"))
     with pytest.raises(JobFailed) as caught:
-        Job(3, tmp_path / LOG).run(start)
+        SupervisedJob(3, tmp_path / LOG).run(start)
     text = str(caught.value)
     assert text.startswith(f"rank 1 of 3 {how}, so the job has ended. Its last lines:\n")
     assert f"    step {LAST_LINES + 4}" in text and "    step 0\n" not in text
@@ -154,7 +154,7 @@ def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_pat
 
 def test_a_leader_that_says_why_it_ends_is_believed(tmp_path):
     start, processes = started(program("sys.exit(2)", speaks=False), program("time.sleep(60)"))
-    assert Job(2, tmp_path / LOG).run(start) == 2
+    assert SupervisedJob(2, tmp_path / LOG).run(start) == 2
     assert all(gone(process.pid) for process in processes)
 
 
@@ -162,13 +162,13 @@ def test_another_rank_that_says_why_it_ends_is_believed_too(tmp_path):
     tells = program("print('error: the other one hangs', file=sys.stderr); print('a word after it', file=sys.stderr); sys.exit(2)")
     start, _ = started(program("time.sleep(60)", speaks=False), tells)
     with pytest.raises(JobFailed, match=r"^the other one hangs \(said by rank 1 of 2\)$"):
-        Job(2, tmp_path / LOG).run(start)
+        SupervisedJob(2, tmp_path / LOG).run(start)
 
 
 def test_a_leader_that_is_killed_is_named(tmp_path):
     start, _ = started(program("os.kill(os.getpid(), signal.SIGKILL)", speaks=False), program("time.sleep(60)"))
     with pytest.raises(JobFailed, match="rank 0 of 2 was killed by SIGKILL, so the job has ended; what it said is above"):
-        Job(2, tmp_path / LOG).run(start)
+        SupervisedJob(2, tmp_path / LOG).run(start)
 
 
 def test_what_cannot_be_started_ends_the_others(tmp_path):
@@ -180,7 +180,7 @@ def test_what_cannot_be_started_ends_the_others(tmp_path):
         return start_one(rank, tell)
 
     with pytest.raises(FileNotFoundError, match="no such program"):
-        Job(2, tmp_path / LOG).run(start)
+        SupervisedJob(2, tmp_path / LOG).run(start)
     assert len(processes) == 1 and gone(processes[0].pid)
 
 
@@ -188,7 +188,7 @@ def test_a_full_disk_does_not_hide_why_a_job_ended(tmp_path, capfd):
     (tmp_path / "file").write_text("")
     start, _ = started(program("time.sleep(60)"), program("sys.exit(1)"))
     with pytest.raises(JobFailed, match="rank 1 of 2 ended with exit status 1"):
-        Job(2, tmp_path / "file" / LOG).run(start)
+        SupervisedJob(2, tmp_path / "file" / LOG).run(start)
     assert "warning:" in capfd.readouterr().err
 
 
@@ -207,7 +207,7 @@ def test_a_signal_is_the_leaders_to_answer(tmp_path):
     start, processes = started(leads, program("time.sleep(60)"))
     asking = threading.Thread(target=ask)
     asking.start()
-    assert Job(2, tmp_path / LOG).run(start) == 143
+    assert SupervisedJob(2, tmp_path / LOG).run(start) == 143
     asking.join()
     assert all(gone(process.pid) for process in processes)
     assert signal.getsignal(signal.SIGTERM) == before

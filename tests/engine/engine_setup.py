@@ -19,7 +19,7 @@ from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.stops import Decode
 from whet.engine.workers.dialing import Invitation
-from whet.engine.workers.launch import LocalProcess
+from whet.engine.workers.launch import LocalWorker
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.types import Chunk, Finish, Request
@@ -147,7 +147,7 @@ def assert_empty(engine: EmbeddedEngine) -> None:
     assert set(scheduler.pool._holders) == {0}
 
 
-def elsewhere(name: str, invitation: Invitation, script: str = DIALS, key: bytes | None = None) -> LocalProcess:
+def elsewhere(name: str, invitation: Invitation, script: str = DIALS, key: bytes | None = None) -> LocalWorker:
     """A process that was started by somebody else, who passed the invitation on."""
     arguments = [sys.executable, "-c", script, invitation.host, str(invitation.port)]
     child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -155,4 +155,4 @@ def elsewhere(name: str, invitation: Invitation, script: str = DIALS, key: bytes
     with suppress(BrokenPipeError):  # it may have ended by itself
         child.stdin.write(invitation.key if key is None else key)
         child.stdin.close()
-    return LocalProcess(name, child)
+    return LocalWorker(name, child)

@@ -10,7 +10,7 @@ import torch
 
 from whet.engine.base import Capabilities, EngineLost
 from whet.engine.pool.keeper import in_time
-from whet.engine.workers.launch import Ended, Link
+from whet.engine.workers.launch import ExitStatus, Link
 from whet.engine.workers.processes import CopyProcess
 from whet.engine.workers.setup import Setup
 from whet.model.causal import use_device
@@ -36,7 +36,7 @@ class Silent:
                 self._connection.close()
 
     def ended(self, timeout_s):
-        return Ended(-9) if self._connection.closed else None
+        return ExitStatus(-9) if self._connection.closed else None
 
     def stacks(self, *, lost):
         return ""

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from whet.engine.workers import launch
-from whet.engine.workers.launch import LocalProcess
+from whet.engine.workers.launch import LocalWorker
 
 CALLS = """
 def deep(n):
@@ -19,7 +19,7 @@ STARTS = "import faulthandler; from whet.runfolder.stacks import say_on_signal; 
 def begun(script):
     child = subprocess.Popen([sys.executable, "-c", STARTS + script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-    return LocalProcess("worker", child)
+    return LocalWorker("worker", child)
 
 
 def test_a_worker_that_computes_says_its_stacks_again_and_again_and_its_other_words_stay_apart():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ranks import as_job
 
 from whet.train import alarm
-from whet.train.alarm import Alarm, Answer, RankHung, Situation, late
-from whet.train.lead import Call, Job, begin
+from whet.train.alarm import Alarm, RankHung, RankReport, Situation, late
+from whet.train.lead import CollectiveCall, Job, begin
 
 TIMEOUT_S = 1.5
 
@@ -50,7 +50,7 @@ def hangs(folder, victim, how):
     told = None
     try:
         for i in range(3):
-            with job.over(Call("policy", "forward_backward")):
+            with job.over(CollectiveCall("policy", "forward_backward")):
                 if i == 2 and dist.get_rank() == victim:
                     if how == "stopped":
                         os.kill(os.getpid(), signal.SIGSTOP)
@@ -63,7 +63,7 @@ def hangs(folder, victim, how):
     except RankHung as error:
         told = str(error)
         with pytest.raises(RankHung):  # nothing further is exchanged
-            job.tell(Call("policy", "save")).__enter__() if job.leads else job.begins()
+            job.tell(CollectiveCall("policy", "save")).__enter__() if job.leads else job.begins()
         if how == "stopped":
             with suppress(ProcessLookupError):  # another did, and it has ended
                 os.kill(pids[victim], signal.SIGCONT)
@@ -159,6 +159,6 @@ def test_who_waits_for_nobody_did_not_come(data):
                 place[rank] += 1
                 moved = True
     answers = {
-        rank: Answer("", "", [], {str(g): begun[rank][g] for g in range(len(groups)) if rank in groups[g]}, "") for rank in range(count)
+        rank: RankReport("", "", [], {str(g): begun[rank][g] for g in range(len(groups)) if rank in groups[g]}, "") for rank in range(count)
     }
     assert late(answers) == [hung]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from whet.serve.errors import ApiError
-from whet.serve.gate import Gate, Ticket
+from whet.serve.gate import Admission, Gate
 
 
 def test_nobody_overtakes_and_nothing_is_lost():
@@ -13,7 +13,7 @@ def test_nobody_overtakes_and_nothing_is_lost():
         gate, order = Gate(4, 100), []
 
         async def one(name, size):
-            ticket = Ticket(size)
+            ticket = Admission(size)
             assert await gate.enter(ticket)
             assert gate.num_running <= 4
             order.append(name)
@@ -31,9 +31,9 @@ def test_nobody_overtakes_and_nothing_is_lost():
 def test_one_that_is_cancelled_or_gives_up_makes_room():
     async def play():
         gate = Gate(1, 10)
-        first = Ticket(1)
+        first = Admission(1)
         await gate.enter(first)
-        tickets = [Ticket(1) for _ in range(3)]
+        tickets = [Admission(1) for _ in range(3)]
         waiting = [asyncio.ensure_future(gate.enter(ticket)) for ticket in tickets]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -51,7 +51,7 @@ def test_one_that_is_cancelled_or_gives_up_makes_room():
 def test_one_that_is_cancelled_in_the_moment_of_its_turn_gives_it_back():
     async def play():
         gate = Gate(1, 10)
-        first, second, third = Ticket(1), Ticket(1), Ticket(1)
+        first, second, third = Admission(1), Admission(1), Admission(1)
         await gate.enter(first)
         waiting = asyncio.ensure_future(gate.enter(second))
         await asyncio.sleep(0)
@@ -67,14 +67,14 @@ def test_one_that_is_cancelled_in_the_moment_of_its_turn_gives_it_back():
 def test_its_bounds():
     async def play():
         gate = Gate(2, 2)
-        await gate.enter(Ticket(1))
-        waiting = asyncio.ensure_future(gate.enter(Ticket(2)))
+        await gate.enter(Admission(1))
+        waiting = asyncio.ensure_future(gate.enter(Admission(2)))
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as full:
-            await gate.enter(Ticket(1))
+            await gate.enter(Admission(1))
         assert full.value.status == 429
         with pytest.raises(ApiError) as never:
-            await gate.enter(Ticket(3))
+            await gate.enter(Admission(3))
         assert never.value.status == 400
         waiting.cancel()
 

@@ -8,7 +8,7 @@ import pytest
 
 from whet.config import load_config
 from whet.serve.app import CHANGE, GENERATE, READ
-from whet.serve.settings import Limits, ServeConfig
+from whet.serve.settings import ServeConfig, ServerLimits
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/serve.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -31,5 +31,5 @@ def test_the_commands_settings_exist():
 def test_every_route_and_limit_is_on_the_page():
     for path in (*GENERATE, *READ, *CHANGE):
         assert re.search(rf"`(GET |POST )?{re.escape(path)}`", PAGE), path
-    for name, field in Limits.model_fields.items():
+    for name, field in ServerLimits.model_fields.items():
         assert f"| `limits.{name}` | {field.default} |" in PAGE

@@ -8,7 +8,7 @@ from torch import Tensor
 from whet.algo.correction_config import CorrectionConfig
 from whet.core.batch import TrainBatch
 from whet.core.choices import Correction, Rejection
-from whet.core.correction import Weights, correct, kept, normalizer, sampling_log_ratio, vetoed
+from whet.core.correction import ImportanceWeights, correct, kept, normalizer, sampling_log_ratio, vetoed
 from whet.core.mismatch import effective_sample_size, mismatch_of
 from whet.core.segments import per_sample_count
 from whet.observe.metrics import Mean, Metrics
@@ -81,7 +81,7 @@ def correction_metrics(batch: TrainBatch, train_logprobs: Tensor, config: Correc
     return metrics
 
 
-def _weights(batch: TrainBatch, log_ratio: Tensor, config: CorrectionConfig) -> Weights | None:
+def _weights(batch: TrainBatch, log_ratio: Tensor, config: CorrectionConfig) -> ImportanceWeights | None:
     if config.weights is None:
         return None
     return correct(batch, log_ratio, Correction(config.weights, config.bound, config.high, config.low))

@@ -31,7 +31,7 @@ from whet.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LossParts:
     """Parts of a loss, per token; reduced by `sum(weights * terms)`. Each [T]."""
 
     terms: Tensor
@@ -174,7 +174,7 @@ class PolicyGradient:
             metrics["policy/sequence_masked"] = _mean((~parts.masked).to(torch.float32), mask, count)
         return LossTerms(parts.terms, metrics)
 
-    def parts(self, batch: TrainBatch, out: TokenOutputs) -> Parts:
+    def parts(self, batch: TrainBatch, out: TokenOutputs) -> LossParts:
         """The loss and what it is made of."""
         config = self.config
         assert batch.advantages is not None
@@ -199,7 +199,7 @@ class PolicyGradient:
             kl = KL_ESTIMATORS[config.kl_estimator](out.logprobs, batch.ref_logprobs, ratio)
             if config.kl_coef > 0:
                 terms = terms + config.kl_coef * kl
-        return Parts(terms, policy, clip, old, kl, correction, kept)
+        return LossParts(terms, policy, clip, old, kl, correction, kept)
 
     def state(self) -> JSON:
         """State for a resumed run: the coefficient of the KL in the reward, if it adapts."""

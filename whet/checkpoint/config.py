@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from whet.config import Config
 
-Part = Literal["weights", "optimizer", "data", "random", "counters"]
+CheckpointPart = Literal["weights", "optimizer", "data", "random", "counters"]
 """A part of a checkpoint that can be restored by itself. The optimizer's part holds its position in the
 schedule."""
 
@@ -18,7 +18,7 @@ class RestoreConfig(Config):
 
     path: str
     """A run's folder (its newest checkpoint), or one checkpoint's folder."""
-    parts: list[Part] = Field(default=["weights"], min_length=1)
+    parts: list[CheckpointPart] = Field(default=["weights"], min_length=1)
     """weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters. With
     all of them the run goes on as the other would have."""
 

@@ -38,7 +38,7 @@ are next to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConversionResult:
     """Result of a conversion."""
 
     num_tensors: int
@@ -48,7 +48,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """Weights to read."""
 
     described: Path
@@ -63,7 +63,7 @@ class Source:
 
 def convert(
     source: Path, target: Path, to: To, *, model: str | None = None, dtype: str | None = None, shard_bytes: int = 5 * 2**30
-) -> Converted:
+) -> ConversionResult:
     """Convert weights, without ever holding more than one file of them.
 
     Args:
@@ -101,11 +101,11 @@ def convert(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     known = naming.file_names if found.as_in_files else set(naming.own)
-    return Converted(len(written), size, tuple(sorted(found.names - known - naming.aliases)))
+    return ConversionResult(len(written), size, tuple(sorted(found.names - known - naming.aliases)))
 
 
 def _write(
-    source: Source, naming: Naming, draft: Path, to: To, dtype: torch.dtype | None, shard_bytes: int
+    source: WeightSource, naming: Naming, draft: Path, to: To, dtype: torch.dtype | None, shard_bytes: int
 ) -> tuple[int, dict[str, str], set[str]]:
     """Returns bytes, the digest of each tensor, and the floating point types that there are."""
     digests: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _write(
     return size, digests, dtypes
 
 
-def _own_tensor(source: Source, naming: Naming, name: str) -> Tensor:
+def _own_tensor(source: WeightSource, naming: Naming, name: str) -> Tensor:
     if name in naming.buffers and name in source.buffers:
         return naming.fitting(name, _read_file(source.buffers[name], name))
     needed = naming.files[name] if source.as_in_files else [name]
@@ -142,7 +142,7 @@ def _own_tensor(source: Source, naming: Naming, name: str) -> Tensor:
     return naming.from_files(name, source.read) if source.as_in_files else naming.fitting(name, source.read(name))
 
 
-def open_source(path: Path, model: str | None = None) -> Source:
+def open_source(path: Path, model: str | None = None) -> WeightSource:
     """The weights that a path names; `model` has the files that a run's checkpoint lacks.
 
     Raises:
@@ -156,10 +156,10 @@ def open_source(path: Path, model: str | None = None) -> Source:
     if "quantization_config" in json.loads(_own_file(path, "config.json").read_text()):
         raise ValueError(f"{path} holds quantized weights, which cannot be converted; use the model in bfloat16")
     places = _safetensors(path)
-    return Source(path, set(places), lambda name: _read_file(places[name], name), as_in_files=True, buffers={})
+    return WeightSource(path, set(places), lambda name: _read_file(places[name], name), as_in_files=True, buffers={})
 
 
-def _checkpoint(folder: Path, model: str | None) -> Source:
+def _checkpoint(folder: Path, model: str | None) -> WeightSource:
     """A checkpoint of a run, or one that `convert` wrote. Buffers are next to it, or with the model's
     other files."""
     if (folder / BASE).is_file():
@@ -184,7 +184,7 @@ def _checkpoint(folder: Path, model: str | None) -> Source:
         beside = dict.fromkeys(_names(folder / BUFFERS), folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
     else:
         beside = _safetensors(described)
-    return Source(described, names, read, as_in_files=False, buffers=beside)
+    return WeightSource(described, names, read, as_in_files=False, buffers=beside)
 
 
 def _refuse_model(folder: Path, model: str | None) -> None:

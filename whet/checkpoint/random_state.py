@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whet.train.lead import ALONE, Call, Lead
+from whet.train.lead import ALONE, CollectiveCall, Lead
 from whet.types import JSON
 
 RANDOM = "random"
@@ -52,7 +52,7 @@ class RandomStates:
         self._lead = lead
 
     def state(self) -> JSON:
-        with self._lead.tell(Call(RANDOM, "state")):
+        with self._lead.tell(CollectiveCall(RANDOM, "state")):
             own = RandomState().state()
             states: list[JSON] = [own]
             if dist.is_initialized():
@@ -62,7 +62,7 @@ class RandomStates:
 
     def restore(self, state: JSON) -> None:
         """Take over what `state` gave."""
-        with self._lead.tell(Call(RANDOM, "restore", (state,))):
+        with self._lead.tell(CollectiveCall(RANDOM, "restore", (state,))):
             rank = dist.get_rank() if dist.is_initialized() else 0
             if rank < len(state):
                 RandomState().restore(state[rank])

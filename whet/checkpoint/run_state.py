@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
 from whet.background import Background
-from whet.checkpoint.config import Part
+from whet.checkpoint.config import CheckpointPart
 from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
 from whet.train.alarm import RankHung
 from whet.train.base import Backend
@@ -72,7 +72,7 @@ class RunState:
         backend: Backend,
         log: Log,
         *,
-        parts: Mapping[Part, Stateful],
+        parts: Mapping[CheckpointPart, Stateful],
         others: Mapping[str, Stateful],
         beside: Mapping[str, Backend] | None = None,
         renew_reference: Callable[[], None] | None = None,
@@ -209,7 +209,7 @@ class RunState:
                 f"{saved.folder} has no {' and no '.join(lacking)}: it was saved with other settings, so the run cannot go on from it; "
                 "choose another run_dir, and begin there with this checkpoint's weights (checkpoint.restore)"
             )
-        progress = self._restore(saved, get_args(Part))
+        progress = self._restore(saved, get_args(CheckpointPart))
         self._restore_others(saved)
         self._log.truncate(read_state(saved)["log_offset"])
         self._note(f"resumed from {saved.folder}")
@@ -242,14 +242,14 @@ class RunState:
             return Progress()
         saved = find_checkpoint(Path(chosen.path))
         progress = self._restore(saved, chosen.parts)
-        if set(chosen.parts) == set(get_args(Part)):
+        if set(chosen.parts) == set(get_args(CheckpointPart)):
             self._restore_others(saved)
         if REFERENCE in self._models and self._renew_reference is not None and not chosen.goes_on:
             self._renew_reference()
         self._note(f"began with {', '.join(chosen.parts)} of {saved.folder}")
         return progress if chosen.goes_on else Progress()
 
-    def _restore(self, saved: Saved, names: Collection[Part]) -> Progress:
+    def _restore(self, saved: Saved, names: Collection[CheckpointPart]) -> Progress:
         self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
         for name, backend in self._models.items():
             if name == REFERENCE and "counters" not in names:

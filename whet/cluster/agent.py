@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 from queue import Empty, SimpleQueue
 
-from whet.cluster.process import Command, Event, LocalProcess
+from whet.cluster.process import Command, LocalProcess, ProcessEvent
 
 POLL_S = 5.0
 """Seconds that `next` waits for an event."""
@@ -16,7 +16,7 @@ class Agent:
     """Starts a process where the actor is. Methods are called by several threads."""
 
     def __init__(self) -> None:
-        self._events = SimpleQueue[Event]()
+        self._events = SimpleQueue[ProcessEvent]()
         self._process: LocalProcess | None = None
 
     def host(self) -> str:
@@ -34,9 +34,9 @@ class Agent:
         self._process = LocalProcess(command, self._events.put)
         return self._process.pid
 
-    def next(self) -> list[Event]:
+    def next(self) -> list[ProcessEvent]:
         """Events since the last call, after a wait for the first."""
-        found: list[Event] = []
+        found: list[ProcessEvent] = []
         try:
             found.append(self._events.get(timeout=POLL_S))
             while True:

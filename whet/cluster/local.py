@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from whet.cluster.process import Command, LocalProcess, Process, Tell
-from whet.cluster.supervise import LOG, Job
+from whet.cluster.process import Command, LocalProcess, OnEvent, Process
+from whet.cluster.supervise import LOG, SupervisedJob
 
 MEETING = "WHET_MEETING"
 """In the environment of a process of a local job: the file by which the processes find each other. No port is opened for it."""
@@ -49,13 +49,13 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
         The leader's exit status.
 
     Raises:
-        JobFailed: as `Job.run`.
+        JobFailed: as `SupervisedJob.run`.
     """
     with meeting_file() as meeting:
         shared = {**on_one_machine(num_ranks), **meeting}
 
-        def start(rank: int, tell: Tell) -> Process:
+        def start(rank: int, tell: OnEvent) -> Process:
             environment = {**shared, **place_of(rank, rank, num_ranks)}
             return LocalProcess(Command(tuple(arguments), line, environment, speaks=rank > 0), tell)
 
-        return Job(num_ranks, run_dir / LOG).run(start)
+        return SupervisedJob(num_ranks, run_dir / LOG).run(start)

@@ -69,8 +69,8 @@ class Silent:
     """A process that has ended says nothing more."""
 
 
-Event = Said | Ended | Silent
-Tell = Callable[[Event], None]
+ProcessEvent = Said | Ended | Silent
+OnEvent = Callable[[ProcessEvent], None]
 """Called on other threads: with `Ended` as soon as the process has ended, and with `Silent` last; once
 each."""
 
@@ -98,7 +98,7 @@ class LocalProcess:
         OSError: if it cannot be started.
     """
 
-    def __init__(self, command: Command, tell: Tell) -> None:
+    def __init__(self, command: Command, tell: OnEvent) -> None:
         output = subprocess.PIPE if command.speaks else None
         folder = command.folder if command.folder is not None and os.path.isdir(command.folder) else None
         self._child = subprocess.Popen(

@@ -15,7 +15,7 @@ from whet.cluster.agent import POLL_S
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import connected
 from whet.cluster.engine_worker import line_of
-from whet.cluster.process import LAST_WORDS_S, Command, Ended, Event, Said
+from whet.cluster.process import LAST_WORDS_S, Command, Ended, ProcessEvent, Said
 from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
@@ -56,7 +56,7 @@ class _Starter:
         self._bundles: dict[str, int] = {}
         """By the names of the engine's processes: one that starts again goes where it was."""
 
-    def begin(self, name: str, invitation: dialing.Invitation, given_up: threading.Event) -> launch.Process:
+    def begin(self, name: str, invitation: dialing.Invitation, given_up: threading.Event) -> launch.WorkerProcess:
         engines = self._room.engines
         with self._lock:  # several are started at once
             place = self._bundles.setdefault(name, len(self._bundles))
@@ -69,7 +69,7 @@ class _Starter:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(launch.Ended):
+class Lost(launch.ExitStatus):
     """A process that ended with its actor: how, only Ray can tell."""
 
     how: str
@@ -80,7 +80,8 @@ class Lost(launch.Ended):
 
 
 class RayWorker:
-    """A worker's process on a cluster, as the engine watches it (`launch.Process`). What it says goes to standard error after its name.
+    """A worker's process on a cluster, as the engine watches it (`launch.WorkerProcess`). Its output goes to standard error
+    after its name.
 
     Args:
         ray: the package, connected.
@@ -100,7 +101,7 @@ class RayWorker:
     ) -> None:
         self._ray, self._agent, self._words = ray, agent, launch.Words(name)
         self._over, self._heard = threading.Event(), threading.Event()
-        self._end: launch.Ended | None = None
+        self._end: launch.ExitStatus | None = None
         try:
             asked = [agent.host.remote(), agent.node.remote()]
             deadline = time.monotonic() + timeout_s
@@ -115,7 +116,7 @@ class RayWorker:
             ray.kill(agent)
             raise EngineFailed(f"{name} cannot be started on the cluster: {error}") from error
 
-    def ended(self, timeout_s: float) -> launch.Ended | None:
+    def ended(self, timeout_s: float) -> launch.ExitStatus | None:
         self._over.wait(timeout_s)
         return self._end
 
@@ -137,11 +138,11 @@ class RayWorker:
             self._heard.wait(LAST_WORDS_S + POLL_S)
         return self._words.last
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: ProcessEvent) -> None:
         if isinstance(event, Said):
             self._words.hear(event.text)
         elif isinstance(event, Ended):
-            self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.Ended(event.code)
+            self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.ExitStatus(event.code)
             self._over.set()
         else:  # its last words were heard
             self._heard.set()

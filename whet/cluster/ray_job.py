@@ -18,9 +18,9 @@ from whet.cluster.agent import Agent
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import Connected, connected, room
 from whet.cluster.local import meeting_file, on_one_machine, place_of
-from whet.cluster.process import Command, Ended, Process, Silent, Tell
+from whet.cluster.process import Command, Ended, OnEvent, Process, Silent
 from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
-from whet.cluster.supervise import LOG, Job
+from whet.cluster.supervise import LOG, SupervisedJob
 
 PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
 """Prefixes of the environment variables that a process on another node gets from this one."""
@@ -59,13 +59,13 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
                 apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, leader)
                 shared[ROOM] = apart.to_text()
 
-            def start(rank: int, tell: Tell) -> Process:
+            def start(rank: int, tell: OnEvent) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone
                 return RayProcess(
                     ray, agents[rank], Command(tuple(arguments), line, environment, os.getcwd()), tell, config.start_timeout_s
                 )
 
-            return Job(num_ranks, run_dir / LOG).run(start)
+            return SupervisedJob(num_ranks, run_dir / LOG).run(start)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ class RayProcess:
         OSError, ray.exceptions.RayError: if it cannot be started.
     """
 
-    def __init__(self, ray: Any, agent: Any, command: Command, tell: Tell, timeout_s: float) -> None:
+    def __init__(self, ray: Any, agent: Any, command: Command, tell: OnEvent, timeout_s: float) -> None:
         self._ray, self._agent, self._tell = ray, agent, tell
         host, pid = ray.get([agent.host.remote(), agent.start.remote(command)], timeout=timeout_s)
         self._called = f"(process {pid} on {host})"

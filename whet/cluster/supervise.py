@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from whet.cluster.process import LAST_WORDS_S, Ended, Event, Process, Said, Silent, Tell
+from whet.cluster.process import LAST_WORDS_S, Ended, OnEvent, Process, ProcessEvent, Said, Silent
 from whet.observe.display import printable, say
 from whet.types import RunFailed
 
@@ -33,7 +33,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD, ERROR = 2, "error: "
 """Exit status of a command that ended with a message of its own, and the begin of its line."""
 
-Start = Callable[[int, Tell], Process]
+StartProcess = Callable[[int, OnEvent], Process]
 """Starts the process of a rank."""
 
 
@@ -41,7 +41,7 @@ class JobFailed(RunFailed):
     """A process of the job ended that should not have; the text says which, how, and what it said last."""
 
 
-class Job:
+class SupervisedJob:
     """The processes of a job while they run. Rank 0 leads, and its words need no prefix.
 
     Args:
@@ -50,14 +50,14 @@ class Job:
     """
 
     def __init__(self, num_ranks: int, log: Path) -> None:
-        self._events = SimpleQueue[tuple[int, Event]]()
+        self._events = SimpleQueue[tuple[int, ProcessEvent]]()
         self._last = [deque[str](maxlen=LAST_LINES) for _ in range(num_ranks)]
         self._running, self._heard = set(range(num_ranks)), set(range(num_ranks))
         self._failures: list[tuple[int, Ended]] = []
         self._processes: list[Process] = []
         self._log = log
 
-    def run(self, start: Start) -> int:
+    def run(self, start: StartProcess) -> int:
         """Start all and wait for their end.
 
         Returns:
@@ -90,7 +90,7 @@ class Job:
             return ended.code
         raise JobFailed(self._report(rank, ended))
 
-    def _teller(self, rank: int) -> Tell:
+    def _teller(self, rank: int) -> OnEvent:
         return lambda event: self._events.put((rank, event))
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:

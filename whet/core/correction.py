@@ -36,7 +36,7 @@ def level_log_ratio(batch: TrainBatch, log_ratio: Tensor, level: Level) -> Tenso
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ImportanceWeights:
     """Importance weights and what became of the tokens. Each [T]."""
 
     raw: Tensor
@@ -47,7 +47,7 @@ class Weights:
     """False where a token is rejected. bool"""
 
 
-def correct(batch: TrainBatch, log_ratio: Tensor, correction: Correction) -> Weights:
+def correct(batch: TrainBatch, log_ratio: Tensor, correction: Correction) -> ImportanceWeights:
     """Importance weights of every token, environment tokens too. The log-ratio is clamped to +-20."""
     pooled = level_log_ratio(batch, log_ratio, correction.level)
     raw = pooled.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -62,7 +62,7 @@ def correct(batch: TrainBatch, log_ratio: Tensor, correction: Correction) -> Wei
         weights = raw.masked_fill(~inside, 0.0)
     else:
         weights, keep = raw, inside
-    return Weights(raw, weights, keep)
+    return ImportanceWeights(raw, weights, keep)
 
 
 def geometric_weight(batch: TrainBatch, weights: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from whet.core.batch import stretches
 
-Head = Callable[[Tensor], Tensor]
+HeadFunction = Callable[[Tensor], Tensor]
 """Hidden states [C, H] to logits [C, V]."""
 
 
@@ -129,7 +129,7 @@ WHOLE = WholeVocabulary()
 
 
 def chunked_logprobs(
-    head: Head,
+    head: HeadFunction,
     hidden: Tensor,
     targets: Tensor,
     temperature: Tensor,
@@ -172,7 +172,7 @@ def chunked_logprobs(
 
 
 def chunked_squared_probs(
-    head: Head,
+    head: HeadFunction,
     hidden: Tensor,
     temperature: Tensor,
     chunk_tokens: int,

@@ -16,7 +16,7 @@ from whet.data.template_process import TEMPLATES
 from whet.data.turns import MAX_ROLE, Dicts, left_out
 from whet.types import JSON, Message
 
-Tools = Sequence[Mapping[str, JSON]]
+ToolSchemas = Sequence[Mapping[str, JSON]]
 MAX_FORMS = 4096
 """Forms of conversations whose rendering is remembered."""
 
@@ -101,7 +101,7 @@ class ChatTemplate:
             text = cast(str, self._tokenizer.apply_chat_template(kept, tokenize=False, add_generation_prompt=generate, **given))
         return mend(text, [messages, tools])
 
-    def refuse_left_out(self, messages: Sequence[Message], tools: Tools, *, first: int = 0) -> None:
+    def refuse_left_out(self, messages: Sequence[Message], tools: ToolSchemas, *, first: int = 0) -> None:
         """See that the template writes everything of messages of this form, from the message `first` on; each form is looked at once.
 
         Raises:

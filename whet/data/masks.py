@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from whet.data.chat_template import Tools
+from whet.data.chat_template import ToolSchemas
 from whet.data.config import MaskName
 from whet.data.template import Renderer
 from whet.types import Message
@@ -28,7 +28,7 @@ def mask_conversation(
     name: MaskName,
     renderer: Renderer,
     messages: Sequence[Message],
-    tools: Tools = (),
+    tools: ToolSchemas = (),
     first_trained: int = 0,
     silent: Collection[int] = (),
 ) -> Masked:
@@ -53,7 +53,7 @@ def mask_conversation(
     return masked
 
 
-def message_by_message(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:
+def message_by_message(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> Masked:
     """Each message rendered alone, less the default system prompt; the tools go into the first one's rendering (slime's `qwen`)."""
     system_length, header_length = frame_lengths(renderer)
     tokens: list[int] = []
@@ -66,7 +66,7 @@ def message_by_message(renderer: Renderer, messages: Sequence[Message], tools: T
     return tuple(tokens), tuple(mask)
 
 
-def after_a_question(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:
+def after_a_question(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> Masked:
     """Each message rendered after a user's question that is cut away, so that its thinking is kept (slime's `qwen3`)."""
     system_length, header_length = frame_lengths(renderer)
     if system_length:
@@ -86,7 +86,7 @@ def after_a_question(renderer: Renderer, messages: Sequence[Message], tools: Too
     return tuple(tokens), tuple(mask)
 
 
-def whole_text(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:
+def whole_text(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> Masked:
     r"""The whole rendered once; from each assistant's header to its end mark and line break (slime's `qwen3_5`).
 
     An opening `<think>\n` is context, as the generation prompt writes it. A token that lies partly in a trained span trains.
@@ -111,7 +111,7 @@ def whole_text(renderer: Renderer, messages: Sequence[Message], tools: Tools, tr
     return tuple(tokens), tuple(mask)
 
 
-def last_answer(renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> Masked:
+def last_answer(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> Masked:
     """The first message with the generation prompt, then the last message's text, without the messages
     between them (slime's `distill_qwen`)."""
     if messages[-1].role != "assistant":
@@ -140,7 +140,7 @@ def frame_lengths(renderer: Renderer) -> tuple[int, int]:
     return system_length, header_length
 
 
-_WAYS: dict[str, Callable[[Renderer, Sequence[Message], Tools, Sequence[bool]], Masked]] = {
+_WAYS: dict[str, Callable[[Renderer, Sequence[Message], ToolSchemas, Sequence[bool]], Masked]] = {
     "qwen": message_by_message,
     "qwen3": after_a_question,
     "qwen3_5": whole_text,
@@ -148,7 +148,7 @@ _WAYS: dict[str, Callable[[Renderer, Sequence[Message], Tools, Sequence[bool]], 
 }
 
 
-def _refuse_no_thinking(name: str, renderer: Renderer, messages: Sequence[Message], tools: Tools, trains: Sequence[bool]) -> None:
+def _refuse_no_thinking(name: str, renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> None:
     """See that the last thinking is written. That of earlier turns may be dropped by the template's own rule, as the others train."""
     last = max(i for i, message in enumerate(messages) if message.reasoning_content)
     probe = [replace(message, reasoning_content=_THOUGHT) if i == last else message for i, message in enumerate(messages)]
@@ -160,7 +160,7 @@ def _refuse_no_thinking(name: str, renderer: Renderer, messages: Sequence[Messag
         )
 
 
-def _ids(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
+def _ids(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas) -> tuple[int, ...]:
     return renderer.rendered(renderer.render(messages, tools, generate=False))
 
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
-from whet.data.chat_template import ChatTemplate, Tools
+from whet.data.chat_template import ChatTemplate, ToolSchemas
 from whet.data.config import ChatConfig
 from whet.data.encoder import Encoder
 from whet.data.parsers import Parsed, Parser, parse_hermes
@@ -131,7 +131,7 @@ class Renderer:
         """The text of ids, special tokens included."""
         return self._encoder.decode(tokens)
 
-    def prompt(self, task: Task, tools: Tools = ()) -> tuple[int, ...]:
+    def prompt(self, task: Task, tools: ToolSchemas = ()) -> tuple[int, ...]:
         """The ids of a task's first prompt, up to where the model begins.
 
         Args:
@@ -175,7 +175,7 @@ class Renderer:
         return self._parser(self.decode(tokens))
 
     def supervised(
-        self, messages: Sequence[Message], tools: Tools = (), first_trained: int = 0, silent: Collection[int] = ()
+        self, messages: Sequence[Message], tools: ToolSchemas = (), first_trained: int = 0, silent: Collection[int] = ()
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """A whole conversation as ids, and which of them train: those that an assistant wrote (its stop token included,
         its opening not).
@@ -207,7 +207,7 @@ class Renderer:
         self._refuse_left_out(messages[: places[-1] + 1], tools)
         return tuple(tokens), tuple(mask)
 
-    def render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
+    def render(self, messages: Sequence[Message], tools: ToolSchemas, *, generate: bool) -> str:
         """The template's text for messages, with the opening of an assistant's turn if `generate`. Special tokens that the messages spell
         are marked (`whet.data.encoder`): give it to `rendered`.
 
@@ -303,7 +303,7 @@ class Renderer:
         ends = self.stop_token_ids[0] if stop is None else cast(int, self.tokenizer.convert_tokens_to_ids(stop))
         return (*self._encoder.encode(said, before_it), ends)
 
-    def _refuse_left_out(self, messages: Sequence[Message], tools: Tools) -> None:
+    def _refuse_left_out(self, messages: Sequence[Message], tools: ToolSchemas) -> None:
         """See that nothing of a conversation is left out turn by turn: thinking that the template drops later is written in its turn."""
         silent = [replace(message, reasoning_content=None) for message in messages]
         self._template.refuse_left_out(silent, tools)
@@ -317,5 +317,5 @@ class Renderer:
         marked = Message.to_dict if self._special is None else self._special.message
         return [marked(message, as_written=as_written) for message in messages]
 
-    def _marked_tools(self, tools: Tools) -> list[dict[str, JSON]]:
+    def _marked_tools(self, tools: ToolSchemas) -> list[dict[str, JSON]]:
         return [dict(tool) if self._special is None else self._special.value(tool) for tool in tools]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Answer = str | int | float
+Vote = str | int | float
 NUM_DRAWS = 1000
 SEED = 42
 
 
 def sample_statistics(
-    scores: Sequence[float], answers: Sequence[Answer] | None = None, *, num_draws: int = NUM_DRAWS, seed: int = SEED
+    scores: Sequence[float], answers: Sequence[Vote] | None = None, *, num_draws: int = NUM_DRAWS, seed: int = SEED
 ) -> dict[str, float]:
     """mean@n and, for n > 1, std@n (n in the denominator) and `best@k`, `worst@k`, `maj@k`, each as
     /mean and /std over draws.
@@ -51,9 +51,9 @@ def sample_statistics(
     return out
 
 
-def majority(answers: Sequence[Answer], samples: Sequence[int] | np.ndarray) -> int:
+def majority(answers: Sequence[Vote], samples: Sequence[int] | np.ndarray) -> int:
     """The first sample that gave the most frequent answer; of several such answers, the first."""
-    counts: dict[Answer, int] = {}
+    counts: dict[Vote, int] = {}
     for answer in answers:
         counts[answer] = counts.get(answer, 0) + 1
     winner = max(counts, key=lambda answer: counts[answer])

@@ -85,7 +85,7 @@ AttentionMaskInterface.register(ATTENTION, whet_mask)
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class SegmentBucket:
     """Segments of similar length, attended to together as a right-padded block."""
 
     gather: Tensor
@@ -105,7 +105,7 @@ class PackedRow:
         starts = [0]
         for length in lengths:
             starts.append(starts[-1] + length)
-        self.buckets: list[Bucket] = []
+        self.buckets: list[SegmentBucket] = []
         place = torch.empty(starts[-1], dtype=torch.int64)
         used = 0
         for members in similar(lengths, max_waste):
@@ -118,7 +118,7 @@ class PackedRow:
             slots = used + torch.arange(gather.numel()).view_as(gather)
             place[gather[inside]] = slots[inside]
             used += gather.numel()
-            self.buckets.append(Bucket(gather.flatten().to(device), len(members), longest))
+            self.buckets.append(SegmentBucket(gather.flatten().to(device), len(members), longest))
         self.place = place.to(device)
         self.positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
 

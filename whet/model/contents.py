@@ -31,9 +31,9 @@ from transformers.core_model_loading import (
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from whet.model.attention import ATTENTION
-from whet.model.pieces import Files, InFile, Kept, Piece, converted
+from whet.model.pieces import Files, InFile, KeptIndices, Piece, converted
 
-Place = tuple[nn.Module, str]
+ModuleTensor = tuple[nn.Module, str]
 """A module, and the name of one of its tensors."""
 
 
@@ -47,12 +47,12 @@ def without_tensors(auto: Any, hf_config: PreTrainedConfig, dtype: torch.dtype, 
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """A tensor of the model that waits for its contents."""
 
     names: tuple[str, ...]
     """More than one, where it is tied."""
-    places: tuple[Place, ...]
+    places: tuple[ModuleTensor, ...]
     pieces: tuple[Piece, ...]
     """More than one, where files have it under several of its names: they must be equal."""
     dtype: torch.dtype
@@ -78,7 +78,7 @@ class Contents:
             raise ValueError(f"{folder} holds quantized weights (quantization_config in config.json); use the model in bfloat16")
         self.folder = folder
         self._hf, self._files = hf, Files(folder)
-        self._slots: list[Slot] = []
+        self._slots: list[TensorSlot] = []
         self._unfit: dict[str, str] = {}
         pieces, unknown = self._pieces()
         dtypes = _dtypes(hf)
@@ -193,10 +193,10 @@ class Contents:
                 return
         if pieces:
             places = tuple((self._hf.get_submodule(owner), key) for owner, _, key in (name.rpartition(".") for name in names))
-            self._slots.append(Slot(tuple(names), places, tuple(pieces), dtype))
+            self._slots.append(TensorSlot(tuple(names), places, tuple(pieces), dtype))
 
 
-def kept_of(tensor: Tensor) -> Kept:
+def kept_of(tensor: Tensor) -> KeptIndices:
     """The indices that this process keeps of a tensor in each of its dimensions: all, where it is not spread over ranks."""
     if not isinstance(tensor, DTensor):
         return [torch.arange(size) for size in tensor.shape]

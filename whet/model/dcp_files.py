@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whet.model.dcp_slice import DTYPES, read_slice
-from whet.model.plain_pickle import Made, Name, Pairs, read_plain
+from whet.model.plain_pickle import Made, PickledDict, PickledName, read_plain
 from whet.observe.inside import is_file_inside, open_inside
 
 META = ".metadata"
@@ -27,32 +27,33 @@ MAX_PARTED = 4
 SEEN_S = 10.0
 """For a file that another machine has written to be seen on this one."""
 _TORCH, _OLDER = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
-_METADATA, _TENSOR, _BYTES = Name(_TORCH, "Metadata"), Name(_TORCH, "TensorStorageMetadata"), Name(_TORCH, "BytesStorageMetadata")
-_CHUNK, _INDEX = Name(_TORCH, "ChunkStorageMetadata"), Name(_TORCH, "MetadataIndex")
-_STORED = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-_PROPERTIES = (Name(_TORCH, "TensorProperties"), Name(_OLDER, "TensorProperties"))  # the latter until torch 2.2
-_FORMATS = (Name(_TORCH, "_MEM_FORMAT_ENCODING"), Name(_OLDER, "MEM_FORMAT_ENCODING"))
+_METADATA, _TENSOR = PickledName(_TORCH, "Metadata"), PickledName(_TORCH, "TensorStorageMetadata")
+_BYTES = PickledName(_TORCH, "BytesStorageMetadata")
+_CHUNK, _INDEX = PickledName(_TORCH, "ChunkStorageMetadata"), PickledName(_TORCH, "MetadataIndex")
+_STORED = PickledName("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_PROPERTIES = (PickledName(_TORCH, "TensorProperties"), PickledName(_OLDER, "TensorProperties"))  # the latter until torch 2.2
+_FORMATS = (PickledName(_TORCH, "_MEM_FORMAT_ENCODING"), PickledName(_OLDER, "MEM_FORMAT_ENCODING"))
 _FORMAT_NAMES = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
-_GETATTR = Name("builtins", "getattr")
-_SIZE, _LAYOUT = Name("torch", "Size"), Name("torch.serialization", "_get_layout")
+_GETATTR = PickledName("builtins", "getattr")
+_SIZE, _LAYOUT = PickledName("torch", "Size"), PickledName("torch.serialization", "_get_layout")
 ALLOWED = frozenset(
     {
         *(_METADATA, _TENSOR, _BYTES, _CHUNK, _INDEX, _STORED, *_PROPERTIES, *_FORMATS, _GETATTR, _SIZE, _LAYOUT),
-        *(Name(_TORCH, "StorageMeta"), Name("collections", "OrderedDict")),
-        *(Name("pathlib", f"{kind}Path") for kind in ("Posix", "Windows")),
-        *(Name("torch", name) for name in DTYPES),
+        *(PickledName(_TORCH, "StorageMeta"), PickledName("collections", "OrderedDict")),
+        *(PickledName("pathlib", f"{kind}Path") for kind in ("Posix", "Windows")),
+        *(PickledName("torch", name) for name in DTYPES),
     }
 )
 """Names that a description may use."""
 
 Sizes = tuple[int, ...]
-Box = list[tuple[int, int]]
+Bounds = list[tuple[int, int]]
 """From and to in each dimension."""
 _ODD = "it is damaged, or made to mislead"
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StoredChunk:
     """A part of a tensor, and where its bytes lie."""
 
     offsets: Sizes
@@ -68,7 +69,7 @@ class Entry:
 
     dtype: torch.dtype
     size: Sizes
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredChunk, ...]
     """Those that have elements."""
 
 
@@ -140,7 +141,7 @@ class DcpFiles:
         except (ValueError, OSError, RuntimeError) as error:  # torch's own, of memory that there is not
             raise ValueError(f"{self.folder}: {name} cannot be read: {error}") from error
 
-    def _chunk(self, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+    def _chunk(self, chunk: StoredChunk, dtype: torch.dtype) -> Tensor:
         with open_inside(self.folder, chunk.file) as file:
             return read_slice(file, chunk.begin, chunk.length, dtype, chunk.sizes)
 
@@ -161,14 +162,14 @@ class DcpFiles:
             time.sleep(0.2)
 
 
-def _common(chunk: Chunk, begin: Sequence[int], end: Sequence[int]) -> Box | None:
+def _common(chunk: StoredChunk, begin: Sequence[int], end: Sequence[int]) -> Bounds | None:
     """Intersection of a chunk and a part: begin and end in each dimension."""
     dims = zip(chunk.offsets, chunk.sizes, begin, end, strict=True)
     common = [(max(at, low), min(at + size, high)) for at, size, low, high in dims]
     return common if all(low < high for low, high in common) else None
 
 
-def _fill(boxes: list[Box], whole: Box) -> bool:
+def _fill(boxes: list[Bounds], whole: Bounds) -> bool:
     """True if boxes fill another one, each place once: that is so if their corners, with signs, are
     those of the whole.
 
@@ -189,7 +190,7 @@ def _fill(boxes: list[Box], whole: Box) -> bool:
 
 def _entries(found: Any) -> dict[str, Entry]:
     whole = _state(found, _METADATA, "the checkpoint")
-    if type(whole.get("state_dict_metadata")) is not Pairs or type(whole.get("storage_data")) is not Pairs:
+    if type(whole.get("state_dict_metadata")) is not PickledDict or type(whole.get("storage_data")) is not PickledDict:
         raise ValueError("it describes no checkpoint")
     stored = _stored(whole["storage_data"])
     out = {name: _entry(name, entry, stored) for name, entry in whole["state_dict_metadata"].named("the checkpoint").items()}
@@ -197,7 +198,7 @@ def _entries(found: Any) -> dict[str, Entry]:
     return out
 
 
-def _stored(pairs: Pairs) -> dict[tuple[str, Sizes | None], tuple[str, int, int]]:
+def _stored(pairs: PickledDict) -> dict[tuple[str, Sizes | None], tuple[str, int, int]]:
     """File, begin and length of each part, by the tensor's name and the part's offsets in it."""
     out: dict[tuple[str, Sizes | None], tuple[str, int, int]] = {}
     for key, value in pairs.items:
@@ -221,7 +222,7 @@ def _entry(name: str, found: Any, stored: Mapping[tuple[str, Sizes | None], tupl
     dtype, size, parts = _dtype(state.get("properties"), name), _sizes(state.get("size"), name), state.get("chunks")
     if type(parts) is not list:
         raise ValueError(f"{name!r} has no list of parts: {_ODD}")
-    chunks: list[Chunk] = []
+    chunks: list[StoredChunk] = []
     for part in parts:
         place = _state(part, _CHUNK, name)
         offsets, sizes = _sizes(place.get("offsets"), name), _sizes(place.get("sizes"), name)
@@ -231,14 +232,14 @@ def _entry(name: str, found: Any, stored: Mapping[tuple[str, Sizes | None], tupl
             continue
         if (name, offsets) not in stored:
             raise ValueError(f"{name!r} has a part of which no file is named: it is damaged")
-        chunk = Chunk(offsets, sizes, *stored[name, offsets])
+        chunk = StoredChunk(offsets, sizes, *stored[name, offsets])
         if math.prod(sizes) * dtype.itemsize > chunk.length:
             raise ValueError(f"{name!r} has a part that is larger than its place in {chunk.file}: {_ODD}")
         chunks.append(chunk)
     return Entry(dtype, size, tuple(chunks))
 
 
-def _check_apart(chunks: list[Chunk]) -> None:
+def _check_apart(chunks: list[StoredChunk]) -> None:
     """So that no tensors take more memory than their files do."""
     ends: dict[str, int] = {}
     for chunk in sorted(chunks, key=lambda each: (each.file, each.begin)):
@@ -247,8 +248,8 @@ def _check_apart(chunks: list[Chunk]) -> None:
         ends[chunk.file] = chunk.begin + chunk.length
 
 
-def _state(found: Any, of: Name, what: str) -> dict[str, Any]:
-    if type(found) is not Made or found.of != of or type(found.state) is not Pairs:
+def _state(found: Any, of: PickledName, what: str) -> dict[str, Any]:
+    if type(found) is not Made or found.of != of or type(found.state) is not PickledDict:
         raise ValueError(f"{what!r} is described by no {of.name}: {_ODD}")
     return found.state.named(what)
 
@@ -265,7 +266,7 @@ def _counts(values: Any) -> bool:
 
 def _dtype(found: Any, what: str) -> torch.dtype:
     state = found.state if type(found) is Made and found.of in _PROPERTIES else None
-    if type(state) is not tuple or len(state) != 5 or type(state[0]) is not Name or state[0].module != "torch":
+    if type(state) is not tuple or len(state) != 5 or type(state[0]) is not PickledName or state[0].module != "torch":
         raise ValueError(f"{what!r} is described by no TensorProperties: {_ODD}")
     dtype, layout, _, memory_format, _ = state
     if dtype.name not in DTYPES:
@@ -282,5 +283,5 @@ def _is_format(found: Made) -> bool:
     attributes of it."""
     if found.of == _GETATTR:
         owner, name = found.args if len(found.args) == 2 else (None, None)
-        return type(owner) is Name and owner in _FORMATS and type(name) is str and name in _FORMAT_NAMES
+        return type(owner) is PickledName and owner in _FORMATS and type(name) is str and name in _FORMAT_NAMES
     return found.of in _FORMATS and len(found.args) == 1 and type(found.args[0]) is int

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.model.plain_pickle import Made, Name, Outside, Pairs, read_plain
+from whet.model.plain_pickle import Made, Outside, PickledDict, PickledName, read_plain
 
 DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -22,17 +22,18 @@ DTYPES: Mapping[str, torch.dtype] = {
     )
 }
 """Types of tensors that are read, by torch's names."""
-_STORAGES: Mapping[Name, torch.dtype] = {
-    Name("torch", f"{name}Storage"): dtype
+_STORAGES: Mapping[PickledName, torch.dtype] = {
+    PickledName("torch", f"{name}Storage"): dtype
     for name, dtype in {
         **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Bool": torch.bool},
         **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8},
         **{"ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128},
     }.items()
 }
-_TYPED, _UNTYPED = Name("torch._utils", "_rebuild_tensor_v2"), Name("torch._utils", "_rebuild_tensor_v3")
-_BYTES = Name("torch.storage", "UntypedStorage")
-_ALLOWED = frozenset({*_STORAGES, _TYPED, _UNTYPED, _BYTES, Name("collections", "OrderedDict"), *(Name("torch", name) for name in DTYPES)})
+_TYPED, _UNTYPED = PickledName("torch._utils", "_rebuild_tensor_v2"), PickledName("torch._utils", "_rebuild_tensor_v3")
+_BYTES = PickledName("torch.storage", "UntypedStorage")
+_DTYPES = frozenset(PickledName("torch", name) for name in DTYPES)
+_ALLOWED = frozenset({*_STORAGES, *_DTYPES, _TYPED, _UNTYPED, _BYTES, PickledName("collections", "OrderedDict")})
 _HEADER_BYTES = 1 << 20
 """Size limit of a tensor's description."""
 
@@ -74,14 +75,15 @@ def _described(saved: Any, dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[
     if type(saved) is not Made or saved.state is not None or len(saved.args) < 6:
         raise no_tensor
     storage, start, shape, strides, _, hooks, *rest = saved.args
-    if type(storage) is not Outside or type(storage.key) is not tuple or len(storage.key) != 5 or type(hooks) is not Pairs or hooks.items:
+    is_storage = type(storage) is Outside and type(storage.key) is tuple and len(storage.key) == 5
+    if not is_storage or type(hooks) is not PickledDict or hooks.items:
         raise no_tensor
     tag, kind, key, _, count = storage.key
-    if type(tag) is not str or tag != "storage" or type(kind) is not Name or type(key) is not str:
+    if type(tag) is not str or tag != "storage" or type(kind) is not PickledName or type(key) is not str:
         raise no_tensor
     if saved.of == _TYPED:
         found = _STORAGES.get(kind)
-    elif saved.of == _UNTYPED and kind == _BYTES and rest and type(rest[0]) is Name:
+    elif saved.of == _UNTYPED and kind == _BYTES and rest and type(rest[0]) is PickledName:
         found = DTYPES.get(rest.pop(0).name)
         count = count // dtype.itemsize if type(count) is int else count
     else:

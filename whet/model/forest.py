@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from whet.model.attention import similar
-from whet.model.joined_attention import Cross, Own, Parts, joined_attention
+from whet.model.joined_attention import AttentionParts, Cross, Own, joined_attention
 
 CHUNK = 128
 """Tokens of a chunk that attends to itself."""
@@ -87,7 +87,7 @@ class ForestRow:
         spans = spans_of(segments)
         self.positions = _positions(spans).to(device)
         chunks = [chunk for span in spans for chunk in _cut(span.start, span.end, CHUNK)]
-        self.parts = Parts(list(_own(chunks, len(self.positions), device)), list(_cross(spans)))
+        self.parts = AttentionParts(list(_own(chunks, len(self.positions), device)), list(_cross(spans)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         return joined_attention(q, k, v, scale, self.parts)

@@ -34,14 +34,14 @@ class Cross:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class AttentionParts:
     """Every query of a row with every key that it sees, once. Each token is in one `Own`."""
 
     own: Sequence[Own]
     cross: Sequence[Cross]
 
 
-def joined_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts) -> Tensor:
+def joined_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: AttentionParts) -> Tensor:
     """Attention over a row, computed in float32 at least.
 
     Args:
@@ -58,7 +58,7 @@ def joined_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts
 
 class _JoinedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, parts: AttentionParts) -> Tensor:
         queries, keys, values = (_grouped(x, k.shape[1]) for x in (q, k, v))
         queries *= scale
         groups = queries.shape[1]

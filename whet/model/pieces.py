@@ -18,7 +18,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 
 from whet.model.headers import weight_headers
 
-Kept = Sequence[Tensor]
+KeptIndices = Sequence[Tensor]
 """For each dimension the indices that are wanted, in order. int64"""
 
 
@@ -33,7 +33,7 @@ class Piece(Protocol):
         """A file that has it, or some of it."""
         ...
 
-    def read(self, kept: Kept) -> Tensor:
+    def read(self, kept: KeptIndices) -> Tensor:
         """Those of its entries."""
         ...
 
@@ -59,7 +59,7 @@ class Files:
             yield
         self._open.clear()
 
-    def read(self, name: str, kept: Kept) -> Tensor:
+    def read(self, name: str, kept: KeptIndices) -> Tensor:
         """A part of a tensor; no other byte of it is copied.
 
         Raises:
@@ -74,7 +74,7 @@ class Files:
             raise ValueError(f"{path} is cut short or damaged ({error}); copy or download it again") from error
 
 
-def taken(source: Any, kept: Kept) -> Tensor:
+def taken(source: Any, kept: KeptIndices) -> Tensor:
     """A part of what can be sliced, in as few slices as it has stretches."""
 
     def take(chosen: tuple[slice, ...]) -> Tensor:
@@ -114,7 +114,7 @@ class InFile:
     def source(self) -> str:
         return self.files.headers[self.name][0].name
 
-    def read(self, kept: Kept) -> Tensor:
+    def read(self, kept: KeptIndices) -> Tensor:
         return self.files.read(self.name, kept)
 
 
@@ -138,7 +138,7 @@ class Stacked:
         self.shape = (*shape[:dim], len(parts), *shape[dim:])
         self.source = parts[0].source
 
-    def read(self, kept: Kept) -> Tensor:
+    def read(self, kept: KeptIndices) -> Tensor:
         rest = [*kept[: self._dim], *kept[self._dim + 1 :]]
         parts = [self._parts[i].read(rest) for i in kept[self._dim].tolist()]
         return torch.stack(parts, self._dim) if parts else _nothing(self._parts[0], kept, rest)
@@ -165,7 +165,7 @@ class Joined:
         self.shape = tuple(shape)
         self.source = parts[0].source
 
-    def read(self, kept: Kept) -> Tensor:
+    def read(self, kept: KeptIndices) -> Tensor:
         found: list[Tensor] = []
         start, wanted = 0, kept[self._dim]
         for part in self._parts:
@@ -177,7 +177,7 @@ class Joined:
         return torch.cat(found, self._dim) if found else _nothing(self._parts[0], kept, kept)
 
 
-def _nothing(like: Piece, kept: Kept, of_part: Kept) -> Tensor:
+def _nothing(like: Piece, kept: KeptIndices, of_part: KeptIndices) -> Tensor:
     """No entry, of the type that a part has."""
     found = like.read([indices[:0] for indices in of_part])
     return found.new_empty([len(indices) for indices in kept])
@@ -233,7 +233,7 @@ class Converted:
     def source(self) -> str:
         return self.conversion.source
 
-    def read(self, kept: Kept) -> Tensor:
+    def read(self, kept: KeptIndices) -> Tensor:
         return taken(self.conversion.take(self.name), kept)
 
 

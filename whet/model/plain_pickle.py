@@ -13,7 +13,7 @@ ROOM_BYTES, ROOM_PER_BYTE, MAX_ROOM_BYTES = 1 << 24, 44, 1 << 32
 """Memory for what is made: so much, so much more for each byte of the pickle, and the most. Checkpoints take up to 35 for each byte."""
 
 
-class Name(NamedTuple):
+class PickledName(NamedTuple):
     """A name that a pickle imports."""
 
     module: str
@@ -27,7 +27,7 @@ class Name(NamedTuple):
 class Made:
     """An object as a pickle describes it."""
 
-    of: Name
+    of: PickledName
     args: tuple[Any, ...]
     """Arguments of the call that would make it."""
     state: Any = None
@@ -35,7 +35,7 @@ class Made:
 
 
 @dataclass(slots=True, eq=False)
-class Pairs:
+class PickledDict:
     """A dict as a pickle describes it. The reader compares keys, once their types are known."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
@@ -61,18 +61,18 @@ class Outside:
     key: Any
 
 
-def read_plain(data: bytes, allowed: frozenset[Name], *, outside: bool = False) -> Any:
+def read_plain(data: bytes, allowed: frozenset[PickledName], *, outside: bool = False) -> Any:
     """Read a pickle.
 
     Args:
         data: all of it.
         allowed: names that it may use. `Made` objects are of these; a dict subclass that is called
-            without arguments gives `Pairs`.
+            without arguments gives `PickledDict`.
         outside: True if it may leave objects to its reader.
 
     Returns:
-        None, bool, int, float, str, bytes, tuple and list, exactly of these types, `Name`, `Made`,
-            `Pairs`, and `Outside`.
+        None, bool, int, float, str, bytes, tuple and list, exactly of these types, `PickledName`, `Made`,
+            `PickledDict`, and `Outside`.
 
     Raises:
         ValueError: if it is damaged, uses any other name, or does what a pickle of plain data never
@@ -84,7 +84,7 @@ def read_plain(data: bytes, allowed: frozenset[Name], *, outside: bool = False) 
         raise ValueError(_DAMAGED) from error
 
 
-_DICTS = frozenset({Name("collections", "OrderedDict")})
+_DICTS = frozenset({PickledName("collections", "OrderedDict")})
 _DAMAGED = "it is cut short or damaged"
 _ODD = "it is damaged, or made to run code"
 
@@ -92,7 +92,7 @@ _ODD = "it is damaged, or made to run code"
 class _Machine:
     """Runs the part of the pickle language that plain data needs; every other opcode is refused."""
 
-    def __init__(self, data: bytes, allowed: frozenset[Name], outside: bool) -> None:
+    def __init__(self, data: bytes, allowed: frozenset[PickledName], outside: bool) -> None:
         self._data, self._allowed, self._outside = data, allowed, outside
         self._at = 0
         self._stack: list[Any] = []
@@ -209,7 +209,7 @@ class _Machine:
         self._set(self._since_mark())
 
     def _set(self, items: list[Any]) -> None:
-        if type(self._stack[-1]) is not Pairs or len(items) % 2:
+        if type(self._stack[-1]) is not PickledDict or len(items) % 2:
             raise ValueError(f"it sets items of what is no dict: {_ODD}")
         self._take_room(_PAIR_BYTES * (len(items) // 2))
         self._stack[-1].items.extend(zip(items[::2], items[1::2], strict=True))
@@ -223,16 +223,16 @@ class _Machine:
     def _named(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
             raise ValueError(f"it names what is no text: {_ODD}")
-        found = Name("pathlib" if module == "pathlib._local" else module, name)  # as Python 3.13 calls it
+        found = PickledName("pathlib" if module == "pathlib._local" else module, name)  # as Python 3.13 calls it
         if found not in self._allowed:
             raise ValueError(f"it names {module[:80]}.{name[:80]}, which no checkpoint needs: {_ODD}")
         self._stack.append(found)
 
     def _call(self) -> None:
         of, args = self._pop(2)
-        if type(of) is not Name or type(args) is not tuple:
+        if type(of) is not PickledName or type(args) is not tuple:
             raise ValueError(f"it calls what is no class of a checkpoint: {_ODD}")
-        self._stack.append(Pairs() if of in _DICTS and not args else Made(of, args))
+        self._stack.append(PickledDict() if of in _DICTS and not args else Made(of, args))
 
     def _build(self) -> None:
         (state,) = self._pop(1)
@@ -279,7 +279,7 @@ _STEPS: Mapping[int, Callable[[_Machine], None]] = {
     ord("]"): lambda machine: machine._stack.append([]),
     ord("a"): _Machine._append,
     ord("e"): _Machine._appends,
-    ord("}"): lambda machine: machine._stack.append(Pairs()),
+    ord("}"): lambda machine: machine._stack.append(PickledDict()),
     ord("s"): _Machine._set_item,
     ord("u"): _Machine._set_items,
     ord("c"): _Machine._global,

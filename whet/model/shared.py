@@ -27,7 +27,7 @@ temporary one on disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SharedTensor:
     """A tensor in the file: its offset, form and kind."""
 
     start: int
@@ -44,7 +44,7 @@ class SharedModel:
     path: Path
     size: int
     pickled: bytes
-    places: tuple[Place, ...]
+    places: tuple[SharedTensor, ...]
 
 
 def share(model: CausalModel) -> SharedModel:
@@ -97,7 +97,7 @@ class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.tensors: list[list[Tensor]] = []
-        self.places: list[Place] = []
+        self.places: list[SharedTensor] = []
         self.size = 0
         self._known: dict[tuple[Any, ...], int] = {}
 
@@ -107,7 +107,7 @@ class _Packer(pickle.Pickler):
         key = (obj.data_ptr(), tuple(obj.shape), obj.stride(), obj.dtype) if obj.numel() else (id(obj),)
         if key not in self._known:
             self._known[key] = len(self.places)
-            self.places.append(Place(self.size, tuple(obj.shape), obj.dtype, isinstance(obj, nn.Parameter), obj.requires_grad))
+            self.places.append(SharedTensor(self.size, tuple(obj.shape), obj.dtype, isinstance(obj, nn.Parameter), obj.requires_grad))
             self.tensors.append([])
             self.size += -(-obj.nbytes // ALIGN) * ALIGN
         index = self._known[key]
@@ -132,7 +132,7 @@ def _map(path: Path, size: int) -> torch.UntypedStorage:
     return storage
 
 
-def _view(storage: torch.UntypedStorage, place: Place) -> Tensor:
+def _view(storage: torch.UntypedStorage, place: SharedTensor) -> Tensor:
     count = torch.Size(place.shape).numel()
     flat = torch.empty(0, dtype=place.dtype)
     flat.set_(storage[place.start : place.start + count * flat.element_size()])

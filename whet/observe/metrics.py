@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Number = float | Tensor
+MetricValue = float | Tensor
 """A Python number or a 0-dim tensor. A tensor stays on its device until `.value` reads it."""
 
 
@@ -22,8 +22,8 @@ Number = float | Tensor
 class Mean:
     """`sum / count`. For a rate, the count is the denominator: tokens over seconds."""
 
-    sum: Number
-    count: Number = 1
+    sum: MetricValue
+    count: MetricValue = 1
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -43,7 +43,7 @@ class Mean:
 class Max:
     """The largest value. -inf is the maximum of nothing, so that a masked maximum needs no special case."""
 
-    number: Number
+    number: MetricValue
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -61,7 +61,7 @@ class Max:
 class Min:
     """The smallest value. +inf is the minimum of nothing."""
 
-    number: Number
+    number: MetricValue
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -79,7 +79,7 @@ class Min:
 class Total:
     """A sum: seconds, tokens, events."""
 
-    number: Number
+    number: MetricValue
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -96,7 +96,7 @@ class Total:
 class Last:
     """The latest value: a learning rate, a memory reading."""
 
-    number: Number
+    number: MetricValue
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -162,7 +162,7 @@ def _same_kind(metric: M, other: Metric) -> M:
     return other
 
 
-def _larger(a: Number, b: Number) -> Number:
+def _larger(a: MetricValue, b: MetricValue) -> MetricValue:
     """The larger one, and NaN if either is: a NaN must not hide behind the order of its neighbours."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))

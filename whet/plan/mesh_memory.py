@@ -27,7 +27,7 @@ from whet.plan.memory import (
     optimizer_parts,
     update_parts,
 )
-from whet.plan.traffic import REDUCED_BYTES, Groups, groups_of, own_size
+from whet.plan.traffic import REDUCED_BYTES, ParameterGroups, groups_of, own_size
 from whet.train.torch_native.backend import rows_per_chunk
 from whet.train.torch_native.config import ParallelConfig, TrainConfig, check_compiled
 from whet.train.torch_native.mesh_ranks import attention_of, head_size
@@ -58,11 +58,11 @@ class MeshPlanner:
         shapes = {tuple(tuple(p.shape) for p in layer.parameters()) for layer in layers_of(model.hf)}
         self._depth = len(layers_of(model.hf))
         self._few = FEW if len(shapes) == 1 and self._depth > max(FEW) else ()
-        self._groups: dict[tuple[int, int], Groups] = {}
+        self._groups: dict[tuple[int, int], ParameterGroups] = {}
         self._cut: dict[int, Planned] = {}
         self._passed: dict[tuple[int, int, tuple[int, ...]], list[Part]] = {}
 
-    def groups(self, degrees: ParallelConfig) -> Groups:
+    def groups(self, degrees: ParallelConfig) -> ParameterGroups:
         """`groups_of` the whole model.
 
         Raises:

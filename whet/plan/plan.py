@@ -50,7 +50,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanResult:
     """Result of `whet plan`."""
 
     model: str
@@ -105,7 +105,7 @@ def _facts(layout: Layout) -> dict[str, object]:
     }
 
 
-def plan(options: PlanOptions) -> Planned:
+def plan(options: PlanOptions) -> PlanResult:
     """Spread a model over devices.
 
     Raises:
@@ -121,7 +121,7 @@ def plan(options: PlanOptions) -> Planned:
     return plan_model(model, config, options)
 
 
-def plan_model(model: CausalModel, config: ModelConfig, options: PlanOptions) -> Planned:
+def plan_model(model: CausalModel, config: ModelConfig, options: PlanOptions) -> PlanResult:
     """Spread a model without contents over devices.
 
     Raises:
@@ -143,7 +143,7 @@ def plan_model(model: CausalModel, config: ModelConfig, options: PlanOptions) ->
     listed = found[:SHOWN] if best is None or best in found[:SHOWN] else [best, *found[: SHOWN - 1]]
     weights = sum(p.numel() for _, p in model.named_weights())
     text = f"{type(model.hf).__name__}, {weights / 1e9:.2f}B parameters, {options.dtype}"
-    return Planned(text, devices, best, fault, listed, weights * model.dtype.itemsize, _token_bytes(model))
+    return PlanResult(text, devices, best, fault, listed, weights * model.dtype.itemsize, _token_bytes(model))
 
 
 def _step(options: PlanOptions) -> Step:

@@ -48,7 +48,7 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ParameterGroups:
     """Entries of a rank's parameters once they are put together: cut by the model's plan, and by nothing else."""
 
     layers: int
@@ -60,7 +60,7 @@ class Groups:
     """Trained entries of each of them."""
 
 
-def groups_of(model: DecoderModel, degrees: ParallelConfig) -> Groups:
+def groups_of(model: DecoderModel, degrees: ParallelConfig) -> ParameterGroups:
     """Count a model's parameters; it may be without contents.
 
     Raises:
@@ -74,7 +74,7 @@ def groups_of(model: DecoderModel, degrees: ParallelConfig) -> Groups:
         size = own_size(p, cuts[name])
         sizes[kind] += size
         trained[kind] += size * p.requires_grad
-    return Groups(sizes[0], sizes[1], sizes[2], (trained[0], trained[1], trained[2]))
+    return ParameterGroups(sizes[0], sizes[1], sizes[2], (trained[0], trained[1], trained[2]))
 
 
 def own_size(param: nn.Parameter, cut: Cut) -> int:
@@ -83,7 +83,7 @@ def own_size(param: nn.Parameter, cut: Cut) -> int:
     return param.numel() // size * -(-size // cut.parts)
 
 
-def flows_of(model: CausalModel | ScalarModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> list[Flow]:
+def flows_of(model: CausalModel | ScalarModel, groups: ParameterGroups, degrees: ParallelConfig, passes: Passes) -> list[Flow]:
     """Every kind of exchange of a step.
 
     Args:
@@ -106,7 +106,7 @@ def share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _sharding(model: DecoderModel, groups: Groups, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
+def _sharding(model: DecoderModel, groups: ParameterGroups, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
     """Each layer is put together for the forward pass and again for the backward pass, the rest once; gradients are scattered."""
     size = model.dtype.itemsize
     block = degrees.shard * degrees.context * degrees.tensor

@@ -40,7 +40,7 @@ Table = dict[int, tuple[int, str]]
 """Likewise, with the parent before."""
 
 
-class Keeper:
+class WorkerKeeper:
     """Args:
     control: the socket to the starter.
     command: of the worker.
@@ -240,7 +240,7 @@ def _end_as(status: int | None) -> None:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    Keeper(control, sys.argv[2:]).run()
+    WorkerKeeper(control, sys.argv[2:]).run()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def model_config(options: ModelRewardOptions) -> ModelConfig:
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingScore:
     """Tokens that wait for their score."""
 
     tokens: tuple[int, ...]
@@ -86,11 +86,11 @@ class ModelReward:
         self._reads_tokens = options.reads == "tokens" or (options.reads == "auto" and alike)
         self._scorer = scorer or OneScorer(options)
         self._thread = ThreadPoolExecutor(1, "whet-reward-model")
-        self._queue: deque[Waiting] = deque()
+        self._queue: deque[WaitingScore] = deque()
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         name = call_name("model", trajectory.task)
-        waiting = Waiting(self._tokens(trajectory, name))
+        waiting = WaitingScore(self._tokens(trajectory, name))
         most = self._scorer.max_positions
         if most is not None and len(waiting.tokens) > most:
             many = f"{len(waiting.tokens)} tokens are more than the reward model's {most} positions"
@@ -148,7 +148,7 @@ class ModelReward:
                 if not waiting.score.done():
                     waiting.score.set_exception(failure)
 
-    def _take(self) -> Iterator[Waiting]:
+    def _take(self) -> Iterator[WaitingScore]:
         room = self._options.batch_tokens
         alone = torch.are_deterministic_algorithms_enabled()  # the bits of a score depend on the shape of the row that it is computed in
         first = True

@@ -25,7 +25,7 @@ STARTS = "starts.jsonl"
 FAILURES = "failures.jsonl"
 END = "end.json"
 
-Level = Literal["info", "warning", "error"]
+LogLevel = Literal["info", "warning", "error"]
 
 
 class Journal:
@@ -61,7 +61,7 @@ class Journal:
             self.line(f"differs from the start before: {difference}", "warning")
         return changed
 
-    def line(self, text: str, level: Level = "info") -> None:
+    def line(self, text: str, level: LogLevel = "info") -> None:
         """Say something in the log. Lines after the first are indented."""
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         first, *more = printable(text).split("\n")

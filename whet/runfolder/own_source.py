@@ -22,7 +22,7 @@ Sentence = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSource:
+class SourceTexts:
     """Texts found in the source."""
 
     keys: set[str] = field(default_factory=set[str])
@@ -46,9 +46,9 @@ class OwnSource:
 
 
 @cache
-def own_source() -> OwnSource:
+def own_source() -> SourceTexts:
     """Read the source that is installed; where it is not, nothing is known."""
-    out = OwnSource()
+    out = SourceTexts()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
         tree = ast.parse(path.read_bytes())
@@ -72,7 +72,7 @@ def own_source() -> OwnSource:
     return out
 
 
-def _add_keys(node: ast.ClassDef, out: OwnSource) -> None:
+def _add_keys(node: ast.ClassDef, out: SourceTexts) -> None:
     if not any(ast.unparse(base).endswith(("Config", "Options")) for base in node.bases):
         return
     for each in node.body:
@@ -93,7 +93,7 @@ def _strings(node: ast.expr | None) -> Iterator[str]:
             yield each.value
 
 
-def _add_text(node: ast.expr, out: OwnSource) -> None:
+def _add_text(node: ast.expr, out: SourceTexts) -> None:
     parts = list(_parts(node))
     for line in _lines(parts):
         whole = "\0".join(line)

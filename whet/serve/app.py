@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from whet.serve import admin
-from whet.serve.endpoint import Command, Generation, Handle, Prepare, error_response
+from whet.serve.endpoint import CommandEndpoint, Generation, Handle, Prepare, error_response
 from whet.serve.errors import KINDS, ApiError
 from whet.serve.native import prepare_generate
 from whet.serve.openai_chat import prepare_chat
@@ -76,9 +76,9 @@ def make_app(service: Service) -> Starlette:
         return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
 
     routes = [ExactRoute(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
-    routes += [ExactRoute(path, Command(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
+    routes += [ExactRoute(path, CommandEndpoint(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
     for path, handle in CHANGE.items():
-        routes.append(ExactRoute(path, Command(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
+        routes.append(ExactRoute(path, CommandEndpoint(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
     routes.append(ExactRoute("/v1/models/{name:path}", one_model, methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route, Exception: fault})
     app.router.redirect_slashes = False  # it would read the Host header, which anybody writes

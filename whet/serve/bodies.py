@@ -32,7 +32,7 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-class Room:
+class BodyMemory:
     """For bodies that arrive or are read: all of them together are bounded, since many could be as large as one may be.
 
     Args:
@@ -58,7 +58,7 @@ class Room:
         self.num_bytes -= num_bytes
 
 
-async def read_json(request: Request, room: Room, texts: Executor) -> JSON:
+async def read_json(request: Request, room: BodyMemory, texts: Executor) -> JSON:
     """The JSON value that a request carries; an empty body is an empty object.
 
     Args:
@@ -98,7 +98,7 @@ def _parsed(raw: bytes) -> JSON:
     return value
 
 
-async def _read(request: Request, raw: bytearray, room: Room) -> None:
+async def _read(request: Request, raw: bytearray, room: BodyMemory) -> None:
     """The body, read no further than the limit."""
     max_bytes = room.max_bytes
     too_large = ApiError(413, f"the body is over the limit of {max_bytes} bytes (max_body_bytes)", code="body_too_large")

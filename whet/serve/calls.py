@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.serve.errors import ApiError
-from whet.serve.gate import Gate, Ticket
+from whet.serve.gate import Admission, Gate
 from whet.types import Chunk, Finish, Request, Scored
 
 ABORT_GRACE_S = 10.0
@@ -28,7 +28,7 @@ class Call:
     """Number of most likely tokens to report at each of their places."""
     generate: bool = True
     """False: nothing is to be sampled."""
-    ticket: Ticket = field(init=False)
+    ticket: Admission = field(init=False)
     scores: dict[int, Scored] = field(default_factory=dict[int, Scored])
     """By the request's place, what the model says of its tokens from the second on."""
     scoring: dict[tuple[int, ...], asyncio.Future[Scored]] = field(default_factory=dict[tuple[int, ...], asyncio.Future[Scored]])
@@ -37,10 +37,10 @@ class Call:
     """Why it was aborted; empty: it was not."""
 
     def __post_init__(self) -> None:
-        self.ticket = Ticket(len(self.requests))
+        self.ticket = Admission(len(self.requests))
 
 
-Piece = tuple[int, Chunk]
+CallChunk = tuple[int, Chunk]
 """The place of a request in its call, and what it sampled."""
 
 
@@ -61,7 +61,7 @@ class Calls:
     def num_open(self) -> int:
         return len(self._open)
 
-    async def run(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def run(self, call: Call) -> AsyncGenerator[CallChunk, None]:
         """Chunks of a call as they come; each request's last one carries how it ended. If the reader
         stops, the engine's requests end.
 
@@ -72,7 +72,7 @@ class Calls:
         if taken := running & {name for each in self._open.values() for name in (each.id, *(request.id for request in each.requests))}:
             raise ApiError(400, f"a request with the id {min(taken)!r} is already running", param="rid")
         self._open[call.id] = call
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        pieces: asyncio.Queue[CallChunk | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         reason = f"it took longer than {self._timeout_s:g} s (limits.timeout_s)"
         late = loop.call_later(self._timeout_s, lambda: loop.create_task(self._abort(call, reason)))
@@ -117,7 +117,7 @@ class Calls:
         for request in call.requests:
             await self._engine.abort(request.id)
 
-    async def _pump(self, call: Call, place: int, pieces: asyncio.Queue[Piece | Exception]) -> None:
+    async def _pump(self, call: Call, place: int, pieces: asyncio.Queue[CallChunk | Exception]) -> None:
         try:
             async with aclosing(self._chunks(call, place)) as chunks:
                 async for chunk in chunks:

@@ -4,11 +4,12 @@ calls of their tools."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
+from whet.data.chat_template import ToolSchemas
 from whet.data.parsers import CLOSE, OPEN
 from whet.serve.bodies import Body, parse_body
 from whet.serve.errors import ApiError
@@ -16,7 +17,6 @@ from whet.serve.service import Service
 from whet.types import JSON, Grammar
 
 ANY_OBJECT = '{"type": "object"}'
-Tools = Sequence[Mapping[str, JSON]]
 
 
 class JSONSchema(Body):
@@ -82,7 +82,7 @@ def native_grammars(json_schema: str | None, regex: str | None, ebnf: str | None
     }
 
 
-async def call_grammar(service: Service, choice: ToolChoice, tools: Tools, *, parallel: bool) -> Grammar | None:
+async def call_grammar(service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool) -> Grammar | None:
     """Grammar for `tool_choice`: nothing but calls of the tools, or exactly one call of the tool that
     it names.
 

@@ -68,7 +68,7 @@ class Generation:
             await writer.end()
 
 
-class Command:
+class CommandEndpoint:
     """The ASGI endpoint of a route that answers at once.
 
     Args:

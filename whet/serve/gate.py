@@ -10,7 +10,7 @@ from whet.serve.errors import ApiError
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class Admission:
     """A request's place."""
 
     num_samples: int
@@ -28,14 +28,14 @@ class Gate:
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._max_running, self._max_waiting = max_running, max_waiting
-        self._queue: deque[Ticket] = deque()
+        self._queue: deque[Admission] = deque()
         self.num_running = 0
 
     @property
     def num_waiting(self) -> int:
         return sum(ticket.num_samples for ticket in self._queue)
 
-    async def enter(self, ticket: Ticket) -> bool:
+    async def enter(self, ticket: Admission) -> bool:
         """Wait for its turn; False: it gave up. One that entered has to `leave`.
 
         Raises:
@@ -57,12 +57,12 @@ class Gate:
             self.give_up(ticket)
             raise
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Admission) -> None:
         """Make room for the next."""
         self.num_running -= ticket.num_samples
         self._admit()
 
-    def give_up(self, ticket: Ticket) -> None:
+    def give_up(self, ticket: Admission) -> None:
         """Take a waiting ticket out; one that runs or has left is not touched."""
         if ticket in self._queue:
             self._queue.remove(ticket)

@@ -11,13 +11,14 @@ from typing import Any
 
 from pydantic import Field
 
+from whet.data.chat_template import ToolSchemas
 from whet.data.messages import messages_from, tools_from
 from whet.data.parsers import OPEN
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.bounds import MAX_MESSAGES, MAX_TOOLS, Count
 from whet.serve.calls import Call
-from whet.serve.constraints import ToolChoice, Tools, call_grammar, native_grammars, one_grammar, response_grammar
+from whet.serve.constraints import ToolChoice, call_grammar, native_grammars, one_grammar, response_grammar
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
@@ -63,7 +64,7 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
     return ChatAnswer(service, body, call, with_tools=bool(tools))
 
 
-async def _grammar(service: Service, body: ChatBody, tools: Tools) -> Grammar | None:
+async def _grammar(service: Service, body: ChatBody, tools: ToolSchemas) -> Grammar | None:
     """Grammar of the reply, if it has one."""
     calls = await call_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls is not False)
     if body.parallel_tool_calls is False and tools and calls is None:

@@ -20,7 +20,7 @@ from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Request
 
-Top = tuple[tuple[int, float], ...]
+TopTokens = tuple[tuple[int, float], ...]
 DEFAULT_TOKENS = 16
 """OpenAI's max_tokens where a request names none."""
 
@@ -139,7 +139,7 @@ class CompletionAnswer:
         decode, sampled, first = self._service.renderer.decode, self._choices[place], self._told[place]
         tokens: list[int] = [*sampled.tokens]
         logprobs: list[float | None] = [*sampled.raw_logprobs]
-        tops: list[Top | None] = [*sampled.top_logprobs]
+        tops: list[TopTokens | None] = [*sampled.top_logprobs]
         scored = self.call.scores.get(place)
         if scored is not None:
             tokens = [*sampled.request.tokens, *tokens]

@@ -19,7 +19,7 @@ from whet.serve.app import make_app
 from whet.serve.calls import ABORT_GRACE_S
 from whet.serve.connection import MORE_CONNECTIONS, bounded
 from whet.serve.service import Service
-from whet.serve.settings import Limits, ServeConfig
+from whet.serve.settings import ServeConfig, ServerLimits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FILES_KEPT = 128
@@ -49,7 +49,7 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def num_connections(limits: Limits) -> int:
+def num_connections(limits: ServerLimits) -> int:
     """Largest number of open connections: one for each sample, as far as this process may have files
     open."""
     wanted = limits.max_running + limits.max_waiting + MORE_CONNECTIONS

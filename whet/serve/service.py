@@ -10,18 +10,18 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from whet.data.chat_template import Tools
+from whet.data.chat_template import ToolSchemas
 from whet.data.parsers import Parser
 from whet.data.template import Renderer
 from whet.engine.base import Engine
-from whet.serve.bodies import Room
+from whet.serve.bodies import BodyMemory
 from whet.serve.bounds import CHARACTERS_EACH, num_characters, texts_in
 from whet.serve.calls import Calls
 from whet.serve.control import Control, LoadWeights
 from whet.serve.errors import ApiError
 from whet.serve.gate import Gate
 from whet.serve.settings import ServeConfig
-from whet.serve.text import Decode
+from whet.serve.text import DecodeText
 from whet.types import JSON, Grammar, Message, Task
 
 PIECE = 4
@@ -47,7 +47,7 @@ class Service:
     grammars: Executor = field(init=False)
     """Thread that reads grammars: a large one delays other grammars only. It is made for the first
     grammar."""
-    bodies: Room = field(init=False)
+    bodies: BodyMemory = field(init=False)
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
     control: Control = field(init=False)
@@ -57,7 +57,7 @@ class Service:
     def __post_init__(self) -> None:
         limits = self.config.limits
         self.grammars = ThreadPoolExecutor(1, "grammars")
-        self.bodies = Room(limits.max_body_bytes)
+        self.bodies = BodyMemory(limits.max_body_bytes)
         self.gate = Gate(limits.max_running, limits.max_waiting)
         self.calls = Calls(self.engine, self.gate, limits.timeout_s)
         self.control = Control(self.engine, self.calls, self.load, self.config.weight_version)
@@ -138,7 +138,7 @@ class Service:
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
         return self.renderer.encode(text)
 
-    async def prompt(self, messages: tuple[Message, ...], tools: Tools) -> tuple[int, ...]:
+    async def prompt(self, messages: tuple[Message, ...], tools: ToolSchemas) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
 
         Raises:
@@ -172,7 +172,7 @@ class Service:
         except ValueError as error:
             raise ApiError(400, f"{called or param}: {str(error).removeprefix(f'{param}: ')}", param=param) from None
 
-    def decoder(self, *, keep_special: bool) -> Decode:
+    def decoder(self, *, keep_special: bool) -> DecodeText:
         """Token ids to text."""
         if keep_special:
             return self.renderer.decode

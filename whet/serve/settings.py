@@ -11,7 +11,7 @@ from whet.engine.pool.config import PoolConfig, refuse_unread_pool
 from whet.model.config import ModelConfig
 
 
-class Limits(Config):
+class ServerLimits(Config):
     """Limits of the server, for one client and for all together."""
 
     max_running: int = Field(default=256, ge=1)
@@ -62,7 +62,7 @@ class ServeConfig(ChatConfig):
     """Tokens between two events of a stream."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads for torch; unset: torch's choice."""
-    limits: Limits = Field(default_factory=Limits)
+    limits: ServerLimits = Field(default_factory=ServerLimits)
     """Limits for clients."""
     engine: ServedEngine = Field(default_factory=ServedEngine)
     """Sampling engine."""

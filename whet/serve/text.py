@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from whet.types import JSON, text_before
 
-Decode = Callable[[Sequence[int]], str]
+DecodeText = Callable[[Sequence[int]], str]
 """Token ids to text."""
 HALF = "\ufffd"
 """Decoded form of bytes that are not yet a character."""
@@ -22,7 +22,7 @@ class TextStream:
         stop: texts that end the reply and are no part of it.
     """
 
-    def __init__(self, decode: Decode, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, decode: DecodeText, stop: tuple[str, ...] = ()) -> None:
         self._decode, self._stop = decode, stop
         self._tokens: list[int] = []
         self._from = self._to = 0
@@ -69,7 +69,7 @@ def held_back(text: str, marker: str) -> int:
     return 0
 
 
-def token_fields(decode: Decode, token: int, logprob: float) -> dict[str, JSON]:
+def token_fields(decode: DecodeText, token: int, logprob: float) -> dict[str, JSON]:
     """A token in OpenAI's log-probs; bytes are null for a piece of a character."""
     text = decode([token])
     return {"token": text, "logprob": logprob, "bytes": None if HALF in text else list(text.encode())}

@@ -66,7 +66,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessAddress:
     """Address of a process for people."""
 
     host: str
@@ -79,7 +79,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankReport:
     """A process's report of itself."""
 
     doing: str
@@ -106,7 +106,7 @@ class Alarm:
         self._doing: list[tuple[str, float]] = []
         self._stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115
         faulthandler.register(SAY_STACKS, file=self._stacks, all_threads=True)
-        place = Place(socket.gethostname(), os.getpid(), self._stacks.fileno())
+        place = ProcessAddress(socket.gethostname(), os.getpid(), self._stacks.fileno())
         self._store.set(f"place/{self._rank}", json.dumps(asdict(place)))
         self._closed = threading.Event()
         self._listening = threading.Thread(target=self._listen, name="alarm", daemon=True)
@@ -210,23 +210,23 @@ class Alarm:
             say(f"error: {self._write_down()[1]}", sys.stderr)
             os._exit(2)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> RankReport:
         now, doing = self._situation(), "waits for the leader's next call" if self._rank else "between calls"
         with suppress(IndexError):  # it may end just now
             what, since = self._doing[-1]
             doing = f"{what}, for {time.monotonic() - since:.0f} s"
-        return Answer(doing, now.phase, list(now.in_flight), exchanges(), own_stacks())
+        return RankReport(doing, now.phase, list(now.in_flight), exchanges(), own_stacks())
 
     def _write_down(self, expired: str = "") -> tuple[list[int], str]:
         """Collect what all say, and keep it, with the traceback of what expired here. Returns who did not come, and the cause."""
         deadline = time.monotonic() + ANSWER_S
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RankReport] = {}
         while len(answers) < self._count and time.monotonic() < deadline:
             for rank in range(self._count):
                 if rank not in answers and self._store.check([f"answer/{rank}"]):
-                    answers[rank] = Answer(**json.loads(self._store.get(f"answer/{rank}")))
+                    answers[rank] = RankReport(**json.loads(self._store.get(f"answer/{rank}")))
             time.sleep(0.1)
-        places = [Place(**json.loads(self._store.get(f"place/{rank}"))) for rank in range(self._count)]
+        places = [ProcessAddress(**json.loads(self._store.get(f"place/{rank}"))) for rank in range(self._count)]
         silent = [rank for rank in range(self._count) if rank not in answers]
         hung = silent or late(answers)
         stacks: dict[str, str] = {}
@@ -245,7 +245,7 @@ class Alarm:
         self._store.set("cause", told[0])
         return hung, told[0]
 
-    def _words(self, hung: list[int], silent: list[int], places: list[Place]) -> str:
+    def _words(self, hung: list[int], silent: list[int], places: list[ProcessAddress]) -> str:
         within = f"within {self._timeout_s:g} s (train.exchange_timeout_s)"
         if not hung:
             return f"an exchange was not over {within}, though all {self._count} processes are in one: they wait for one another"
@@ -253,7 +253,7 @@ class Alarm:
         how = "it does not answer" if silent else "it hangs, or computes for longer than that"
         return f"{_named(hung)} of {self._count} ({where}) did not come to an exchange {within}: {how}"
 
-    def _read_from(self, place: Place) -> str:
+    def _read_from(self, place: ProcessAddress) -> str:
         """The stacks of a process whose threads do not answer: what its signal handler writes, or what py-spy sees."""
         if place.host != socket.gethostname():
             return "it does not answer, and is on another machine"
@@ -271,7 +271,7 @@ class Alarm:
         return spied(place.pid) or "it does not answer a signal either (it may be stopped), and py-spy is not installed or may not look"
 
 
-def late(answers: Mapping[int, Answer]) -> list[int]:
+def late(answers: Mapping[int, RankReport]) -> list[int]:
     """Ranks that wait for no other: every exchange that they began was begun by all others of the
     group, too."""
     fewest: dict[str, int] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Span = tuple[int, int]
+PlaceRange = tuple[int, int]
 """From the first place on, up to the second."""
 
 
@@ -20,13 +20,13 @@ class ContextSlice:
 
     chunk_tokens: int
     """Tokens of a chunk, padding too."""
-    chunks: tuple[Span, Span]
+    chunks: tuple[PlaceRange, PlaceRange]
     """Places held; those past the end are padding."""
-    predictors: tuple[Span, Span]
+    predictors: tuple[PlaceRange, PlaceRange]
     """Places held whose output predicts a token of the response; (0, 0) if no output does."""
 
     @property
-    def predicted(self) -> tuple[Span, Span]:
+    def predicted(self) -> tuple[PlaceRange, PlaceRange]:
         """Places of the response tokens that they predict."""
         first, second = (span if span == (0, 0) else (span[0] + 1, span[1] + 1) for span in self.predictors)
         return first, second
@@ -54,13 +54,13 @@ def context_slices(length: int, response_length: int, num_ranks: int) -> list[Co
     size = -(-length // (2 * num_ranks))
     first, last = length - response_length - 1, length - 1
 
-    def predictors(span: Span) -> Span:
+    def predictors(span: PlaceRange) -> PlaceRange:
         start, stop = max(span[0], first), min(span[1], last)
         return (start, stop) if start < stop else (0, 0)
 
     out: list[ContextSlice] = []
     for rank in range(num_ranks):
         mirror = 2 * num_ranks - 1 - rank
-        spans: tuple[Span, Span] = ((rank * size, (rank + 1) * size), (mirror * size, (mirror + 1) * size))
+        spans: tuple[PlaceRange, PlaceRange] = ((rank * size, (rank + 1) * size), (mirror * size, (mirror + 1) * size))
         out.append(ContextSlice(size, spans, (predictors(spans[0]), predictors(spans[1]))))
     return out

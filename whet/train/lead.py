@@ -42,7 +42,7 @@ JOB = "job"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """The next call of all processes."""
 
     who: str
@@ -53,19 +53,19 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def begin(num_steps: int) -> Call:
+def begin(num_steps: int) -> CollectiveCall:
     """First call of a run: every process makes its models. The leader has validated everything else.
 
     Args:
         num_steps: number of rollouts, or of steps without rollouts.
     """
-    return Call(JOB, "begin", (num_steps,))
+    return CollectiveCall(JOB, "begin", (num_steps,))
 
 
 class Lead(Protocol):
     """Tells the other processes of a job what comes next."""
 
-    def tell(self, call: Call) -> AbstractContextManager[None]:
+    def tell(self, call: CollectiveCall) -> AbstractContextManager[None]:
         """For as long as this process makes the call itself.
 
         Raises:
@@ -85,7 +85,7 @@ class Lead(Protocol):
 class Alone:
     """A process that has nobody to tell."""
 
-    def tell(self, call: Call) -> AbstractContextManager[None]:
+    def tell(self, call: CollectiveCall) -> AbstractContextManager[None]:
         return nullcontext()
 
     def describe(self, by: Callable[[], Situation]) -> None:
@@ -115,7 +115,7 @@ class Job:
         """Held while a call is made: another thread may have one to tell, too."""
 
     @contextmanager
-    def tell(self, call: Call) -> Generator[None]:
+    def tell(self, call: CollectiveCall) -> Generator[None]:
         assert self.leads, "only one process leads"
         with self._telling:
             self._pass(call)
@@ -126,7 +126,7 @@ class Job:
         self._alarm.describe(by)
 
     @contextmanager
-    def over(self, call: Call) -> Generator[None]:
+    def over(self, call: CollectiveCall) -> Generator[None]:
         """Context of a call that this process makes. The first call makes groups; after it every group
         has a deadline, except for the one over which calls come."""
         with self._alarm.over(f"{call.who}.{call.what}"):
@@ -141,7 +141,7 @@ class Job:
         """No further call comes."""
         self._pass(None)
 
-    def begins(self) -> Call | None:
+    def begins(self) -> CollectiveCall | None:
         """The leader's `begin`, waited for; None: it did not come as far as to make models."""
         return self._pass(None)
 
@@ -166,7 +166,7 @@ class Job:
         with suppress(OSError):  # which the leader has heard, too
             writing.result()
 
-    def _pass(self, call: Call | None) -> Call | None:
+    def _pass(self, call: CollectiveCall | None) -> CollectiveCall | None:
         self._alarm.check()
         passed = [call]
         with self._alarm.over("between calls"):
@@ -226,12 +226,12 @@ class Led:
             self._backend.save(folder)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        call = Call(self._who, STAGE, (folder,))
+        call = CollectiveCall(self._who, STAGE, (folder,))
         with self._job.tell(call):
             write = self._backend.stage(folder)
 
         def together() -> None:
-            with self._job.over(Call(self._who, "write", (folder,))):
+            with self._job.over(CollectiveCall(self._who, "write", (folder,))):
                 write()
 
         return together
@@ -241,4 +241,4 @@ class Led:
             self._backend.load(folder, weights=weights, optimizer=optimizer)
 
     def _tell(self, what: str, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        return self._job.tell(Call(self._who, what, args, kwargs))
+        return self._job.tell(CollectiveCall(self._who, what, args, kwargs))

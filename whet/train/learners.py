@@ -18,7 +18,7 @@ from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of, named_for_critic
-from whet.train.lead import ALONE, LEARNERS, Call, Lead
+from whet.train.lead import ALONE, LEARNERS, CollectiveCall, Lead
 from whet.types import Origin, Progress
 
 
@@ -125,18 +125,18 @@ class Learners:
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
-        with self._lead.tell(Call(LEARNERS, "annotate", (batch,))):
+        with self._lead.tell(CollectiveCall(LEARNERS, "annotate", (batch,))):
             return self._annotate(batch)
 
     def update(self, batch: TrainBatch, progress: Progress) -> Update:
         """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
-        with self._lead.tell(Call(LEARNERS, "update", (batch, progress))):
+        with self._lead.tell(CollectiveCall(LEARNERS, "update", (batch, progress))):
             return self._update(batch, progress)
 
     def renew_reference(self) -> None:
         """Have the reference that checkpoints hold become a copy of the policy."""
         assert self._refresh is not None, "the reference is what a folder has"
-        with self._lead.tell(Call(LEARNERS, "renew_reference")):
+        with self._lead.tell(CollectiveCall(LEARNERS, "renew_reference")):
             self._refresh.reference.take_weights(self.policy.named_weights())
 
     def _annotate(self, batch: TrainBatch) -> TrainBatch:

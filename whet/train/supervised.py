@@ -9,7 +9,7 @@ from whet.core.batch import TokenOutputs, TrainBatch
 from whet.observe.meter import UPDATE, Meter
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Mirror
-from whet.train.lead import ALONE, LEARNERS, Call, Lead
+from whet.train.lead import ALONE, LEARNERS, CollectiveCall, Lead
 from whet.train.learners import Update, notes_beside, optimizer_step
 
 
@@ -48,7 +48,7 @@ class SupervisedLearner:
     def renew_reference(self) -> None:
         """Have the reference that checkpoints hold become a copy of the policy."""
         assert self._kept is not None, "the reference is what a folder has"
-        with self._lead.tell(Call(LEARNERS, "renew_reference")):
+        with self._lead.tell(CollectiveCall(LEARNERS, "renew_reference")):
             self._kept.take_weights(self._policy.named_weights())
 
     @property
@@ -58,7 +58,7 @@ class SupervisedLearner:
 
     def update(self, batch: TrainBatch) -> Update:
         """One optimizer step on a batch whose weights are assigned."""
-        with self._lead.tell(Call(LEARNERS, "update", (batch,))):
+        with self._lead.tell(CollectiveCall(LEARNERS, "update", (batch,))):
             if self._reference is not None:
                 with self._meter.phase(Need.REF_LOGPROBS.value, self._reference):
                     batch = self._reference.annotate(batch, Need.REF_LOGPROBS)
@@ -68,7 +68,7 @@ class SupervisedLearner:
 
     def measure(self, batch: TrainBatch) -> Metrics:
         """The loss's metrics of a batch that does not train."""
-        with self._lead.tell(Call(LEARNERS, "measure", (batch,))):
+        with self._lead.tell(CollectiveCall(LEARNERS, "measure", (batch,))):
             if self._reference is not None:
                 batch = self._reference.annotate(batch, Need.REF_LOGPROBS)
             batch = self._policy.annotate(batch, self._measured_by)

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from whet.transport.base import BroadcastTicket, Sent, SentOnce, Ticket, TransportError, waited_s
 from whet.transport.buckets import Bucket, buckets, unpacked
-from whet.transport.group import Group, Pending, join
+from whet.transport.group import Pending, WeightGroup, join
 from whet.transport.meeting import Meeting, exchanging
 
 END, CUT = -1, -2
@@ -43,7 +43,7 @@ class BroadcastSender:
         self.timeout_s = timeout_s
         self._host, self._backend, self._bucket_bytes = host, backend, max_buffer_bytes // 2
         self._store: TCPStore | None = None
-        self._group: Group | None = None
+        self._group: WeightGroup | None = None
         self._members: tuple[str, ...] = ()
         self._number = 0
         self._meeting: Meeting | None = None
@@ -130,7 +130,7 @@ class BroadcastSender:
 class _Sending:
     """A bucket is on its way while the next is made."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: WeightGroup) -> None:
         self._group = group
         self._under_way: list[Pending] = []
         self.size_bytes = 0
@@ -171,7 +171,7 @@ class BroadcastReceiver:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._group: Group | None = None
+        self._group: WeightGroup | None = None
         self._joined: tuple[str, int, int] | None = None
 
     def open(self, ticket: BroadcastTicket) -> Iterator[tuple[str, Tensor]]:
@@ -205,7 +205,7 @@ class BroadcastReceiver:
         self._group, self._joined = None, None
 
 
-def _received(group: Group) -> Iterator[Bucket]:
+def _received(group: WeightGroup) -> Iterator[Bucket]:
     while True:
         num_bytes, num_header = _fill(group, torch.zeros(2, dtype=torch.int64, device=group.device)).tolist()
         if num_bytes == END:
@@ -224,7 +224,7 @@ def _received(group: Group) -> Iterator[Bucket]:
             group.taken()
 
 
-def _fill(group: Group, tensor: Tensor) -> Tensor:
+def _fill(group: WeightGroup, tensor: Tensor) -> Tensor:
     with exchanging():
         group.broadcast(tensor).wait()
     return tensor

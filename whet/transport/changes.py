@@ -24,14 +24,14 @@ SPARSE = 0.2
 """Share of changed elements up to which gaps are written."""
 WIDTHS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Kind = Literal["same", "gaps", "all"]
+ChangeKind = Literal["same", "gaps", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """The difference between two tensors."""
 
-    kind: Kind
+    kind: ChangeKind
     num_changed: int
     """Elements."""
     packed: bytes
@@ -93,7 +93,7 @@ def checksum_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _packed(kind: Kind, num_changed: int, raw: bytes) -> Change:
+def _packed(kind: ChangeKind, num_changed: int, raw: bytes) -> Change:
     packed = pa.Codec("zstd", LEVEL).compress(raw, asbytes=True)
     return Change(kind, num_changed, packed, len(raw), checksum_of(packed))
 

@@ -22,7 +22,7 @@ JOIN_TIMEOUT_S = 30.0
 """For those who are all there to connect to each other; meanwhile nobody looks whether one of them has gone."""
 
 
-class Group:
+class WeightGroup:
     """The group's members, as one of them sees them.
 
     Args:
@@ -55,7 +55,7 @@ class Group:
         """Say that it is not needed any more."""
 
 
-class IpcGroup(Group):
+class IpcGroup(WeightGroup):
     """A group on one machine, whose bytes stay where they are: the others open the sender's memory."""
 
     def give(self, data: Tensor) -> list[Pending]:
@@ -83,7 +83,7 @@ class IpcGroup(Group):
         return self._group.allreduce([torch.zeros(1)], options)
 
 
-def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
+def join(store: Store, ticket: BroadcastTicket, rank: int) -> WeightGroup:
     """Connect to the others, which are all there.
 
     Raises:
@@ -95,10 +95,10 @@ def join(store: Store, ticket: BroadcastTicket, rank: int) -> Group:
         device = torch.device("cuda", torch.cuda.current_device())
         chosen = dist.ProcessGroupNCCL.Options()
         chosen._timeout = timeout
-        return Group(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
+        return WeightGroup(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], joining
-    kind = IpcGroup if ticket.backend == "ipc" else Group
+    kind = IpcGroup if ticket.backend == "ipc" else WeightGroup
     return kind(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
 
 

@@ -21,7 +21,7 @@ from whet.engine.embedded.grammar import Grammars, Matching
 from whet.engine.embedded.lockstep import Lockstep, SingleProcess
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.own_memory import OwnMemory
-from whet.engine.embedded.paged import Planned, buckets, lay_out
+from whet.engine.embedded.paged import PlannedTokens, buckets, lay_out
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -297,7 +297,7 @@ class EngineCore:
                 return Progressed(sequence, None, EngineRefused(why))
         return Progressed(sequence, finish_of(sequence, self._decode))
 
-    def _forward(self, plan: Seq[Planned]) -> tuple[list[Planned], Tensor]:
+    def _forward(self, plan: Seq[PlannedTokens]) -> tuple[list[PlannedTokens], Tensor]:
         """The plan in the order in which it is computed, and the hidden states of its tokens. [T, H]"""
         self.scheduler.pool.check_fresh(block for sequence, _ in plan for block in sequence.blocks)
         self.num_computed += sum(new for _, new in plan)

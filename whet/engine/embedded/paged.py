@@ -14,12 +14,12 @@ from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.rows import DecodeRows, Seats, SeatsOn, tables
 from whet.engine.embedded.scheduler import Sequence
 
-Planned = tuple[Sequence, int]
+PlannedTokens = tuple[Sequence, int]
 """A sequence and how many of its pending tokens the step computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PaddedRows:
     """Sequences of one step that are attended to together, padded to the longest."""
 
     start: int
@@ -50,7 +50,7 @@ class StepInput:
 class PagedAttend:
     """Attention of one engine step: writes the new keys and values, then reads each sequence's blocks."""
 
-    def __init__(self, store: KVStore, slots: Tensor, rows: Seq[Rows]) -> None:
+    def __init__(self, store: KVStore, slots: Tensor, rows: Seq[PaddedRows]) -> None:
         self._store, self._slots, self._rows = store, slots, rows
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -67,7 +67,7 @@ class PagedAttend:
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def decode_attention(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) -> Tensor:
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PaddedRows, scale: float) -> Tensor:
     """One query per sequence: the query heads that share a kv head go in as that head's queries."""
     num, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -76,7 +76,7 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale:
     return out.reshape(num, heads, out.shape[-1])
 
 
-def _prefill(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float) -> Tensor:
+def _prefill(q: Tensor, keys: Tensor, values: Tensor, rows: PaddedRows, scale: float) -> Tensor:
     assert rows.queries is not None and rows.place is not None
     num, width = rows.queries.shape
     heads = q.shape[1]
@@ -111,38 +111,38 @@ def grouped_attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PaddedPart:
     """Sequences of a step that are padded together."""
 
-    planned: list[Planned]
+    planned: list[PlannedTokens]
     seats: Seats | None = None
     """Rows of the decoding sequences."""
 
 
-def buckets(plan: Seq[Planned], rows: DecodeRows) -> list[Part]:
+def buckets(plan: Seq[PlannedTokens], rows: DecodeRows) -> list[PaddedPart]:
     """The plan in parts that are padded together: decoding by the length of its rows, then prefill of lengths within a factor of two.
 
     Raises:
         StaleCache: if rows that older weights filled were not dropped.
     """
     decoding = rows.seat([sequence for sequence, new in plan if new == 1])
-    parts = [Part([(sequence, 1) for sequence in together], seats) for together, seats in decoding]
-    chunks: list[list[Planned]] = []
+    parts = [PaddedPart([(sequence, 1) for sequence in together], seats) for together, seats in decoding]
+    chunks: list[list[PlannedTokens]] = []
     for item in sorted((item for item in plan if item[1] > 1), key=lambda item: (-item[1], -item[0].cached)):
         if chunks and _similar(chunks[-1][0], item):
             chunks[-1].append(item)
         else:
             chunks.append([item])
-    return parts + [Part(chunk) for chunk in chunks]
+    return parts + [PaddedPart(chunk) for chunk in chunks]
 
 
-def lay_out(parts: Seq[Part], store: KVStore, device: torch.device) -> StepInput:
+def lay_out(parts: Seq[PaddedPart], store: KVStore, device: torch.device) -> StepInput:
     """The tensors of a step that computes the given buckets, in their order."""
     size = store.block_size
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    rows: list[Rows] = []
+    rows: list[PaddedRows] = []
     for part in parts:
         start = len(tokens)
         for sequence, new in part.planned:
@@ -155,14 +155,14 @@ def lay_out(parts: Seq[Part], store: KVStore, device: torch.device) -> StepInput
     return StepInput(tokens_T, positions_T, PagedAttend(store, slots_T, rows))
 
 
-def _similar(longest: Planned, item: Planned) -> bool:
+def _similar(longest: PlannedTokens, item: PlannedTokens) -> bool:
     if longest[1] > 2 * item[1] + 64:
         return False
     short, long = sorted((longest[0].cached + longest[1], item[0].cached + item[1]))
     return long <= 2 * short + 64
 
 
-def _rows(part: Part, start: int, block_size: int, device: torch.device) -> Rows:
+def _rows(part: PaddedPart, start: int, block_size: int, device: torch.device) -> PaddedRows:
     """One bucket, whose new tokens begin at `start` in the step's row."""
     cached, new = (np.array(column) for column in zip(*((s.cached, count) for s, count in part.planned), strict=True))
     width, longest = -(-int((cached + new).max()) // block_size), int(new.max())
@@ -172,7 +172,7 @@ def _rows(part: Part, start: int, block_size: int, device: torch.device) -> Rows
     source = tables(sequences, width).to(device) if part.seats is None else part.seats.on(device, width)
     if longest == 1:
         visible = places <= torch.from_numpy(cached).to(device)[:, None, None, None]
-        return Rows(start, stop, source, visible, None, None)
+        return PaddedRows(start, stop, source, visible, None, None)
     steps = np.arange(longest)
     inside = steps < new[:, None]
     # A padded query sees its sequence's first token, so that no softmax is over nothing; its output is dropped.
@@ -181,4 +181,4 @@ def _rows(part: Part, start: int, block_size: int, device: torch.device) -> Rows
     begins = (new.cumsum() - new)[:, None]
     queries = torch.from_numpy(np.where(inside, begins + steps, begins)).to(device)
     place = torch.from_numpy(np.flatnonzero(inside)).to(device)
-    return Rows(start, stop, source, visible, queries, place)
+    return PaddedRows(start, stop, source, visible, queries, place)

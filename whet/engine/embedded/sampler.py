@@ -22,7 +22,7 @@ ONE = 2**52
 CANDIDATES = 1024
 """Most likely tokens that are looked at first where some are left out; 8 times as many, and so on, where those do not settle it."""
 
-Drawn = tuple[list[int], list[float], list[bytes]]
+DrawnRows = tuple[list[int], list[float], list[bytes]]
 """Tokens, their log-probs, and the ids that they were drawn from where those were asked for. [B], each"""
 
 
@@ -91,7 +91,7 @@ def _leave(logprobs: Tensor, params: Sequence[SamplingParams], width: int) -> tu
     return ordered.masked_fill(out, -torch.inf), order, [True] * len(params) if width == vocab else sure.tolist()
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], *, compiled: bool = False) -> Drawn:
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], *, compiled: bool = False) -> DrawnRows:
     """One token per row, its natural-log probability under the distribution that it was drawn from, and the token ids of that distribution
     (`Turn.nucleus`) where the row asks for them.
 
@@ -116,13 +116,13 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     return tokens, logprobs, kept
 
 
-def _sample_plain(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> Drawn:
+def _sample_plain(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> DrawnRows:
     """From the whole vocabulary, in compiled code."""
     noise = uniforms([p.seed for p in params], positions)
     return *_draw_compiled(logits, np.array([p.temperature for p in params]), noise), [b""] * len(params)
 
 
-def _sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> Drawn:
+def _sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], compiled: bool) -> DrawnRows:
     if logits.device.type == "mps":  # has no float64
         logits = logits.cpu()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

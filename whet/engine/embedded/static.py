@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.paged import Rows, decode_attention
+from whet.engine.embedded.paged import PaddedRows, decode_attention
 from whet.engine.embedded.rows import block_tables
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel
@@ -122,7 +122,7 @@ class _Step:
     def _compute(self) -> Tensor:
         tokens, positions, slots = self._inputs.unbind()
         visible = self._places <= positions[:, None, None, None]
-        rows = Rows(0, len(tokens), self._tables, visible, None, None)
+        rows = PaddedRows(0, len(tokens), self._tables, visible, None, None)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             self._store.write(layer, slots, k, v)

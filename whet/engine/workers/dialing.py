@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from queue import Empty, SimpleQueue
 
 from whet.engine.base import EngineFailed
-from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, Process, said, told
+from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, WorkerProcess, said, told
 from whet.engine.workers.setup import Setup
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -79,7 +79,7 @@ class DialingLauncher:
     """
 
     def __init__(
-        self, begin: Callable[[str, Invitation, threading.Event], Process], address: str = LOOPBACK, timeout_s: float = 120.0
+        self, begin: Callable[[str, Invitation, threading.Event], WorkerProcess], address: str = LOOPBACK, timeout_s: float = 120.0
     ) -> None:
         self._begin, self.address, self._timeout_s = begin, address, timeout_s
 
@@ -104,7 +104,7 @@ class DialingLauncher:
                 raise
         return told(Link(connection, process), setup)
 
-    def _wait(self, name: str, listener: socket.socket, key: bytes, process: Process, given_up: threading.Event) -> Connection:
+    def _wait(self, name: str, listener: socket.socket, key: bytes, process: WorkerProcess, given_up: threading.Event) -> Connection:
         """Connection of the caller that proves to be the worker; strangers are turned away, and do not
         delay it."""
         deadline, proven = time.monotonic() + self._timeout_s, SimpleQueue[Connection]()

@@ -37,7 +37,7 @@ LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ExitStatus:
     """Exit status of a process."""
 
     code: int
@@ -48,7 +48,7 @@ class Ended:
         return f"killed by signal {-self.code}" if self.code < 0 else f"exit status {self.code}"
 
 
-class Process(Protocol):
+class WorkerProcess(Protocol):
     """A worker's process, wherever it runs."""
 
     @property
@@ -56,7 +56,7 @@ class Process(Protocol):
         """The machine that it runs on: `HERE`, if it is this one."""
         ...
 
-    def ended(self, timeout_s: float) -> Ended | None:
+    def ended(self, timeout_s: float) -> ExitStatus | None:
         """Its exit status, after a wait of at most `timeout_s`; None: it still runs."""
         ...
 
@@ -79,7 +79,7 @@ class Link:
     """A worker that was started."""
 
     connection: Connection
-    process: Process
+    process: WorkerProcess
 
 
 class Launcher(Protocol):
@@ -161,7 +161,7 @@ class Words:
         return "\n".join(heard)
 
 
-class LocalProcess:
+class LocalWorker:
     """A child of this process. What it says goes to standard error, each line after its name, and the last lines are kept.
 
     Args:
@@ -176,9 +176,9 @@ class LocalProcess:
         self._pump = threading.Thread(target=self._read, name=f"whet {name} output", daemon=True)
         self._pump.start()
 
-    def ended(self, timeout_s: float) -> Ended | None:
+    def ended(self, timeout_s: float) -> ExitStatus | None:
         try:
-            return Ended(self.child.wait(timeout_s))
+            return ExitStatus(self.child.wait(timeout_s))
         except subprocess.TimeoutExpired:
             return None
 
@@ -223,7 +223,7 @@ class LocalLauncher:
             child = subprocess.Popen(
                 arguments, pass_fds=given, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-        return told(Link(Connection(mine.detach()), LocalProcess(name, child)), setup)
+        return told(Link(Connection(mine.detach()), LocalWorker(name, child)), setup)
 
 
 def told(link: Link, setup: Setup) -> Link:
@@ -245,7 +245,7 @@ def told(link: Link, setup: Setup) -> Link:
     return link
 
 
-def said(process: Process, num_lines: int = 12) -> str:
+def said(process: WorkerProcess, num_lines: int = 12) -> str:
     """A process's last words, for the end of an error."""
     lines = process.last_lines()[-num_lines:]
     return "\nit said last:\n    " + "\n    ".join(lines) if lines else ""

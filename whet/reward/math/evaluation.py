@@ -26,7 +26,7 @@ class Undefined(ArithmeticError):
 
 
 @dataclass(slots=True)
-class Run:
+class Evaluation:
     """One evaluation of a tree at one point."""
 
     point: Mapping[str, Fraction]
@@ -51,7 +51,7 @@ class Run:
         return value
 
 
-def evaluate(tree: Tree, run: Run) -> Any:
+def evaluate(tree: Tree, run: Evaluation) -> Any:
     """The value of a tree at the run's point, as a number of mpmath. Raises Undefined where it has none, Refused beyond the bounds."""
     kind = tree[0]
     if kind == "number":
@@ -67,28 +67,28 @@ def evaluate(tree: Tree, run: Run) -> Any:
     return run.note(_OPERATIONS[kind](run, *(evaluate(part, run) for part in parts_of(tree))))
 
 
-def _add(run: Run, one: Any, other: Any) -> Any:
+def _add(run: Evaluation, one: Any, other: Any) -> Any:
     total = one + other
     if total and mp.mag(total) < max(mp.mag(one) if one else 0, mp.mag(other) if other else 0) - run.bits + ROUNDING_BITS // 2:
         return mpf(0)  # what is left is rounding
     return total
 
 
-def _subtract(run: Run, one: Any, other: Any) -> Any:
+def _subtract(run: Evaluation, one: Any, other: Any) -> Any:
     return _add(run, one, -other)
 
 
-def _multiply(run: Run, one: Any, other: Any) -> Any:
+def _multiply(run: Evaluation, one: Any, other: Any) -> Any:
     return one * other
 
 
-def _divide(run: Run, one: Any, other: Any) -> Any:
+def _divide(run: Evaluation, one: Any, other: Any) -> Any:
     if not other:
         raise Undefined("division by zero")
     return one / other
 
 
-def _power(run: Run, base: Any, exponent: Any) -> Any:
+def _power(run: Evaluation, base: Any, exponent: Any) -> Any:
     if not base:
         if mp.re(exponent) <= 0:
             raise Undefined("a power of zero")
@@ -117,42 +117,42 @@ def _odd_root(exponent: Any) -> int | None:
     return None
 
 
-def _root(run: Run, degree: Any, radicand: Any) -> Any:
+def _root(run: Evaluation, degree: Any, radicand: Any) -> Any:
     return _power(run, radicand, _divide(run, mpf(1), degree))
 
 
-def _sqrt(run: Run, radicand: Any) -> Any:
+def _sqrt(run: Evaluation, radicand: Any) -> Any:
     run.left_reals |= _negative(radicand)
     return mp.sqrt(radicand)
 
 
-def _ln(run: Run, value: Any) -> Any:
+def _ln(run: Evaluation, value: Any) -> Any:
     if not value:
         raise Undefined("the logarithm of zero")
     run.left_reals |= _negative(value)
     return mp.log(value)
 
 
-def _log(run: Run, base: Any, value: Any) -> Any:
+def _log(run: Evaluation, base: Any, value: Any) -> Any:
     return _divide(run, _ln(run, value), _ln(run, base))
 
 
-def _exp(run: Run, value: Any) -> Any:
+def _exp(run: Evaluation, value: Any) -> Any:
     if abs(value) > MAX_MAGNITUDE // 2:
         raise Refused("an exponential is too large to be computed")
     return mp.exp(value)
 
 
-def _snapped(run: Run, value: Any) -> Any:
+def _snapped(run: Evaluation, value: Any) -> Any:
     """0 for a sine or cosine that is rounding alone."""
     return mpf(0) if value and mp.mag(value) < run.largest - run.bits + ROUNDING_BITS // 2 else value
 
 
-def _sin(run: Run, value: Any) -> Any:
+def _sin(run: Evaluation, value: Any) -> Any:
     return _snapped(run, mp.sin(_turned(value)))
 
 
-def _cos(run: Run, value: Any) -> Any:
+def _cos(run: Evaluation, value: Any) -> Any:
     return _snapped(run, mp.cos(_turned(value)))
 
 
@@ -163,7 +163,7 @@ def _turned(value: Any) -> Any:
 
 
 def _of_real(function: Any, name: str) -> Any:
-    def run_it(run: Run, value: Any) -> Any:
+    def run_it(run: Evaluation, value: Any) -> Any:
         if mp.im(value):
             raise Refused(f"{name} of a complex number")
         return function(value)
@@ -177,7 +177,7 @@ def _floor(value: Any) -> Any:
 
 
 def _hyperbolic(function: Any) -> Any:
-    def run_it(run: Run, value: Any) -> Any:
+    def run_it(run: Evaluation, value: Any) -> Any:
         if abs(value) > MAX_MAGNITUDE // 2:
             raise Refused("an exponential is too large to be computed")
         return function(value)
@@ -186,7 +186,7 @@ def _hyperbolic(function: Any) -> Any:
 
 
 def _arc(function: Any) -> Any:
-    def run_it(run: Run, value: Any) -> Any:
+    def run_it(run: Evaluation, value: Any) -> Any:
         found = function(value)
         run.left_reals |= bool(mp.im(found)) and not mp.im(value)
         return found
@@ -194,7 +194,7 @@ def _arc(function: Any) -> Any:
     return run_it
 
 
-def _factorial(run: Run, value: Any) -> Any:
+def _factorial(run: Evaluation, value: Any) -> Any:
     whole = _whole(value)
     if abs(value) > MAX_GAMMA:
         raise Refused(f"a factorial of more than {MAX_GAMMA}")
@@ -203,7 +203,7 @@ def _factorial(run: Run, value: Any) -> Any:
     return mpf(math.factorial(whole)) if whole is not None else mp.gamma(value + 1)
 
 
-def _binom(run: Run, over: Any, under: Any) -> Any:
+def _binom(run: Evaluation, over: Any, under: Any) -> Any:
     if max(abs(over), abs(under)) > MAX_GAMMA:
         raise Refused(f"a binomial coefficient of more than {MAX_GAMMA}")
     n, k = _whole(over), _whole(under)

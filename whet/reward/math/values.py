@@ -17,7 +17,7 @@ from typing import Any
 from mpmath import mp, mpf
 
 from whet.reward.math.arithmetic import Tree, parts_of, symbols_of
-from whet.reward.math.evaluation import ROUNDING_BITS, Run, Undefined, evaluate
+from whet.reward.math.evaluation import ROUNDING_BITS, Evaluation, Undefined, evaluate
 from whet.reward.math.grammar import Refused
 from whet.types import JSON
 
@@ -143,8 +143,8 @@ def values_at(tree: Tree, point: Mapping[str, Fraction], bits: int = BITS) -> Va
     return Value(number, bits, mpf(2) ** (run.largest - bits + ROUNDING_BITS), run.left_reals and not _has(tree, "i"))
 
 
-def _evaluated(tree: Tree, point: Mapping[str, Fraction], bits: int) -> tuple[Any, Run]:
-    run = Run(point, bits)
+def _evaluated(tree: Tree, point: Mapping[str, Fraction], bits: int) -> tuple[Any, Evaluation]:
+    run = Evaluation(point, bits)
     try:
         with mp.workprec(bits):
             return evaluate(tree, run), run

@@ -32,7 +32,7 @@ class GpqaOptions(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RightAnswer:
     """A row's right answer."""
 
     letters: tuple[str, ...]
@@ -81,7 +81,7 @@ def _reply(response: str) -> str:
     return _GAPS.sub(" " * 50, response.rpartition("</think>")[2][-MAX_READ:])
 
 
-def _question(task: Task) -> Question:
+def _question(task: Task) -> RightAnswer:
     metadata, label = task.metadata, None if task.label is None else task.label.strip()
     choices = _texts(task, "choices")
     letters = tuple(letter.upper() for letter in _texts(task, "valid_letters")) or tuple(
@@ -103,7 +103,7 @@ def _question(task: Task) -> Question:
             texts.append(label)
     if right in letters and letters.index(right) < len(choices):
         texts.append(choices[letters.index(right)])
-    return Question(letters, right, tuple(texts), label)
+    return RightAnswer(letters, right, tuple(texts), label)
 
 
 def _texts(task: Task, key: str) -> list[str]:

@@ -28,9 +28,9 @@ from whet.model.tensor_files import write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backward
 from whet.train.flops import PassSize, pass_size
-from whet.train.torch_native.config import Rows, TrainConfig, check_compiled, rows_per_chunk
+from whet.train.torch_native.config import RowsSetting, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
-from whet.train.torch_native.layout import MicroBatch, Row, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.layout import MicroBatch, RowInput, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
@@ -51,7 +51,7 @@ from whet.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CheckpointContent:
     """A model's part of a checkpoint, by the names of its files."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -95,7 +95,7 @@ class TorchBackend:
             self._ranks = MeshRanks(model, mesh, self._size, offload=config.offload, key=key)
         self._compiled = CompiledLayers(model.hf, model.device) if config.compile else None
         self.notes: list[str] = []
-        self._rows: Rows = self._possible_rows()
+        self._rows: RowsSetting = self._possible_rows()
         self.optimizer: Optimizer | None = None
         if total_steps is not None:
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
@@ -103,7 +103,7 @@ class TorchBackend:
             self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
 
-    def _possible_rows(self) -> Rows:
+    def _possible_rows(self) -> RowsSetting:
         """The kind of rows that the settings, the ranks and the device allow."""
         if self.config.rows == "chains":
             return "chains"
@@ -221,7 +221,7 @@ class TorchBackend:
         held = {file: {name: in_host_memory(tensor) for name, tensor in tensors.items()} for file, tensors in kept.tensors.items()}
         return lambda: self._write(folder, replace(kept, tensors=held))
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> CheckpointContent:
         """Content of a checkpoint."""
         tensors, texts = {WEIGHTS: self._trained()}, dict[str, JSON]()
         if self.adapter is None and self._ranks.first and (buffers := dict(self.model.saved_buffers())):
@@ -231,9 +231,9 @@ class TorchBackend:
         if self.optimizer is not None:
             tensors[OPTIMIZER] = self.optimizer.tensors()
             texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps}
-        return Kept(tensors, texts)
+        return CheckpointContent(tensors, texts)
 
-    def _write(self, folder: Path, kept: Kept) -> None:
+    def _write(self, folder: Path, kept: CheckpointContent) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file, tensors in kept.tensors.items():
             save_tensors(tensors, folder / file, self._ranks.writers)
@@ -287,7 +287,7 @@ class TorchBackend:
         plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
         turns = self._ranks.turns(batch, plan)
 
-        def lay(part: TrainBatch) -> Row:
+        def lay(part: TrainBatch) -> RowInput:
             return lay_out(part, plan.kind, device, self.dtype, context)
 
         return len(turns), micro_batches(batch, turns, lay, device, projects=self._head.projects)

@@ -10,7 +10,7 @@ from whet.config import Config, refuse_unread
 from whet.model.config import LoraConfig
 
 ContextAttention = Literal["ulysses", "gather"]
-Rows = Literal["auto", "forest", "chains"]
+RowsSetting = Literal["auto", "forest", "chains"]
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
 
@@ -97,7 +97,7 @@ class TrainConfig(Config):
     the device keeps one copy of the weights, and every step waits for its way there and back."""
     max_tokens_per_device: int = Field(default=16_384, gt=0)
     """Tokens of a row (a micro-batch); those that samples share count once where they are computed once. A longer sample sits alone."""
-    rows: Rows = "auto"
+    rows: RowsSetting = "auto"
     """forest: what samples begin with alike is computed once, forward and backward; chains: every sample whole; auto: forests where they
     save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
     lora: LoraConfig | None = None

@@ -91,7 +91,7 @@ class UlyssesRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class QueryRun:
     """Queries of one segment that follow each other."""
 
     start: int
@@ -139,7 +139,7 @@ class GatheredRow:
         return torch.cat(outs, dim=2)[0].transpose(0, 1)
 
 
-def _runs(lengths: Sequence[int], context: Context) -> Iterator[Run]:
+def _runs(lengths: Sequence[int], context: Context) -> Iterator[QueryRun]:
     places = context.places(sum(lengths), context.rank)
     half = len(places) // 2
     ends = list(accumulate(lengths))
@@ -148,4 +148,4 @@ def _runs(lengths: Sequence[int], context: Context) -> Iterator[Run]:
         for length, stop in zip(lengths, ends, strict=True):
             a, b = max(begin, stop - length), min(end, stop)
             if a < b:
-                yield Run(offset + a - begin, offset + b - begin, stop - length, b)
+                yield QueryRun(offset + a - begin, offset + b - begin, stop - length, b)

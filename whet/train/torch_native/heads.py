@@ -15,7 +15,7 @@ from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
 from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
-from whet.train.torch_native.layout import Lines, MicroBatch, Row
+from whet.train.torch_native.layout import Lines, MicroBatch, RowInput
 from whet.train.torch_native.ranks import Ranks
 
 
@@ -102,7 +102,7 @@ class LanguageHead:
         logprobs, entropy = (lines.spread(_whole(micro.row, x, chosen, len(lines))) for x in self._ranks.forward(compute))
         return TokenOutputs(logprobs, entropy)
 
-    def _hidden(self, row: Row, lines: Lines) -> Tensor:
+    def _hidden(self, row: RowInput, lines: Lines) -> Tensor:
         """The hidden states that predict the lines. [L, H]"""
         return self.model.hidden(row.tokens, row.positions, row.attend).index_select(0, lines.predictors)
 
@@ -138,7 +138,7 @@ class ScalarHead:
         return TokenOutputs(nothing, nothing, values=torch.where(first, nothing, scores.roll(1)), scores=scores)
 
 
-def _own(row: Row, lines: Lines) -> tuple[Lines, Tensor | None]:
+def _own(row: RowInput, lines: Lines) -> tuple[Lines, Tensor | None]:
     """The lines that this rank computes, by where it has their predictors, and which of all they are. None: all."""
     if row.part is None:
         return lines, None
@@ -148,7 +148,7 @@ def _own(row: Row, lines: Lines) -> tuple[Lines, Tensor | None]:
     return replace(lines, predictors=predictors, targets=targets, temperature=heat, nucleus=nucleus), chosen
 
 
-def _whole(row: Row, own: Tensor, chosen: Tensor | None, num_lines: int) -> Tensor:
+def _whole(row: RowInput, own: Tensor, chosen: Tensor | None, num_lines: int) -> Tensor:
     """The numbers of all lines, from those of the lines that each rank computed. [L]"""
     if row.part is None or chosen is None:
         return own

@@ -14,7 +14,7 @@ from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
 from whet.model.forest import Segment, forest_row, spans_of
 from whet.train.flops import pairs_of
-from whet.train.torch_native.config import Rows
+from whet.train.torch_native.config import RowsSetting
 from whet.train.torch_native.context_row import Context, GatheredRow, RowPart, UlyssesRow
 from whet.train.torch_native.forest import forest_of, pack_forests, sort_sequences
 from whet.train.torch_native.packing import pack, pack_units
@@ -36,7 +36,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RowTurn:
     """One row of a rank."""
 
     samples: list[int]
@@ -45,7 +45,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowInput:
     """The model's input for a micro-batch."""
 
     tokens: Tensor
@@ -71,7 +71,7 @@ class MicroBatch:
     """Their indices in the batch."""
     part: TrainBatch
     """They alone, on the model's device. T tokens."""
-    row: Row
+    row: RowInput
     lines: Lines | None
     """Tokens that are projected to the vocabulary. None: no token is."""
     counts: bool = True
@@ -109,7 +109,7 @@ class Lines:
 
 
 def micro_batches(
-    batch: TrainBatch, turns: Iterable[Turn], lay: Callable[[TrainBatch], Row], device: torch.device, *, projects: bool
+    batch: TrainBatch, turns: Iterable[RowTurn], lay: Callable[[TrainBatch], RowInput], device: torch.device, *, projects: bool
 ) -> Iterator[MicroBatch]:
     """A rank's rows of a batch.
 
@@ -128,7 +128,7 @@ def micro_batches(
         yield MicroBatch(turn.samples, there, row, lines_of(there, row.place) if projects else None, turn.counts)
 
 
-def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
+def plan_rows(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
     """Rows under a budget of tokens that go through the model. A sample over it sits alone, or with its unit."""
     if batch.unit is not None:
         return _plan_units(batch, rows, max_tokens)
@@ -144,7 +144,7 @@ def plan_rows(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
     return Plan([[wanted[i] for i in row] for row in pack([lengths[i] for i in wanted], max_tokens)], "chains")
 
 
-def _plan_units(batch: TrainBatch, rows: Rows, max_tokens: int) -> Plan:
+def _plan_units(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
     """`plan_rows` where some samples must not be parted: what a unit's samples share counts once, what units share is a gift."""
     sequences = batch.tokens.split(as_list(batch.lengths))
     units = units_that_train(batch)
@@ -172,7 +172,7 @@ def _num_distinct(sequences: Sequence[Tensor]) -> int:
     return sort_sequences(sequences).num_tokens(0, len(sequences), lengths)
 
 
-def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.dtype, context: Context | None = None) -> Row:
+def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.dtype, context: Context | None = None) -> RowInput:
     """The row of a micro-batch, which is on the CPU; of one that ranks share, this rank's part."""
     lengths: list[int] = as_list(part.lengths)
     forest = forest_of(part.tokens.split(lengths)) if kind == "forest" else None
@@ -186,7 +186,7 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
         num_pairs = sum(pairs_of(length) for length in lengths)
         attend = PackedRow([*lengths, filling] if filling else lengths, device)
     if context is None:
-        return Row(tokens.to(device), attend.positions, attend, place.to(device), len(tokens), num_pairs)
+        return RowInput(tokens.to(device), attend.positions, attend, place.to(device), len(tokens), num_pairs)
     filled = torch.cat([tokens, tokens.new_zeros(filling)])
     places = context.places(len(filled), context.rank)
     own = RowPart(places.to(device), len(filled), context.group)
@@ -195,7 +195,7 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     else:
         assert kind == "chains", "queries alone attend in chains"
         shared = GatheredRow([*lengths, filling] if filling else lengths, context, device)
-    return Row(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own)
+    return RowInput(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own)
 
 
 def lines_of(part: TrainBatch, place: Tensor) -> Lines:

@@ -28,7 +28,7 @@ from whet.train.balance import balanced_parts
 from whet.train.flops import PassSize
 from whet.train.torch_native.config import ContextAttention, ParallelConfig
 from whet.train.torch_native.context_row import Context
-from whet.train.torch_native.layout import Plan, Turn
+from whet.train.torch_native.layout import Plan, RowTurn
 from whet.train.torch_native.mesh import Mesh
 from whet.train.torch_native.packing import split_rows
 from whet.train.torch_native.ranks import Found
@@ -87,7 +87,7 @@ class MeshRanks:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
         return share_rows(batch, plan, self._cost, self.mesh.config.num_data)[self.mesh.data_rank]
 
     def begin(self, *, last: bool) -> None:
@@ -191,7 +191,7 @@ def vocabulary_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Vocabulary:
     return SplitVocabulary(mesh.rows.get_group("tensor"), size * mesh.rows.get_local_rank("tensor"), model.vocab_size)
 
 
-def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_ranks: int) -> list[list[Turn]]:
+def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_ranks: int) -> list[list[RowTurn]]:
     """The rows of each rank: as many for all, of about equal cost, the dearest first.
 
     Rows are cut until their number divides; where there are fewer units than ranks, those that are left compute a row that does not count.
@@ -206,9 +206,9 @@ def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_
         return [[] for _ in range(num_ranks)]
     lengths: list[int] = as_list(batch.lengths)
     rows = _divisible(batch, plan, lengths, num_ranks)
-    turns = [Turn(row) for row in rows]
+    turns = [RowTurn(row) for row in rows]
     shortest = min((row for row in rows), key=lambda row: sum(lengths[i] for i in row))
-    turns += [Turn(shortest, counts=False)] * (-len(turns) % num_ranks)
+    turns += [RowTurn(shortest, counts=False)] * (-len(turns) % num_ranks)
     costs = [sum(cost(lengths[i]) for i in turn.samples) for turn in turns]
     return [
         [turns[k] for k in sorted(part, key=lambda k: (-costs[k], k))] for part in balanced_parts(costs, num_ranks, equal_size=True)

@@ -18,7 +18,7 @@ from whet.model.decoder import DecoderModel
 from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics
 from whet.train.torch_native.context_row import Context
-from whet.train.torch_native.layout import Plan, Turn
+from whet.train.torch_native.layout import Plan, RowTurn
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Ranks(Protocol):
         """After passes without a backward pass: give back what they had put together."""
         ...
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
         """This rank's rows, as many as every other rank's."""
         ...
 
@@ -113,8 +113,8 @@ class OneRank:
     def rest(self) -> None:
         pass
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[Turn]:
-        return [Turn(row) for row in plan.rows]
+    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
+        return [RowTurn(row) for row in plan.rows]
 
     def begin(self, *, last: bool) -> None:
         pass

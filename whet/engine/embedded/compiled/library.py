@@ -28,7 +28,7 @@ class NotCompiled(Exception):
     """There is no compiled step; the text says why."""
 
 
-class Step(ctypes.Structure):
+class DecodeStep(ctypes.Structure):
     """`struct step` of decode.c."""
 
     _fields_ = [
@@ -69,10 +69,10 @@ def library() -> ctypes.CDLL:
     begin = f"decode-{_fingerprint()}-"
     path = _kept(folder, begin) or _build(folder, begin)
     found = _load(path)
-    for name, takes in (("decode_step", Step), ("decode_logits", Logits), ("draw_tokens", Draw)):
+    for name, takes in (("decode_step", DecodeStep), ("decode_logits", Logits), ("draw_tokens", Draw)):
         function = getattr(found, name)
         function.argtypes, function.restype = [ctypes.POINTER(takes)], None
-    found.decode_scratch_floats.argtypes = [ctypes.POINTER(Step)]
+    found.decode_scratch_floats.argtypes = [ctypes.POINTER(DecodeStep)]
     found.decode_scratch_floats.restype = ctypes.c_int64
     return found
 

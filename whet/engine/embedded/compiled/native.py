@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.compiled.library import Logits, NotCompiled, Step, library
-from whet.engine.embedded.paged import Part, lay_out
+from whet.engine.embedded.compiled.library import DecodeStep, Logits, NotCompiled, library
+from whet.engine.embedded.paged import PaddedPart, lay_out
 from whet.engine.embedded.pages import ask_for_huge_pages
 from whet.engine.embedded.rows import block_tables
 from whet.engine.embedded.scheduler import Sequence
@@ -58,7 +58,7 @@ class NativeDecode:
         first = decoder.layers[0].self_attn
         self._layers: list[nn.Module] = list(decoder.layers)
         self._rotary, self._embed, self._final_norm = decoder.rotary_emb, decoder.embed_tokens, decoder.norm
-        self._shape = Step(
+        self._shape = DecodeStep(
             layers=len(decoder.layers),
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
@@ -93,7 +93,7 @@ class NativeDecode:
         cos, sin = self._rotated(torch.from_numpy(lengths))
         out = torch.empty(num, shape.hidden)
         threads = _threads(num * self._work)
-        step = Step.from_buffer_copy(shape)
+        step = DecodeStep.from_buffer_copy(shape)
         step.num, step.threads, step.longest = num, threads, int(lengths.max()) + 1
         step.block_size, step.table_width = store.block_size, tables.shape[1]
         step.embed, step.final_norm = self._embed.weight.data_ptr(), self._final_norm.weight.data_ptr()
@@ -237,7 +237,7 @@ def checked(model: CausalModel) -> NativeDecode:
         tokens = [(7 * place + 3 * number) % model.vocab_size for place in range(length)]
         blocks = [free.pop() for _ in range(-(-length // size))]
         sequences.append(Sequence(Request(f"check {number}", tuple(tokens), SamplingParams(max_tokens=1)), number, tokens, blocks=blocks))
-    prefill = [Part([(s, s.pending - decoded)]) for s, (_, decoded) in zip(sequences, CHECKED, strict=True) if s.pending > decoded]
+    prefill = [PaddedPart([(s, s.pending - decoded)]) for s, (_, decoded) in zip(sequences, CHECKED, strict=True) if s.pending > decoded]
     step = lay_out(prefill, store, model.device)
     model.hidden(step.tokens, step.positions, step.attend)
     for part in prefill:
