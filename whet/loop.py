@@ -26,7 +26,7 @@ from whet.rollout.constant import RewardGuard
 from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.report import further_metrics, new_failures, require_valid, rollout_metrics
-from whet.rollout.scheduler import Rollouts, Taken
+from whet.rollout.scheduler import RolloutResult, Rollouts
 from whet.runfolder.journal import Journal
 from whet.stop import Stop, Stopped
 from whet.threads import ThreadWatch
@@ -242,7 +242,7 @@ async def saved(run: Run, progress: Progress) -> Path | None:
     return await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id), state))
 
 
-async def roll_out(run: Run, progress: Progress) -> Taken:
+async def roll_out(run: Run, progress: Progress) -> RolloutResult:
     """The groups of the next rollout.
 
     Raises:
@@ -263,7 +263,7 @@ async def roll_out(run: Run, progress: Progress) -> Taken:
 def record(
     run: Run,
     progress: Progress,
-    taken: Taken,
+    taken: RolloutResult,
     samples: Sequence[Sample],
     batch: TrainBatch,
     update: Update,
@@ -283,7 +283,7 @@ def record(
     return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))
 
 
-async def ask_further(run: Run, progress: Progress, taken: Taken, values: Mapping[str, float]) -> dict[str, float]:
+async def ask_further(run: Run, progress: Progress, taken: RolloutResult, values: Mapping[str, float]) -> dict[str, float]:
     """Metrics from `observe.on_rollout`, logged in a line of their own: the update's line is on disk
     even if the hook fails."""
     hook = run.on_rollout

@@ -17,7 +17,7 @@ from whet.env.base import SingleTurn
 from whet.env.limits import Limits
 from whet.rollout.control import ControlConfig
 from whet.rollout.player import Player
-from whet.rollout.scheduler import Rollouts, Taken, Wanted
+from whet.rollout.scheduler import RolloutResult, Rollouts, RolloutSpec
 from whet.types import Chunk, Finish, Group, Message, Progress, Rewards, SamplingParams, Task
 
 NEVER = 10**9
@@ -166,7 +166,7 @@ class World:
         return replace(made, max_in_flight=self.max_in_flight, deterministic=self.deterministic, chunk_tokens=self.chunk_tokens)
 
     def new(self) -> Rollouts:
-        wanted = Wanted(self.groups, self.samples, self.baseline)
+        wanted = RolloutSpec(self.groups, self.samples, self.baseline)
         return Rollouts(self.source, self.player, self.control, wanted, self.num_rollouts, 7, [self._judge], self.order)
 
     def snapshot(self) -> Any:
@@ -195,7 +195,7 @@ class World:
         """Where tasks are, by the scheduler's own lists."""
         buffer = self.rollouts._buffer
         lists = {name: getattr(buffer, name) for name in ("waiting", "playing", "ready", "taken")}
-        lists["spare"] = [spare.play for spare in buffer.spare]
+        lists["spare"] = [spare.group_run for spare in buffer.spare]
         return {name: [play.task.id for play in plays] for name, plays in lists.items()}
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class World:
         found.update(self.dropped)
         assert found == Counter(self.source.given), (self.places(), self.learned, self.dropped)
 
-    async def take(self) -> Taken:
+    async def take(self) -> RolloutResult:
         taken = None
         try:
             taken = await self.rollouts.take(self.progress)
@@ -215,7 +215,7 @@ class World:
                 self.dropped += [group.task.id for group in taken.dropped if group.dropped not in ("left_over", "too_old", "retried")]
             self.check()
 
-    def learn(self, taken: Taken) -> None:
+    def learn(self, taken: RolloutResult) -> None:
         """An update; a scripted engine has the new version then, a real one was given it before."""
         self.learned += [group.task.id for group in taken.groups]
         self.progress.rollout_id += 1
@@ -225,7 +225,7 @@ class World:
         self.rollouts.learned()
         self.check()
 
-    async def roll(self) -> Taken:
+    async def roll(self) -> RolloutResult:
         taken = await self.take()
         self.learn(taken)
         return taken

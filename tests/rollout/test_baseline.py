@@ -19,7 +19,7 @@ from whet.rollout.control import ControlConfig
 from whet.rollout.player import Player, Stalled, greedily
 from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups, score_of
-from whet.rollout.scheduler import Rollouts, Wanted
+from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
 SAMPLING = SamplingParams(50, temperature=0.7, top_p=0.9, top_k=5, stop_token_ids=(STOP,), stop=("</end>",))
@@ -196,7 +196,7 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
     who, _ = player(script, reward)
 
     def rollouts(who, source):
-        return Rollouts(source, who, ControlConfig(), Wanted(3, 2, baseline=True), 1, 0)
+        return Rollouts(source, who, ControlConfig(), RolloutSpec(3, 2, baseline=True), 1, 0)
 
     async def stopped():
         source = ListSource(tasks("a", "b", "c"))

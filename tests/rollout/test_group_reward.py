@@ -17,7 +17,7 @@ from whet.rollout.filters import build_filters
 from whet.rollout.player import Player, Stalled
 from whet.rollout.report import RolloutFailed
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.scheduler import Rollouts, Wanted
+from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
 CODE = """
@@ -220,7 +220,7 @@ class Together:
 
 def rollouts(who, source, num=1, **control):
     config = ControlConfig(**control)
-    return Rollouts(source, who, config, Wanted(num, 2), 3, 0, *build_filters(config))
+    return Rollouts(source, who, config, RolloutSpec(num, 2), 3, 0, *build_filters(config))
 
 
 def test_filters_see_what_siblings_scored_together():

@@ -15,7 +15,7 @@ from whet.reward import LabelError
 from whet.rollout.control import ControlConfig
 from whet.rollout.own import OwnRollouts
 from whet.rollout.player import Player
-from whet.rollout.scheduler import Rollouts, Wanted
+from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
 PARAMS = SamplingParams(50, stop_token_ids=(STOP,))
@@ -38,7 +38,7 @@ class Each:
         pass
 
 
-def make(function, reward=None, wanted=Wanted(2, 2)):  # noqa: B008
+def make(function, reward=None, wanted=RolloutSpec(2, 2)):  # noqa: B008
     engine = ScriptedEngine(lambda request: says("x"))
     player = Player(engine, RENDERER, FakeEnv, reward or Each(), PARAMS, Limits(3, 500, 50), 60.0)
     source = ListSource(list(TASKS))
@@ -63,7 +63,7 @@ def test_it_gets_source_player_and_what_is_wanted():
         asked.append(ask)
         return await plain(ask)
 
-    rollouts, source, engine = make(rollout, wanted=Wanted(2, 2, baseline=True))
+    rollouts, source, engine = make(rollout, wanted=RolloutSpec(2, 2, baseline=True))
     progress = Progress(rollout_id=3, version=4)
     engine.version = 4
     taken = run(rollouts.take(progress))
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_scheduler_is_refused():
         with pytest.raises(ValueError, match=r"control\.rollout = 'my_code:rollout': what the checkpoint holds is not its state"):
             make(function)[0].restore(state)
     rollouts, source, _ = make(plain)
-    scheduler = Rollouts(source, rollouts._player, ControlConfig(), Wanted(2, 2), 1, 0)
+    scheduler = Rollouts(source, rollouts._player, ControlConfig(), RolloutSpec(2, 2), 1, 0)
     with pytest.raises(ValueError, match=r"the checkpoint was made with a control\.rollout"):
         scheduler.restore(rollouts.state())
 
@@ -238,7 +238,7 @@ def test_what_it_raises_is_told_with_its_place_and_whet_s_own_as_it_is(tmp_path)
     (tmp_path / "own.py").write_text("async def rollout(ask):\n    return ask.sauce\n")
     hook = Hook.of("control.rollout", f"{tmp_path}/own.py:rollout", ["ask"], awaited=True)
     rollouts, source, _ = make(plain)
-    broken = OwnRollouts(hook, source, rollouts._player, Wanted(2, 2), 0)
+    broken = OwnRollouts(hook, source, rollouts._player, RolloutSpec(2, 2), 0)
     with pytest.raises(HookFailed, match=r"control\.rollout = .* raised AttributeError: .*'sauce' \(at .*own\.py:2 in rollout\)"):
         run(broken.take(Progress()))
     labels, _, _ = make(plain, Each(a=LabelError("rows.jsonl:1 has no label")))

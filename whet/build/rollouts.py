@@ -20,7 +20,7 @@ from whet.rollout.order import Order
 from whet.rollout.own import OwnRollouts
 from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe
-from whet.rollout.scheduler import Rollouts, Wanted
+from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.settings.rl import RunConfig, evaluation_env, evaluation_rows, training_rows
 from whet.types import Task
 
@@ -84,7 +84,7 @@ def build_hooks(config: RunConfig) -> Hooks:
 
 
 def build_rollouts(
-    config: RunConfig, hooks: Hooks, source: Source, player: Player, wanted: Wanted, num_rollouts: int
+    config: RunConfig, hooks: Hooks, source: Source, player: Player, wanted: RolloutSpec, num_rollouts: int
 ) -> Rollouts | OwnRollouts:
     """What plays a run's rollouts: the scheduler, or a function of the user's."""
     if hooks.rollout is not None:

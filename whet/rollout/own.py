@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 from whet.config import Hook
 from whet.data.source import Source
 from whet.rollout.player import Player
-from whet.rollout.scheduler import Taken, Wanted
-from whet.rollout.tally import Tally
+from whet.rollout.scheduler import RolloutResult, RolloutSpec
+from whet.rollout.stats import RolloutStats
 from whet.types import JSON, UNSAMPLED, Group, Progress, Trajectory
 
 
@@ -25,7 +25,7 @@ class Ask:
     where it was before."""
     player: Player
     """Plays tasks: `play` whole groups, or `begin` and `finish` single trajectories."""
-    wanted: Wanted
+    wanted: RolloutSpec
     progress: Progress
     """`version` is what the engine holds. A copy."""
     seed: int
@@ -63,7 +63,7 @@ class OwnRollouts:
         seed: of the sampling.
     """
 
-    def __init__(self, hook: Hook, source: Source, player: Player, wanted: Wanted, seed: int) -> None:
+    def __init__(self, hook: Hook, source: Source, player: Player, wanted: RolloutSpec, seed: int) -> None:
         self._hook, self._source, self._player, self._wanted, self._seed = hook, source, player, wanted, seed
         self._entry: tuple[JSON, JSON] | None = None
         """Source and state before the rollout that is under way, or not learned from yet."""
@@ -71,7 +71,7 @@ class OwnRollouts:
     in_flight: tuple[str, ...] = ()
     """Between two rollouts nothing is played."""
 
-    async def take(self, progress: Progress) -> Taken:
+    async def take(self, progress: Progress) -> RolloutResult:
         """The groups of the next rollout: those that it returned without a reason to drop them.
 
         Raises:
@@ -81,14 +81,14 @@ class OwnRollouts:
         self._entry = json.dumps(self._source.state()), self.state()
         ask = Ask(self._source, self._player, self._wanted, replace(progress), self._seed)
         groups = _checked(self._hook, await self._hook.wait_for(ask), ask)
-        tally = Tally()
+        stats = RolloutStats()
         kept = [group for group in groups if group.dropped is None]
-        tally.num_kept = len(kept)
+        stats.num_kept = len(kept)
         for group in groups:
             if group.dropped is not None:
-                tally.dropped(group, group.dropped)
-        dropped, metrics = tally.take(num_ready=0, num_playing=0)
-        return Taken(kept, dropped, metrics)
+                stats.dropped(group, group.dropped)
+        dropped, metrics = stats.take(num_ready=0, num_playing=0)
+        return RolloutResult(kept, dropped, metrics)
 
     def learned(self) -> None:
         """Forget the rollout's entry state: the trainer has learned from the taken groups."""

@@ -46,7 +46,7 @@ def greedily(sampling: SamplingParams) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class TrajectorySpec:
     """One trajectory that is to be played."""
 
     id: str
@@ -109,15 +109,15 @@ class Player:
             raise ValueError("the tasks of one rollout must have different ids")
         if samples_per_prompt < 1:
             raise ValueError(f"samples_per_prompt must be at least 1, not {samples_per_prompt}")
-        games = [game for i, task in enumerate(tasks) for game in self.games(task, i, samples_per_prompt, seed, baseline)]
+        specs = [spec for i, task in enumerate(tasks) for spec in self.specs(task, i, samples_per_prompt, seed, baseline)]
         slots = self.slots()
         ended: dict[str, Trajectory] = {}
 
-        async def one(game: Game) -> None:
+        async def one(spec: TrajectorySpec) -> None:
             async with slots:
-                ended[game.id] = await self.finish(self.begin(game))
+                ended[spec.id] = await self.finish(self.begin(spec))
 
-        await _all([one(game) for game in games])
+        await _all([one(spec) for spec in specs])
         groups = [
             Group(
                 task,
@@ -138,27 +138,27 @@ class Player:
         """One for each trajectory that may be under way at a time."""
         return asyncio.Semaphore(self.max_in_flight or UNBOUNDED)
 
-    def games(self, task: Task, index: int, samples_per_prompt: int, seed: int, baseline: bool) -> list[Game]:
+    def specs(self, task: Task, index: int, samples_per_prompt: int, seed: int, baseline: bool) -> list[TrajectorySpec]:
         """A task's trajectories, `index` being its place among its rivals. The greedy one comes last: then its prompt is in the engine's
         cache."""
-        games = [
-            Game(trajectory_id(task, k), task, replace(self.sampling, seed=seed_of(seed, task.id, k)), (index, k))
+        specs = [
+            TrajectorySpec(trajectory_id(task, k), task, replace(self.sampling, seed=seed_of(seed, task.id, k)), (index, k))
             for k in range(samples_per_prompt)
         ]
-        greedy = Game(trajectory_id(task, GREEDY), task, greedily(self.sampling), (index, samples_per_prompt))
-        return [*games, greedy] if baseline else games
+        greedy = TrajectorySpec(trajectory_id(task, GREEDY), task, greedily(self.sampling), (index, samples_per_prompt))
+        return [*specs, greedy] if baseline else specs
 
-    def begin(self, game: Game, begun: Trajectory | None = None, pauses: Pauses | None = None) -> TrajectoryRun:
+    def begin(self, spec: TrajectorySpec, begun: Trajectory | None = None, pauses: Pauses | None = None) -> TrajectoryRun:
         """Start a trajectory, whose time begins now. It continues `begun`, if that is given; time spent
         in `pauses` does not count."""
         run = TrajectoryRun(
-            id=game.id,
-            task=game.task,
+            id=spec.id,
+            task=spec.task,
             engine=self.engine,
             renderer=self.renderer,
-            sampling=game.sampling,
+            sampling=spec.sampling,
             limits=self.limits,
-            rank=game.rank,
+            rank=spec.rank,
             deadline=Deadline.after(self.timeout_s, per_wait=self.deterministic, pauses=pauses),
             chunk_tokens=self.chunk_tokens,
         )

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from whet.data.source import Source
 from whet.env.deadline import Pauses
 from whet.observe.metrics import Metrics, Total
-from whet.rollout.buffer import Buffer, Spare
+from whet.rollout.buffer import Buffer, FilteredGroup
 from whet.rollout.control import ControlConfig
 from whet.rollout.ending import end_jobs
 from whet.rollout.filters import Filter
-from whet.rollout.order import Order, begun
-from whet.rollout.play import Play
-from whet.rollout.player import Game, Player
+from whet.rollout.group_run import GroupRun
+from whet.rollout.order import Order, start_order
+from whet.rollout.player import Player, TrajectorySpec
 from whet.rollout.report import RolloutFailed
-from whet.rollout.tally import Tally
+from whet.rollout.stats import RolloutStats
 from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
 RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIMEOUT)
@@ -28,7 +28,7 @@ RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIM
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RolloutResult:
     """Result of a rollout."""
 
     groups: list[Group]
@@ -38,7 +38,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RolloutSpec:
     """Size of a rollout."""
 
     groups: int
@@ -67,7 +67,7 @@ class Rollouts:
         source: Source,
         player: Player,
         control: ControlConfig,
-        wanted: Wanted,
+        wanted: RolloutSpec,
         num_rollouts: int,
         seed: int,
         filters: Sequence[Filter] = (),
@@ -87,9 +87,9 @@ class Rollouts:
         self._entry: tuple[JSON, JSON] | None = None
         """In deterministic mode, what was before the rollout under way: source and self."""
         self._fault: BaseException | None = None
-        self._scored: dict[Play, Group] = {}
+        self._scored: dict[GroupRun, Group] = {}
         """Groups that have ended, as they were scored; no filter has seen them yet."""
-        self._tally = Tally()
+        self._stats = RolloutStats()
         self._pauses = Pauses()
         self._changed: asyncio.Event = asyncio.Event()
         self._slots: asyncio.Semaphore = player.slots()
@@ -97,9 +97,9 @@ class Rollouts:
     @property
     def in_flight(self) -> tuple[str, ...]:
         """Trajectories being played, a line each. May be called on any thread."""
-        return tuple(f"trajectory {id}" for play in list(self._buffer.playing) for id in list(play.runs))
+        return tuple(f"trajectory {id}" for group_run in list(self._buffer.playing) for id in list(group_run.runs))
 
-    async def take(self, progress: Progress) -> Taken:
+    async def take(self, progress: Progress) -> RolloutResult:
         """The groups of the next rollout, for the policy of the present version, which the engine holds.
 
         They count as not learned from until `learned`; `put_back` returns them.
@@ -130,17 +130,17 @@ class Rollouts:
             self._taking = False
         self._buffer.choose(self._wanted.groups, self._order)
         for _, group, reason in self._buffer.spare:
-            self._tally.dropped(group, reason)
+            self._stats.dropped(group, reason)
         self._buffer.spare.clear()
         if not self._control.overlaps:
             await (self._stand_still() if self._control.partial else self._withdraw(self._buffer.playing, "left_over"))
             self._expire(self._version + 1, "left_over")
-        groups = [play.group() for play in self._buffer.taken]
+        groups = [group_run.group() for group_run in self._buffer.taken]
         busy_s = await self._player.engine.busy_s()
-        self._tally.busy(busy_s)
-        dropped, metrics = self._tally.take(num_ready=len(self._buffer.ready), num_playing=len(self._buffer.playing))
+        self._stats.busy(busy_s)
+        dropped, metrics = self._stats.take(num_ready=len(self._buffer.ready), num_playing=len(self._buffer.playing))
         metrics["rollout/tokens"] = Total(sum(t.num_tokens_sampled for group in groups for t in group.played))
-        return Taken(groups, dropped, metrics)
+        return RolloutResult(groups, dropped, metrics)
 
     def learned(self) -> None:
         """Forget the taken groups: the trainer has learned from them, and the engine has the new
@@ -174,7 +174,7 @@ class Rollouts:
     def state(self) -> JSON:
         """State of every task taken from the source and not yet trained on. In deterministic mode no
         group may be in flight."""
-        return {**self._buffer.state(resumable=self._resumable), "tally": self._tally.state(), "played_by": self._played_by}
+        return {**self._buffer.state(resumable=self._resumable), "tally": self._stats.state(), "played_by": self._played_by}
 
     def restore(self, state: JSON) -> None:
         """Raises ValueError if the source has no such task, or the state is not a scheduler's."""
@@ -184,7 +184,7 @@ class Rollouts:
         self._buffer.restore(state, self._source)
         if state["played_by"] != self._played_by:
             self._buffer.begin_anew()
-        self._tally = Tally.restored(state["tally"], self._source.find)
+        self._stats = RolloutStats.restored(state["tally"], self._source.find)
 
     # Beginning.
 
@@ -221,61 +221,61 @@ class Rollouts:
             wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._buffer.spare)
         return max(0, wanted - len(self._buffer.playing))
 
-    def _begin(self, play: Play) -> None:
-        self._buffer.playing.append(play)
-        games = self._player.games(play.task, play.index, play.num_samples, self._seed, play.baseline)
-        todo = [game for game in games if game.id not in play.ended]
+    def _begin(self, group_run: GroupRun) -> None:
+        self._buffer.playing.append(group_run)
+        specs = self._player.specs(group_run.task, group_run.index, group_run.num_samples, self._seed, group_run.baseline)
+        todo = [spec for spec in specs if spec.id not in group_run.ended]
         if not todo:
-            play.jobs[play.task.id] = asyncio.create_task(self._finish(play), name=f"rollout {play.task.id}")
-        for game in todo:
-            play.jobs[game.id] = asyncio.create_task(self._one(play, game), name=f"rollout {game.id}")
+            group_run.jobs[group_run.task.id] = asyncio.create_task(self._finish(group_run), name=f"rollout {group_run.task.id}")
+        for spec in todo:
+            group_run.jobs[spec.id] = asyncio.create_task(self._one(group_run, spec), name=f"rollout {spec.id}")
 
     # Playing.
 
-    async def _one(self, play: Play, game: Game) -> None:
+    async def _one(self, group_run: GroupRun, spec: TrajectorySpec) -> None:
         try:
-            trajectory = await self._played(play, game)
+            trajectory = await self._played(group_run, spec)
         except Exception as error:  # the next `take` raises it
             self._fault = self._fault or error
             self._changed.set()
             return
-        if game.id in play.begun:  # cut off: it goes on from there another time
+        if spec.id in group_run.begun:  # cut off: it goes on from there another time
             return
-        play.ended[game.id] = trajectory
-        self._tally.ended(trajectory)
-        if play.whole and not play.withdrawn:
-            await self._finish(play)
+        group_run.ended[spec.id] = trajectory
+        self._stats.ended(trajectory)
+        if group_run.whole and not group_run.withdrawn:
+            await self._finish(group_run)
 
-    async def _played(self, play: Play, game: Game) -> Trajectory:
+    async def _played(self, group_run: GroupRun, spec: TrajectorySpec) -> Trajectory:
         """Play a trajectory, and play it again if it failed and a retry is allowed."""
         num_retries = 0
         while True:
             async with self._slots:
-                earlier = play.begun.pop(game.id, None)
-                run = play.runs[game.id] = self._player.begin(game, earlier if self._resumable else None, self._pauses)
+                earlier = group_run.begun.pop(spec.id, None)
+                run = group_run.runs[spec.id] = self._player.begin(spec, earlier if self._resumable else None, self._pauses)
                 try:
                     trajectory = await self._player.finish(run)
-                    if play.withdrawn and not trajectory.outcome.valid:
-                        play.begun[game.id] = run.so_far()
+                    if group_run.withdrawn and not trajectory.outcome.valid:
+                        group_run.begun[spec.id] = run.so_far()
                 except asyncio.CancelledError:
-                    play.begun[game.id] = run.so_far()
+                    group_run.begun[spec.id] = run.so_far()
                     raise
                 finally:
-                    del play.runs[game.id]
-            last = num_retries == self._control.retries or play.withdrawn or trajectory.outcome not in RETRIED
-            if last or not self._tally.may_retry(trajectory, self._control.retry_budget):
+                    del group_run.runs[spec.id]
+            last = num_retries == self._control.retries or group_run.withdrawn or trajectory.outcome not in RETRIED
+            if last or not self._stats.may_retry(trajectory, self._control.retry_budget):
                 return trajectory
             num_retries += 1
 
-    async def _finish(self, play: Play) -> None:
+    async def _finish(self, group_run: GroupRun) -> None:
         """Score the ended trajectories of a group together, and keep or drop the group."""
         try:
-            group = await self._player.judge(play.group())
-            if play.withdrawn:  # while its siblings were scored: it is finished another time
+            group = await self._player.judge(group_run.group())
+            if group_run.withdrawn:  # while its siblings were scored: it is finished another time
                 return
-            self._tally.spoilt(play.group(), group)
-            play.jobs.clear()
-            self._scored[play] = group
+            self._stats.spoilt(group_run.group(), group)
+            group_run.jobs.clear()
+            self._scored[group_run] = group
             if not self._player.deterministic or len(self._scored) == len(self._buffer.playing):
                 self._settle()
         except Exception as error:  # a filter failed
@@ -287,34 +287,34 @@ class Rollouts:
     def _settle(self) -> None:
         """Keep or drop the scored groups, in the order of their start. In deterministic mode all have
         ended by now, so the result does not depend on which ended first."""
-        scored = sorted(self._scored.items(), key=lambda each: begun(each[0]))
+        scored = sorted(self._scored.items(), key=lambda each: start_order(each[0]))
         self._scored.clear()
-        for play, group in scored:
+        for group_run, group in scored:
             reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
-            self._buffer.playing.remove(play)
+            self._buffer.playing.remove(group_run)
             if reason is None:
-                self._keep(play, group)
+                self._keep(group_run, group)
             elif self._control.refill:
                 self._judged(group, reason)
             else:
-                self._buffer.spare.append(Spare(play, group, reason))
+                self._buffer.spare.append(FilteredGroup(group_run, group, reason))
 
-    def _keep(self, play: Play, group: Group) -> None:
-        play.take_over(group)
-        self._buffer.ready.append(play)
+    def _keep(self, group_run: GroupRun, group: Group) -> None:
+        group_run.take_over(group)
+        self._buffer.ready.append(group_run)
         self._judged(group, None)
 
     def _call_in(self) -> None:
         """Keep dropped groups after all if the groups in flight cannot fill the rollout."""
         buffer = self._buffer
         missing = max(0, self._wanted.groups - len(buffer.ready) - len(buffer.playing) - self._lacking)
-        for play, group, _ in buffer.call_in(missing):
-            self._tally.num_called_in += 1
-            self._keep(play, group)
+        for group_run, group, _ in buffer.call_in(missing):
+            self._stats.num_called_in += 1
+            self._keep(group_run, group)
 
     def _judged(self, group: Group, reason: str | None) -> None:
         try:
-            self._tally.judged(group, reason, self._wanted.groups, self._control)
+            self._stats.judged(group, reason, self._wanted.groups, self._control)
         except RolloutFailed as failed:  # the next `take` raises it
             self._fault = self._fault or failed
 
@@ -326,10 +326,10 @@ class Rollouts:
 
     def _expire(self, version: int, reason: str) -> None:
         """Restart ready groups whose tokens are all too old to be trained on at this version."""
-        for play in self._buffer.older_than(version - self._control.max_staleness):
-            self._tally.dropped(play.group(), reason)
-            play.forget()
-            self._buffer.wait(play)
+        for group_run in self._buffer.older_than(version - self._control.max_staleness):
+            self._stats.dropped(group_run.group(), reason)
+            group_run.forget()
+            self._buffer.wait(group_run)
 
     async def _begin_aged_anew(self, version: int) -> None:
         """Restart unfinished groups that were begun too many versions ago."""
@@ -337,13 +337,13 @@ class Rollouts:
         if limit is None:
             return
 
-        def aged(plays: Sequence[Play]) -> list[Play]:
-            return [play for play in plays if play.oldest is not None and version - play.oldest > limit]
+        def aged(group_runs: Sequence[GroupRun]) -> list[GroupRun]:
+            return [group_run for group_run in group_runs if group_run.oldest is not None and version - group_run.oldest > limit]
 
         await self._withdraw(aged(self._buffer.playing), "too_old")
-        for play in aged(self._buffer.waiting):
-            self._tally.cut(play, "too_old")
-            play.forget()
+        for group_run in aged(self._buffer.waiting):
+            self._stats.cut(group_run, "too_old")
+            group_run.forget()
 
     # Standing still.
 
@@ -368,20 +368,20 @@ class Rollouts:
         self._pauses.begin()
         await self._player.engine.pause()
 
-    async def _withdraw(self, plays: Sequence[Play], reason: str | None) -> None:
+    async def _withdraw(self, group_runs: Sequence[GroupRun], reason: str | None) -> None:
         """Interrupt groups; their tasks wait and come first. With a reason the groups restart later,
         otherwise they continue from their tokens so far."""
-        plays = list(plays)
-        for play in plays:
-            play.withdrawn = True
-        await end_jobs(plays, self._player.engine)
-        for play in plays:
-            play.jobs.clear()
-            play.withdrawn = False
-            if play not in self._buffer.playing:  # it was judged meanwhile
+        group_runs = list(group_runs)
+        for group_run in group_runs:
+            group_run.withdrawn = True
+        await end_jobs(group_runs, self._player.engine)
+        for group_run in group_runs:
+            group_run.jobs.clear()
+            group_run.withdrawn = False
+            if group_run not in self._buffer.playing:  # it was judged meanwhile
                 continue
-            self._buffer.playing.remove(play)
+            self._buffer.playing.remove(group_run)
             if reason is not None:
-                self._tally.cut(play, reason)
-                play.forget()
-            self._buffer.wait(play)
+                self._stats.cut(group_run, reason)
+                group_run.forget()
+            self._buffer.wait(group_run)

@@ -54,7 +54,7 @@ from whet.observe.records import ROLLOUTS, RecordWriter
 from whet.rollout.constant import RewardGuard
 from whet.rollout.report import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.scheduler import Wanted
+from whet.rollout.scheduler import RolloutSpec
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
@@ -106,7 +106,7 @@ def train(
             policy = learners.learner("policy")
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
-            wanted = Wanted(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
+            wanted = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
             rollouts = build_rollouts(config, hooks, source, parts.player, wanted, num_rollouts)
             lead.describe(lambda: Situation(observer.phases.present, rollouts.in_flight))
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}

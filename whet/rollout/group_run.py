@@ -15,7 +15,7 @@ from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 
 @dataclass(slots=True, eq=False)
-class Play:
+class GroupRun:
     """The group of one task, from its start until it is trained on."""
 
     task: Task
@@ -97,17 +97,17 @@ class Play:
         return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "begun": cut}
 
     @classmethod
-    def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> Play:
+    def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> GroupRun:
         """The group that `state` describes. If the task's row was corrected since, the group restarts."""
-        play = cls(find(state["task"]), state["index"], num_samples, baseline)
-        if state["row"] != task_digest(play.task).hex():
-            return play
-        ids = set(play.ids)
-        for name, into in (("ended", play.ended), ("begun", play.begun)):
+        group_run = cls(find(state["task"]), state["index"], num_samples, baseline)
+        if state["row"] != task_digest(group_run.task).hex():
+            return group_run
+        ids = set(group_run.ids)
+        for name, into in (("ended", group_run.ended), ("begun", group_run.begun)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})
-        if state["judged"] and play.whole:
-            play.take_over(play.group())
-        return play
+        if state["judged"] and group_run.whole:
+            group_run.take_over(group_run.group())
+        return group_run
 
 
 def trajectory_state(trajectory: Trajectory) -> JSON | None:

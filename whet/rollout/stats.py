@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
-from whet.rollout.play import Play, group_restored, group_state
+from whet.rollout.group_run import GroupRun, group_restored, group_state
 from whet.rollout.report import RolloutFailed, failures_text, told_failures
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
 @dataclass(slots=True)
-class Tally:
+class RolloutStats:
     """Counts of the groups and trajectories played since the last rollout was taken."""
 
     failed: list[Trajectory] = field(default_factory=list[Trajectory])
@@ -96,11 +96,11 @@ class Tally:
         self.reasons[reason] += 1
         self.groups.append(replace(group, dropped=reason))
 
-    def cut(self, play: Play, reason: str) -> None:
+    def cut(self, group_run: GroupRun, reason: str) -> None:
         """Count the tokens of an interrupted group as dropped."""
-        there = tuple(t for t in play.there if t.turns)
+        there = tuple(t for t in group_run.there if t.turns)
         if there:
-            self.dropped(Group(play.task, there), reason)
+            self.dropped(Group(group_run.task, there), reason)
 
     def state(self) -> JSON:
         """Checkpointed state: the groups that no rollout has reported yet, and their counts."""
@@ -108,7 +108,7 @@ class Tally:
         return {"groups": groups, "kept": self.num_kept, "retries": self.num_retries, "reasons": dict(self.reasons)}
 
     @classmethod
-    def restored(cls, state: JSON, find: Callable[[str], Task]) -> Tally:
+    def restored(cls, state: JSON, find: Callable[[str], Task]) -> RolloutStats:
         """The counts that `state` describes."""
         groups = [group_restored(each, find) for each in state["groups"]]
         return cls(groups=groups, num_kept=state["kept"], num_retries=state["retries"], reasons=Counter(state["reasons"]))
