@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -37,8 +38,11 @@ def _forked(num_processes: int, body: Callable[..., None], *args: Any) -> list[A
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
         started = [context.Process(target=_guarded, args=(body, rank, num_processes, there, *args)) for rank in range(num_processes)]
+        gc.collect()
+        gc.freeze()  # else a child may take apart what an earlier test left, whose threads it does not have
         for process in started:
             process.start()
+        gc.unfreeze()
         failed = _wait(started, there)
         if failed:
             raise AssertionError("\n".join(failed))
