@@ -62,7 +62,7 @@ PrintKeys = Annotated[
 
 
 FinishedOk = Annotated[
-    bool, typer.Option("--finished-ok", help="A run that has come to its end before ends with status 0, not with 3: for scripts.")
+    bool, typer.Option("--finished-ok", help="Exit with status 0, not 3, if the run has finished before: for scripts.")
 ]
 
 
@@ -72,7 +72,7 @@ For = Annotated[
 CallTools = Annotated[
     bool,
     typer.Option(
-        "--tools", help="Really call every tool once on the first row, and have environments answer what is scored; what they do is done."
+        "--tools", help="Call every tool once on the first row, and let environments answer the scored replies. Side effects are real."
     ),
 ]
 ReportFile = Annotated[Path | None, typer.Option("--json", help="Write the report to this JSON file, too.", metavar="FILE")]
@@ -80,8 +80,8 @@ ReportFile = Annotated[Path | None, typer.Option("--json", help="Write the repor
 
 @app.command()
 def quickstart(
-    seed: Annotated[int, typer.Option(help="Of the model, the problems and the training.")] = 0,
-    run_dir: Annotated[Path | None, typer.Option(help="Where everything goes; default: runs/quickstart-seed<SEED>.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the model, the problems and the training.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of all output; default: runs/quickstart-seed<SEED>.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the results to this JSON file, too.")] = None,
     rollouts: Annotated[int | None, typer.Option(help="Rollouts of the reinforcement learning; default: the full number.", min=1)] = None,
     warmup_steps: Annotated[int | None, typer.Option(help="Steps of the supervised warm-up; default: the full number.", min=1)] = None,
@@ -198,7 +198,7 @@ def serve(
 
 @app.command()
 def replay_batch(
-    folder: Annotated[Path, typer.Argument(help="What the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
+    folder: Annotated[Path, typer.Argument(help="The folder that the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
 ) -> None:
     """Do a step again that gave NaN or infinity, and show where it first goes wrong. Ends with status 1 if nothing goes wrong this time."""
     from whet.runs.replay import replay_batch as replay
@@ -262,11 +262,11 @@ def score(
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="A Hugging Face folder, a run's folder, a checkpoint, or a DCP folder.", metavar="SRC")],
-    target: Annotated[Path, typer.Argument(help="A folder that is not there yet.", metavar="DST")],
+    target: Annotated[Path, typer.Argument(help="A folder that does not exist yet.", metavar="DST")],
     to: Annotated[str, typer.Option(help="hf or dcp.")] = "hf",
-    model: Annotated[str | None, typer.Option(help="For a checkpoint of a run: the folder or hub name of its model.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of all floating point tensors, bfloat16 say; default: as they are.")] = None,
-    shard_size: Annotated[int, typer.Option(help="MiB of a file of weights.", min=1)] = 5 * 2**10,
+    model: Annotated[str | None, typer.Option(help="Folder or hub name of the model, for a checkpoint of a run.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type for all floating-point tensors, such as bfloat16; default: each keeps its own.")] = None,
+    shard_size: Annotated[int, typer.Option(help="Size of a file of weights in MiB.", min=1)] = 5 * 2**10,
 ) -> None:
     """Convert weights between Hugging Face folders, runs and DCP, without ever holding the whole model, and read them back.
 
@@ -289,16 +289,16 @@ def convert(
 def plan(
     model: Annotated[str, typer.Argument(help="A model folder or a hub name; only its config.json is looked at.", metavar="MODEL")],
     devices: Annotated[int, typer.Option(help="Devices that train it.", min=1)] = 1,
-    memory: Annotated[float, typer.Option(help="GiB of each device.", min=1e-6)] = 80.0,
+    memory: Annotated[float, typer.Option(help="Memory of each device in GiB.", min=1e-6)] = 80.0,
     per_node: Annotated[int, typer.Option(help="Devices of a node, with fast links.", min=1)] = 8,
     longest: Annotated[int, typer.Option(help="Tokens of the longest sample.", min=1)] = 8192,
     budget: Annotated[int, typer.Option(help="train.max_tokens_per_device.", min=1)] = 16_384,
     samples: Annotated[int, typer.Option(help="Samples of an optimizer step.", min=1)] = 256,
     dtype: Annotated[str, typer.Option(help="model.dtype.")] = "bfloat16",
     recompute: Annotated[bool, typer.Option(help="model.gradient_checkpointing.")] = True,
-    reference: Annotated[bool, typer.Option(help="Whether a frozen reference is kept.")] = False,
+    reference: Annotated[bool, typer.Option(help="Keep a frozen reference.")] = False,
     lora: Annotated[int | None, typer.Option(help="Rank of an adapter that trains instead.", min=1)] = None,
-    degrees: Annotated[str | None, typer.Option(help="Look at these alone: shard=8,tensor=2")] = None,
+    degrees: Annotated[str | None, typer.Option(help="Plan only this layout: shard=8,tensor=2")] = None,
     offload: Annotated[bool, typer.Option(help="train.offload.")] = False,
     report: ReportFile = None,
 ) -> None:

@@ -44,7 +44,7 @@ class Observer:
     display: Display
     """Display for the user; the run's log gets the same."""
     console: Display
-    """The same without the log: for what quotes data."""
+    """The display without the log, for messages that quote data."""
     journal: Journal
     trackers: Sequence[Tracker]
     """The first is that of `metrics.jsonl`."""

@@ -48,8 +48,10 @@ class Stop:
             self._wake()
 
     def check(self) -> None:
-        """Raises:
-        Stopped: if the run was asked to end.
+        """Raise if the run was asked to end.
+
+        Raises:
+            Stopped: if the run was asked to end.
         """
         if self._number is not None:
             raise Stopped(self._number)
@@ -80,7 +82,7 @@ class Stop:
 
 
 _outermost: Stop | None = None
-"""That of the `on_signals` that is entered: what it surrounds shares it, so that a signal ends all of it."""
+"""Stop of the outermost active `on_signals`: inner ones share it, so that a signal ends all of them."""
 
 
 @contextmanager

@@ -24,10 +24,10 @@ class RejectionConfig(Config):
 
 
 class CorrectionConfig(Config):
-    """Importance weights of the trainer's policy over the engine's, and what is rejected."""
+    """Importance weights of the trainer's policy over the engine's, and rules of rejection."""
 
     preset: PresetName | None = None
-    """One of verl's named presets, whose settings hold where none are given here."""
+    """One of verl's named presets; settings given here override it."""
     weights: Level | None = None
     """Level of the ratio that weighs a token: the token's own (token), the product over its sample
     (sequence), or the geometric mean over its sample (geometric); unset: no weights."""
@@ -41,7 +41,7 @@ class CorrectionConfig(Config):
     normalize: bool = False
     """Divide weights by their mean over the step's trained tokens (which with rejected=mask are the kept ones)."""
     reject: list[RejectionConfig] = Field(default_factory=list[RejectionConfig])
-    """A token trains if all of these keep it."""
+    """Rules of rejection. A token trains if every rule keeps it."""
     veto: float | None = Field(default=None, gt=0)
     """Reject every token of a sample in which some token's ratio pi_train / pi_rollout is below this."""
     rejected: Literal["weigh", "mask"] = "weigh"

@@ -13,7 +13,7 @@ from whet.core.advantages import group_advantages
 from whet.core.batch import TrainBatch
 
 Relative = GRPOConfig | DrGRPOConfig | GSPOConfig | CISPOConfig | SAPOConfig | GMPOConfig
-"""Those that share the credit, and differ in the policy loss and the defaults."""
+"""Algorithms that share the credit, and differ in the policy loss and the defaults."""
 
 
 def grpo(config: Relative, plan: StepPlan, name: str | None = None) -> PolicyGradient:

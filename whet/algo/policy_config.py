@@ -35,25 +35,26 @@ ONE_RATIO = frozenset({"geometric_mean"})
 
 
 class LossConfig(Config):
-    """Which policy loss, and what only some of them have."""
+    """The policy loss, and settings that only some losses have."""
 
     name: str = "clip"
-    """clip, sequence (GSPO), cispo, sapo, reinforce, geometric_mean (GMPO), clip_cov, kl_cov, or an import reference
-    `module:function` called with (batch, logprobs, old_logprobs, options) that returns core.losses.ClipTerms."""
+    """Policy loss: clip, sequence (GSPO), cispo, sapo, reinforce, geometric_mean (GMPO), clip_cov,
+    kl_cov, or an import reference `module:function` called with (batch, logprobs, old_logprobs,
+    options) that returns core.losses.ClipTerms."""
     sequence_gradient: SequenceGradient = "token"
-    """sequence: where the gradient of a sample's ratio goes: token (verl's form) or sequence (slime's)."""
+    """sequence: path of the gradient of a sample's ratio: token (verl's form) or sequence (slime's)."""
     tau_positive: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """sapo: how fast the gate closes for positive advantages."""
+    """sapo: steepness of the gate for positive advantages."""
     tau_negative: float = Field(default=1.05, gt=0, allow_inf_nan=False)
-    """sapo: the same for negative ones."""
+    """sapo: steepness of the gate for negative advantages."""
     covariance_share: float = Field(default=0.0002, gt=0, le=1)
     """clip_cov, kl_cov: share of the step's tokens that is held back."""
     covariance_bounds: tuple[float, float] = (1.0, 5.0)
-    """clip_cov: only tokens with a covariance in between."""
+    """clip_cov: range of covariance from which tokens are chosen."""
     covariance_kl_coef: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """kl_cov: weight of |log ratio| for the chosen tokens."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Handed to a loss of your own."""
+    """Options of a loss of your own."""
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> LossConfig:
@@ -103,9 +104,10 @@ class PolicyConfig(Config):
     clip_dual: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     """Dual clip: the term of a token with negative advantage is at most clip_dual * |advantage|."""
     reducer: ReducerName | ScaledReducerName = "sample_mean"
-    """sample_mean: every trajectory counts the same; token_mean: every token does; group_mean: every group does;
-    token_sum_mean: sums over tokens, mean over trajectories; sequence_mean, sequence_sum: the same two over samples;
-    constant_length, constant: sums over reducer_scale."""
+    """Weights of tokens in the loss. sample_mean: every trajectory counts the same; token_mean: every
+    token does; group_mean: every group does; token_sum_mean: sums over tokens, mean over trajectories;
+    sequence_mean, sequence_sum: the same two over samples; constant_length, constant: sums over
+    reducer_scale."""
     reducer_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Divisor of constant_length and constant; unset: the token limit of a trajectory, if it is known."""
     entropy_coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -119,9 +121,9 @@ class PolicyConfig(Config):
     reference: bool | None = None
     """Keep a frozen copy of the first policy. Unset: only if a KL has a weight; true observes the KL at 0 too."""
     old_logprobs: Literal["auto", "recompute", "rollout", "current"] = "auto"
-    """Denominator of the ratio. recompute: the trainer's, before the first step; rollout: the engine's; current: the
-    present ones, detached (right only if a rollout feeds one step, and nothing needs them before it, as correction does);
-    auto: current where that is right, else recompute."""
+    """Denominator of the ratio. recompute: the trainer's log-probs before the first step; rollout: the
+    engine's; current: the present ones, detached (correct only if a rollout feeds one step, and nothing
+    needs them before it, as correction does); auto: current if that is correct, else recompute."""
     loss: LossConfig = Field(default_factory=LossConfig)
     """The policy loss."""
     whiten: bool = False
@@ -129,7 +131,8 @@ class PolicyConfig(Config):
     kl_reward: RewardKLConfig = Field(default_factory=RewardKLConfig)
     """KL in the reward."""
     distill_coef: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """On-policy distillation: every advantage is lowered by this times log pi / pi_teacher of its token."""
+    """On-policy distillation: distill_coef * log pi / pi_teacher of its token is subtracted from every
+    advantage."""
     mask_delta: float | None = Field(default=None, ge=0)
     """Off-policy sequence masking: drop tokens with a negative advantage from samples whose mean log pi_old / pi exceeds
     this (slime's opsm_delta is 1e-4)."""

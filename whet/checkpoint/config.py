@@ -19,8 +19,9 @@ class RestoreConfig(Config):
     path: str
     """A run's folder (its newest checkpoint), or one checkpoint's folder."""
     parts: list[CheckpointPart] = Field(default=["weights"], min_length=1)
-    """weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters. With
-    all of them the run goes on as the other would have."""
+    """Parts of the checkpoint to restore: weights; optimizer (moments, masters and place in the
+    schedule); data (the cursor); random (generators' states); counters. With all of them the run
+    continues exactly as the other would have."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RestoreConfig:

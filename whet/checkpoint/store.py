@@ -161,8 +161,10 @@ class CheckpointStore:
         return self.config.restore is not None and "weights" in self.config.restore.parts
 
     def check_resume(self) -> None:
-        """Raises:
-        ValueError: if there is a checkpoint and the configuration says not to resume.
+        """Check that an existing checkpoint may be continued.
+
+        Raises:
+            ValueError: if there is a checkpoint and the configuration says not to resume.
         """
         if not self.config.resume and self._all():
             advice = "choose another run_dir, or remove the folder"

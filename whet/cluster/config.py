@@ -17,22 +17,25 @@ class ClusterConfig(Config):
     (docs/cluster.md)."""
 
     backend: Literal["local", "ray"] = "local"
-    """local: on this machine; ray: as actors, on one node or many. Processes that torchrun started are used as they are."""
+    """Starter of the processes. local: on this machine; ray: as actors, on one node or many. Processes
+    that torchrun started are used unchanged."""
     layout: Literal["colocate", "disaggregate", "async"] = "colocate"
-    """colocate: engine and trainer share devices and take turns; disaggregate: the engine's processes have devices of their own, and take
-    turns with the trainer; async: likewise, and sample while it computes, within control.max_staleness."""
+    """Placement of engine and trainer. colocate: they share devices and take turns; disaggregate: the
+    engine's processes have their own devices, and take turns with the trainer; async: they have their
+    own devices, and sample while the trainer computes, within control.max_staleness."""
     address: str | None = None
     """Address of a Ray cluster: auto, or HOST:PORT; unset: RAY_ADDRESS, or else a cluster started on
     this machine for this run."""
     trainer_cpus: float = Field(default=1, gt=0)
     """Processors that Ray sets apart for each process of the trainer."""
     trainer_gpus: float | None = Field(default=None, ge=0)
-    """GPUs likewise; unset: one where the cluster has any. Where an engine's process is colocated, each has half of the larger number."""
+    """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an
+    engine's process is colocated, each of the two gets half of the larger number."""
     engine_cpus: float = Field(default=1, gt=0)
     """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or
     a layout with separate devices)."""
     engine_gpus: float | None = Field(default=None, ge=0)
-    """GPUs likewise; unset: one where the cluster has any."""
+    """GPUs for each process of the engine; unset: one if the cluster has any."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
 

@@ -40,9 +40,10 @@ class Command:
     folder: str | None = None
     """Working directory, if such a folder exists; None: that of its starter."""
     speaks: bool = True
-    """Its output comes as `Said`; false: it has its starter's, a terminal for example."""
+    """Report its output as `Said`; false: it shares its starter's output, a terminal for example."""
     is_trainer: bool = True
-    """It gets all of its starter's environment, keys included, since it does the same; false: the variables that every process gets."""
+    """Pass on all of its starter's environment, keys included, since it does the same work; false: only
+    the variables that every process gets."""
 
 
 @dataclass(frozen=True, slots=True)

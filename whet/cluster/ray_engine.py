@@ -54,7 +54,7 @@ class _Starter:
         self._group = ray.util.get_placement_group(room.group)
         self._lock = threading.Lock()
         self._bundles: dict[str, int] = {}
-        """By the names of the engine's processes: one that starts again goes where it was."""
+        """Bundles by the names of the engine's processes: a restarted one keeps its bundle."""
 
     def begin(self, name: str, invitation: dialing.Invitation, given_up: threading.Event) -> launch.WorkerProcess:
         engines = self._room.engines

@@ -22,7 +22,7 @@ class Room:
     trainer: Bundle
     """Resources of each process of the trainer in its bundle."""
     engine: Bundle
-    """Likewise of the engine."""
+    """Resources of each process of the engine in its bundle."""
     engines: tuple[int, ...]
     """The bundle of each process of the engine; none where it runs in the leader's own."""
 

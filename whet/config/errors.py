@@ -54,7 +54,7 @@ _EXPECTED = {
     "too_short": "a length of at least {min_length}",
     "too_long": "a length of at most {max_length}",
 }
-"""By pydantic's error type: what was expected, with the error's context filled in."""
+"""Messages by pydantic's error type: the expected value, with the error's context filled in."""
 
 _NO_MEMBER = ("union_tag_invalid", "union_tag_not_found")
 """Pydantic's error types where a table is none of a choice's models."""

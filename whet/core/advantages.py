@@ -28,7 +28,7 @@ class Groups:
     members: Tensor
     """The first sample of each valid trajectory. [M] int64"""
     group: Tensor
-    """Its group. [M] int64"""
+    """Group of each trajectory. [M] int64"""
     score: Tensor
     """[M] float64"""
     count: Tensor

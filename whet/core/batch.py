@@ -81,7 +81,8 @@ class TrainBatch:
     nucleus_sizes: Tensor | None = None
     """Number of token ids each token was drawn from; 0: the whole vocabulary. [T] int64"""
     nucleus_ids: Tensor | None = None
-    """Those ids, token after token: every log-prob of a token is renormalised over them. [sum(nucleus_sizes)] int32"""
+    """Ids of these nuclei, token after token: every log-prob of a token is renormalised over them.
+    [sum(nucleus_sizes)] int32"""
     baseline: Tensor | None = None
     """Score of the greedy trajectory of the sample's task, for ReMax; as in `rewards`, 0 and without
     meaning where `valid` is False. [N] float64"""
@@ -100,7 +101,7 @@ class TrainBatch:
     neighbours: no micro-batch, rank or step takes one without the other. None: every sample is a unit
     by itself. [N] int64"""
     margin: Tensor | None = None
-    """By how much the chosen reply of the sample's pair is to win. [N] float32"""
+    """Margin by which the chosen reply of the sample's pair should win. [N] float32"""
 
     def __post_init__(self) -> None:
         num_tokens, num_samples = int(self.tokens.shape[0]), int(self.lengths.shape[0])

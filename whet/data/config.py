@@ -21,8 +21,8 @@ class ChatConfig(Config):
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking."""
     special_tokens_in_text: bool = False
-    """Have special tokens that a text spells (of a data row, a user, a tool or its schema) become such, as if the template had written
-    them; false: they stay text, and are counted."""
+    """Turn special tokens spelled in a text (of a data row, a user, a tool or its schema) into real
+    ones, as if the template had written them; false: they stay text, and are counted."""
 
     @property
     def template_text(self) -> str | None:

@@ -49,7 +49,7 @@ class Encoder:
         self._kinds = {added.content: added for added in tokenizer.added_tokens_decoder.values()}
         named = {str(text) for text in tokenizer.all_special_tokens}
         self.special = frozenset(text for text, added in self._kinds.items() if added.special or text in named)
-        """Those of them that the tokenizer calls special."""
+        """Added tokens that the tokenizer calls special."""
         self._greedy = frozenset(token for token, added in tokenizer.added_tokens_decoder.items() if added.rstrip)
         self._protected: tuple[str, ...] = ()
         self._adds_prefix = self._finds_prefix()

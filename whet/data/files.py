@@ -38,7 +38,7 @@ class Row:
     """One record of a data file."""
 
     values: Mapping[str, JSON]
-    """By column."""
+    """Values by column."""
     origin: str
     """`file:N`, where N is the line of a jsonl file and the record of any other, counted from 1."""
 

@@ -64,7 +64,7 @@ class RowConfig(Config):
 
 
 def renamed_columns(config: Config, *keys: str) -> dict[str, str]:
-    """Those of the optional keys that were given another column than the default, with that column: it has to exist."""
+    """The optional keys with another column than the default, with that column: it has to exist."""
     chosen = {key: getattr(config, key) for key in keys}
     defaults = {key: type(config).model_fields[key].default for key in keys}
     return {key: name for key, name in chosen.items() if name not in (None, defaults[key])}

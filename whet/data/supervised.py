@@ -38,7 +38,7 @@ class TokenRow:
     """A conversation's ids and which of them train, in five bytes a token: all of a data set is held in memory."""
 
     index: int
-    """Among all rows, dropped ones included."""
+    """Index among all rows, dropped ones included."""
     tokens: array[int]
     mask: bytes
 

@@ -21,7 +21,7 @@ class EvaluationSetConfig(Config):
     limit: int | None = Field(default=None, gt=0)
     """Evaluate only this many tasks, the first ones; unset: all."""
     samples_per_prompt: int = Field(default=1, gt=0)
-    """n of mean@n and pass@k."""
+    """Trajectories of each prompt: n of mean@n and pass@k."""
     rollout: RolloutOverrides = Field(default_factory=RolloutOverrides)
     """Sampling and limits that differ from training's."""
     env: EnvConfig | None = None

@@ -72,8 +72,10 @@ class CompiledLayers:
 
 
 def require_compiler(device: torch.device) -> None:
-    """Raises:
-    ValueError: if torch has nothing to compile with for the device.
+    """Check that torch can compile for the device.
+
+    Raises:
+        ValueError: if it has no compiler for it.
     """
     if device.type == "cuda" and find_spec("triton") is None:
         raise ValueError("train.compile needs triton on CUDA, which is not installed: pip install triton, or leave train.compile out")

@@ -13,7 +13,7 @@ Recompute = bool | Literal["selective"]
 
 
 class ModelConfig(Config):
-    """Which model, and how it is held."""
+    """The model, its type and its device."""
 
     path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
@@ -24,8 +24,9 @@ class ModelConfig(Config):
     trust_remote_code: bool = False
     """Allow code that comes with the model to run."""
     gradient_checkpointing: Recompute = False
-    """Recompute each layer's activations in the backward pass: least memory, about a third more compute; selective: keep what matrix
-    products and attention gave, and recompute the rest, for a few per cent."""
+    """Recompute each layer's activations in the backward pass: least memory, about a third more
+    compute; selective: keep the results of matrix products and attention, and recompute the rest, for a
+    few per cent."""
     gradient_checkpointing_every: int = Field(default=1, ge=1)
     """Recompute one of this many layers; the others keep all their activations."""
 

@@ -23,7 +23,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By their names in safetensors files."""
+"""Types by their names in safetensors files."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights in torch's own format: a pickle, of which no part can be read without the rest."""

@@ -216,8 +216,10 @@ def _leave_experts(peft_config: Any, hf: nn.Module) -> None:
 
 
 def require_peft() -> None:
-    """Raises:
-    ValueError: if peft is not installed.
+    """Check that peft is installed.
+
+    Raises:
+        ValueError: if it is not.
     """
     if find_spec("peft") is None:
         raise ValueError("train.lora needs the peft package: pip install 'whet[lora]', or leave train.lora out")

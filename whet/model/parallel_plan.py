@@ -35,7 +35,7 @@ class Cut:
     parts: int
     """Ranks that have a part of it each; 1: all have it whole."""
     dim: int
-    """That is cut."""
+    """Dimension that is cut."""
     of_experts: bool = False
     """True if the parts are whole experts, on the mesh that experts are spread over."""
 

@@ -30,7 +30,7 @@ class Flow:
 
     what: str
     sent_bytes: float
-    """By one rank in one optimizer step."""
+    """Bytes sent by one rank in one optimizer step."""
     span: int
     """Number of neighbouring ranks that contain the exchanging group: with more than a node has, it
     goes over the network."""

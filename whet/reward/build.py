@@ -47,7 +47,7 @@ class ComponentConfig(Config):
     """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the reward."""
 
 
 class RewardConfig(Config):
@@ -61,12 +61,15 @@ class RewardConfig(Config):
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
     """Several rewards by a name of your choice; the total is their weighted sum."""
     group: GroupRewardConfig | None = None
-    """A reward of all siblings of a task together, once each has ended and was scored by itself; what it gives is their reward. Where it
-    fails they all have failed, and are not played again (control.retries)."""
+    """A reward of all siblings of a task together, computed after each has ended and was scored by
+    itself; it replaces their rewards. If it fails, all siblings have failed, and they are not played
+    again (control.retries)."""
     score_key: str | None = None
-    """Entry of a mapping that is the reward, where a function returns one; its other numbers are components. Unset: `total`, or the sum."""
+    """Key of the reward if a function returns a mapping; its other numbers are components. Unset:
+    `total`, or the sum."""
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """For each call, from when a worker takes it; for each request of a reward that asks a server."""
+    """Seconds for each call, counted from its start in a worker, and for each request of a reward that
+    asks a server."""
     workers: int = Field(default=1, ge=1)
     """Processes that run plain functions and symbolic comparisons."""
     worker_memory_mb: int = Field(default=2048, ge=0)

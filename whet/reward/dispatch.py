@@ -49,7 +49,7 @@ class Choice(Config):
     name: str
     """A built-in reward or an import reference to a function."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the reward."""
 
 
 class DispatchOptions(Config):

@@ -29,7 +29,7 @@ class GroupRewardConfig(Config):
     """Import reference to a function `(trajectories, **options) -> list`: one score for each of those that ended well
     (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the function."""
 
 
 def group_reward(config: GroupRewardConfig, pool: WorkerPool, timeout_s: float, score_key: str | None = None) -> GroupReward:

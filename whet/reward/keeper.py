@@ -37,13 +37,15 @@ LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 Born = dict[int, str]
 """Processes by their ids, each with when it began."""
 Table = dict[int, tuple[int, str]]
-"""Likewise, with the parent before."""
+"""Processes by their ids, each with its parent and its start time."""
 
 
 class WorkerKeeper:
-    """Args:
-    control: the socket to the starter.
-    command: of the worker.
+    """Starts a worker, and ends every process that it started.
+
+    Args:
+        control: the socket to the starter.
+        command: command of the worker.
     """
 
     def __init__(self, control: socket.socket, command: list[str]) -> None:

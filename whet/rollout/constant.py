@@ -93,8 +93,10 @@ class RewardGuard:
         )
 
     def check(self) -> None:
-        """Raises:
-        ConstantReward: if the limit is reached.
+        """Stop the run if the reward has been constant for too long.
+
+        Raises:
+            ConstantReward: if the limit is reached.
         """
         if not self._varied and self._limit is not None and self._num_constant >= self._limit:
             raise ConstantReward(

@@ -16,14 +16,15 @@ class FilterConfig(Config):
     """One rule by which finished groups are dropped before they are trained on."""
 
     name: str
-    """zero_std, all_right, all_wrong, length, or an import reference to a function (`module:function`, `file.py:function`) of a group
-    that returns why it is dropped, or None."""
+    """Rule: zero_std, all_right, all_wrong, length, or an import reference to a function
+    (`module:function`, `file.py:function`) of a group that returns the reason to drop it, or None."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the function."""
 
 
 class ControlConfig(Config):
-    """Which groups are trained on, how many are played at a time, and how old a trained token may be (docs/rollouts.md)."""
+    """Control of rollouts: the groups to train on, the number in flight, and the age of a trained token
+    (docs/rollouts.md)."""
 
     max_staleness: int = Field(default=0, ge=0)
     """Age of the oldest token that may be trained: the number of versions that the policy is newer than
@@ -33,8 +34,9 @@ class ControlConfig(Config):
     """Play groups while the trainer computes, so that weights change under them; unset: with
     max_staleness above 0. It needs an engine with its own copy of the weights."""
     partial: bool = False
-    """Without overlap: what is not finished when a rollout is full waits with all that was sampled, and goes on under the next version,
-    instead of being aborted. Its older tokens train within max_staleness."""
+    """Without overlap: keep the unfinished groups of a full rollout with their sampled tokens, and
+    continue them under the next version, instead of aborting them. Their older tokens train within
+    max_staleness."""
     too_old: TooOld = "mask"
     """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its
     whole sample is not."""
@@ -44,7 +46,7 @@ class ControlConfig(Config):
     """Without overlap: number of groups that are played for each group still missing. The surplus is
     aborted when the rollout is full, and its tasks come first in the next rollout."""
     max_groups: int | None = Field(default=None, ge=1)
-    """Groups played at a time, at most; none: as many as are wanted."""
+    """Groups played at a time, at most; none: no limit."""
     filters: list[FilterConfig] = Field(default_factory=list)
     """Rules by which finished groups are dropped; others are played in their place (dynamic sampling)."""
     refill: bool = True

@@ -24,11 +24,11 @@ class RolloutOverrides(Config):
     repetition_penalty: float | None = Field(default=None, ge=0.1, le=10)
     """Make tokens of the context and the reply less likely, by this factor on their logits."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken from the logit of each token that the turn has already."""
+    """Penalty subtracted from the logit of each token that occurred in the turn."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken from a token's logit for each time that the turn has it already."""
+    """Penalty subtracted from a token's logit for each time that the token occurred in the turn."""
     min_tokens: int | None = Field(default=None, ge=0)
-    """Tokens of a turn before it may end by itself."""
+    """Least number of tokens of a turn, unless a limit cuts it."""
     json_schema: str | None = None
     """JSON schema, as text, that every turn keeps to."""
     regex: str | None = None
@@ -36,11 +36,11 @@ class RolloutOverrides(Config):
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None)
     """Texts that end a turn."""
     max_turns: int | None = Field(default=None, gt=0)
-    """Turns of the model in a trajectory."""
+    """Model calls of a trajectory, at most."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a trajectory: prompt, replies and the environment's answers."""
+    """Tokens of a trajectory, at most: prompt, replies and the environment's answers."""
     max_turn_tokens: int | None = Field(default=None, gt=0)
-    """Tokens sampled in one turn."""
+    """Tokens sampled in one turn, at most."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Seconds that a trajectory may take."""
 

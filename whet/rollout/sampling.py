@@ -18,31 +18,35 @@ class RolloutConfig(Config):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Temperature of every turn; 0 is greedy (evaluation only)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the most likely tokens that have this probability together. In training the ids of those tokens are recorded with every
-    sampled one, and all log-probs are renormalised over them; with `top_k` there are never more than that."""
+    """Sample from the most likely tokens that together have this probability. In training the ids of
+    those tokens are recorded with every sampled token, and all log-probs are renormalised over them;
+    with `top_k` there are never more than that number."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from so many most likely tokens, 0: from all. Recorded in training as for `top_p`."""
+    """Sample from this many most likely tokens; 0: from all. Recorded in training as for `top_p`."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Leave out tokens less likely than this fraction of the most likely one; other than 0 in evaluation only."""
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
     """Make tokens of the context and the reply less likely, by this factor on their logits; other than 1 in evaluation
     only."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Taken from the logit of each token that the turn has already; other than 0 in evaluation only."""
+    """Penalty subtracted from the logit of each token that occurred in the turn; other than 0 in
+    evaluation only."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Taken from a token's logit for each time that the turn has it already; other than 0 in evaluation only."""
+    """Penalty subtracted from a token's logit for each time that the token occurred in the turn; other
+    than 0 in evaluation only."""
     min_tokens: int = Field(default=0, ge=0)
-    """Tokens of a turn before it may end by itself; other than 0 in evaluation only."""
+    """Least number of tokens of a turn, unless a limit cuts it; other than 0 in evaluation only."""
     json_schema: str | None = None
     """JSON schema, as text, that every turn keeps to (needs `whet[grammar]`); other than none in evaluation only."""
     regex: str | None = None
-    """Regular expression that every turn matches as a whole (likewise)."""
+    """Regular expression that every turn matches as a whole (needs `whet[grammar]`); other than none in
+    evaluation only."""
     max_turns: int = Field(default=8, ge=1)
-    """Model calls of a trajectory. A plain question ends after one by itself."""
+    """Model calls of a trajectory, at most. A plain question takes one."""
     max_tokens: int = Field(default=4096, ge=2)
-    """Tokens of a whole trajectory: prompt, replies and the environment's answers."""
+    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers."""
     max_turn_tokens: int = Field(default=1024, ge=1)
-    """Tokens sampled in one turn."""
+    """Tokens sampled in one turn, at most."""
     stop_token_ids: list[int] = Field(default_factory=list)
     """Tokens that end a turn besides the tokenizer's own; they stay in the turn."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)

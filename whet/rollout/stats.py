@@ -28,11 +28,11 @@ class RolloutStats:
     """Busy time of the engine since the last rollout was taken."""
     busy_before_s: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter[str])
-    """Why groups were dropped."""
+    """Number of dropped groups by reason."""
     in_a_row: Counter[str] = field(default_factory=Counter[str])
-    """The same, since one was kept."""
+    """Number of dropped groups by reason, since one was kept."""
     groups: list[Group] = field(default_factory=list[Group])
-    """Those that were dropped."""
+    """Groups that were dropped."""
 
     def ended(self, trajectory: Trajectory) -> None:
         self.recent.append((trajectory.id, trajectory.error))

@@ -28,11 +28,11 @@ class SourceTexts:
     keys: set[str] = field(default_factory=set[str])
     """Keys of settings."""
     number_keys: set[str] = field(default_factory=set[str])
-    """Those of them that may have a number."""
+    """Keys that may have a number."""
     free_keys: set[str] = field(default_factory=set[str])
-    """Those of them under which a user may have any keys."""
+    """Keys under which a user may have any keys."""
     named_keys: set[str] = field(default_factory=set[str])
-    """Those under which a user names tables of declared keys."""
+    """Keys under which a user names tables of declared keys."""
     choices: set[str] = field(default_factory=set[str])
     """Values that settings may have: of a `Literal`, and names of what is built in."""
     words: set[str] = field(default_factory=set[str])
@@ -42,7 +42,7 @@ class SourceTexts:
     """The file, relative to the package, and the name."""
     files: set[str] = field(default_factory=set[str])
     sentences: dict[str, list[Sentence]] = field(default_factory=dict[str, list[Sentence]])
-    """By one of their words, which a text must have to be one of them."""
+    """Sentences by one of their words, which a text must contain to be one of them."""
 
 
 @cache

@@ -32,8 +32,10 @@ class Keys:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Keys:
-        """Raises:
-        ValueError: a key is too short, or cannot be sent in a header.
+        """Read the keys from environment variables.
+
+        Raises:
+            ValueError: a key is too short, or cannot be sent in a header.
         """
         for name in (API_KEY, ADMIN_KEY):
             key = environ.get(name)
@@ -61,8 +63,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, keys: Keys) -> None:
-    """Raises:
-    ValueError: other machines could reach the server and there is no key.
+    """Refuse to serve other machines without a key.
+
+    Raises:
+        ValueError: other machines could reach the server and there is no key.
     """
     if keys.api is None and not (host and is_loopback(host)):
         raise ValueError(
@@ -158,8 +162,10 @@ def _refuse_web_pages(headers: Headers) -> None:
 
 
 def _host_in(header: str, url: str) -> str | None:
-    """Raises:
-    ApiError: 400 for a header that is no address.
+    """Host in a header with an address.
+
+    Raises:
+        ApiError: 400 for a header that is no address.
     """
     try:
         parts = urlsplit(url)

@@ -52,9 +52,10 @@ class Sampled:
     """True if a stop token is part of the text."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    """Under the distribution that was sampled from."""
+    """Log-probs under the distribution that was sampled from."""
     raw_logprobs: list[float] = field(default_factory=list[float])
-    """Under the model's own, where the request asked for them; likewise the next one."""
+    """Log-probs under the model's own distribution, if the request asked for them; likewise the next
+    one."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
     versions: list[int] = field(default_factory=list[int])
     num_cached: int = 0

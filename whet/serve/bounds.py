@@ -75,8 +75,10 @@ def _has_more_outside_texts(raw: bytes, marks: bytes, most: int) -> bool:
 
 
 def check_shape(value: JSON) -> None:
-    """Raises:
-    ApiError: 400, naming the field whose lists and objects are too deep, or one of whose objects has too many keys.
+    """Check the depth of a JSON value, and the number of keys of its objects.
+
+    Raises:
+        ApiError: 400, with the name of the field that is over a limit.
     """
     _check_keys("the body", [value])
     for name, item in value.items() if isinstance(value, dict) else [("", value)]:
@@ -100,13 +102,15 @@ def _inside(value: JSON) -> list[JSON]:
 
 
 def check_told(tokens: int, each: int, param: str) -> None:
-    """Raises:
-    ApiError: 400 for an answer of more log-probs than one may have.
+    """Refuse an answer with too many log-probs.
 
     Args:
-        tokens: of all samples, prompts included where they are scored.
-        each: alternatives told of each.
+        tokens: tokens of all samples, prompts included if they are scored.
+        each: alternatives reported for each.
         param: the field that asks for them.
+
+    Raises:
+        ApiError: 400 if there are more than one answer may have.
     """
     if tokens * each > MAX_TOLD:
         message = f"{param}: {tokens} tokens with {each} alternatives each are over the limit of {MAX_TOLD} log-probs"

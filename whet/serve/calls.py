@@ -30,9 +30,9 @@ class Call:
     """False: nothing is to be sampled."""
     ticket: Admission = field(init=False)
     scores: dict[int, Scored] = field(default_factory=dict[int, Scored])
-    """By the request's place, what the model says of its tokens from the second on."""
+    """Scores of the requests' tokens from the second on, by the request's place."""
     scoring: dict[tuple[int, ...], asyncio.Future[Scored]] = field(default_factory=dict[tuple[int, ...], asyncio.Future[Scored]])
-    """By the tokens: the samples of a prompt have one score."""
+    """Scores by the tokens: the samples of a prompt share one score."""
     abort_reason: str = ""
     """Why it was aborted; empty: it was not."""
 

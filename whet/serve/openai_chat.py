@@ -26,7 +26,8 @@ from whet.serve.text import TextStream, held_back, token_fields
 from whet.types import JSON, Chunk, Finish, Grammar, Message, ToolCall, text_before
 
 CALL_OPENERS: Mapping[str, str] = {"hermes": OPEN}
-"""By parser, the text from which on a reply may be a tool call, so that a stream holds it back. Of another one everything is held back."""
+"""Text from which on a reply may be a tool call, by parser; a stream holds the reply back from there.
+With any other parser everything is held back."""
 
 
 class ChatBody(OpenAIBody):

@@ -78,8 +78,10 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_samples(self, num: int) -> None:
-        """Raises:
-        ApiError: 400 for more samples than one request may have.
+        """Refuse a request for too many samples.
+
+        Raises:
+            ApiError: 400 for more samples than one request may have.
         """
         most = self.config.limits.max_samples
         if num > most:
@@ -164,8 +166,10 @@ class Service:
             raise ApiError(400, text, param="messages") from None
 
     async def check_grammar(self, grammar: Grammar, param: str, called: str | None = None) -> None:
-        """Raises:
-        ApiError: 400, naming the field or what else it is `called`, if a grammar cannot be used.
+        """Check that a grammar can be used.
+
+        Raises:
+            ApiError: 400 if not, with the field or the name in `called`.
         """
         try:
             await asyncio.get_running_loop().run_in_executor(self.grammars, self.try_grammar, grammar)

@@ -41,7 +41,7 @@ class DataConfig(RowConfig, ChatConfig):
     """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source`
     (docs/extending.md)."""
     source_options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
+    """Keyword arguments of the source."""
     source_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds that each call of the source may take."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
@@ -79,12 +79,14 @@ class BaseRunConfig(Config):
     """Settings of every kind of run."""
 
     run_dir: str = "runs/default"
-    """Folder of the run: configuration, metrics, records, checkpoints and the exported model. Where the command line's file does not name
-    it, it is runs/FILE-TIME, and an unfinished run of the file with the same settings goes on."""
+    """Folder of the run: configuration, metrics, records, checkpoints and the exported model. If the
+    command line's file does not name it, it is runs/FILE-TIME, and an unfinished run of the file with
+    the same settings is continued."""
     seed: int = 0
     """Seed of everything random: data order, sampling, shuffles."""
     deterministic: bool = False
-    """Same bits every time, on one machine: deterministic kernels, and steps that do not depend on how long tools take."""
+    """Same bits every time, on one machine: deterministic kernels, and steps that do not depend on the
+    duration of tool calls."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads for torch; unset: torch's choice."""
     model: ModelConfig

@@ -121,7 +121,7 @@ RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {
     "dpo": DpoRunConfig,
     "rm": RewardModelRunConfig,
 }
-"""By the command that trains with them."""
+"""Settings by the command that trains with them."""
 _DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig, "rm": PreferenceConfig}
 
 

@@ -125,8 +125,10 @@ class Alarm:
                 _set_pg_timeout(timedelta(seconds=self._timeout_s), group)
 
     def check(self) -> None:
-        """Raises:
-        RankHung: if an exchange has expired.
+        """Report an expired exchange.
+
+        Raises:
+            RankHung: if an exchange has expired.
         """
         if self.cause is not None:
             raise RankHung(self.cause)

@@ -69,7 +69,7 @@ class BroadcastTicket:
     port: int
     """Port of the store (torch's) where the group meets."""
     group: int
-    """Its number. A group serves many versions, until its engines are others."""
+    """Number of the group. A group serves many versions, until its engines change."""
     receivers: tuple[str, ...]
     """Names of the engines' processes, in the order of their ranks: the first is rank 1."""
     backend: str
@@ -103,7 +103,7 @@ class Sent:
     """Size and times of a transfer."""
 
     size_bytes: int
-    """That left this process, each byte once however many engines got it."""
+    """Bytes that left this process, each counted once for any number of engines."""
     encode_s: float = 0.0
     """Seconds of packing and compressing."""
     wire_s: float = 0.0

@@ -61,8 +61,10 @@ def read_folder(ticket: DiskTicket, naming: Naming) -> Iterator[tuple[str, Tenso
 
 
 def check_seen(folder: Path) -> None:
-    """Raises:
-    TransportError: if a folder that was written elsewhere is not there.
+    """Check that a folder written elsewhere can be read here.
+
+    Raises:
+        TransportError: if it does not exist here.
     """
     if not folder.is_dir():
         why = "sync.folder must lie on a file system that trainer and engines share"

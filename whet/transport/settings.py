@@ -16,8 +16,9 @@ class SyncConfig(Config):
     is proven with every transport."""
 
     transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"] = "auto"
-    """shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine
-    open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only what changed since the
+    """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc:
+    memory of the trainer's device that engines on the same machine open; broadcast: a process group
+    (gloo); disk: a folder in Hugging Face format for each version; delta: only the changes since the
     version before, compressed; auto: shared."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take over a version before the run stops. By broadcast and ipc they
@@ -27,7 +28,8 @@ class SyncConfig(Config):
     """Size in bytes. ipc and broadcast: weights in flight at a time, in addition to the tensor being
     gathered; disk: a file of weights."""
     folder: str | None = None
-    """disk and delta: where versions are written, on a file system that trainer and engines share; unset: the run's folder, `sync`."""
+    """disk and delta: folder of the versions, on a file system that trainer and engines share; unset:
+    `sync` in the run's folder."""
     keep: int = Field(default=2, ge=1)
     """disk and delta: versions that stay on disk."""
 

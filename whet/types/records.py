@@ -285,7 +285,7 @@ class Pair:
     chosen: Sample
     rejected: Sample
     margin: float = 0.0
-    """By how much the chosen one is to win, in the unit of the loss's logits; 0: no preference about it."""
+    """Margin by which the chosen reply should win, in the unit of the loss's logits; 0: no margin."""
 
 
 @dataclass(slots=True)

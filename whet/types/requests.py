@@ -179,7 +179,8 @@ class Receipt:
     """One receipt per engine copy, for an engine of several copies. All copies must hold identical
     weights."""
     wire_bytes: int = 0
-    """That left the trainer's process, compressed as they may be; 0 where the engine reads the trainer's own."""
+    """Bytes that left the trainer's process, compressed if they were; 0 if the engine reads the
+    trainer's own weights."""
     encode_s: float = 0.0
     """Seconds of packing and compressing."""
     wire_s: float = 0.0

@@ -19,8 +19,9 @@ class EmbeddedConfig(Config):
     max_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that one step computes at most: long prompts are prefilled in chunks, mixed with decoding."""
     compiled: bool = True
-    """Decode on CPUs in code that is compiled when it is first needed (by the C compiler at hand, in about a second): Llama, Mistral,
-    Qwen2 and Qwen3 in float32. Other models, and machines without a compiler, decode with torch, and a warning says why."""
+    """Decode on CPUs with code that is compiled on first use (by the installed C compiler, in about a
+    second): Llama, Mistral, Qwen2 and Qwen3 in float32. Other models, and machines without a compiler,
+    decode with torch, and a warning says why."""
     static_decode: bool = False
     """Decode in steps of fixed shapes, padded to powers of two. On CUDA each is captured as a graph and replayed; that was never run
     on a GPU, so compare before you rely on it. On a CPU the same steps are computed, slower than others."""
@@ -30,8 +31,8 @@ class EmbeddedConfig(Config):
     """Copies of the engine. 1: it runs in the trainer's process; more: each copy runs in a process of
     its own with the sizes above, and all share one copy of the weights in shared memory."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Processes of each copy: the model's layers are cut over them by its own plan, the cache by its heads of keys and values; they
-    decode with torch. 1: a copy is one process."""
+    """Processes of each copy: the model's layers are cut over them by the model's own plan, the cache
+    by its heads of keys and values; they decode with torch. 1: a copy is one process."""
     copy_devices: list[str] = Field(default_factory=list)
     """Device of each copy, or of each of its processes (`cuda:1`; each then has its own weights there).
     Empty: the CPU for all, or, if the model is on a GPU, one GPU after the other."""

@@ -366,9 +366,11 @@ def draw(logits: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[D
 
 
 def _draw_rows(logits: Tensor, wanted: Tensor, sequences: list[Sequence], *, compiled: bool) -> list[Drawn]:
-    """Args:
-    logits: as the model gave them. [B, V]
-    wanted: what is drawn from. [B, V]
+    """Draw a token for each sequence.
+
+    Args:
+        logits: as the model gave them. [B, V]
+        wanted: adjusted logits, to draw from. [B, V]
     """
     params, positions = [s.request.sampling for s in sequences], [len(s.tokens) for s in sequences]
     tokens, logprobs, kept = sample(wanted, params, positions, compiled=compiled)

@@ -125,8 +125,10 @@ class Grammars:
         """Lock of the compiled grammars; it is not held during compilation."""
 
     def check(self, grammar: Grammar) -> None:
-        """Raises:
-        ValueError: the grammar cannot be used; the text says where and why.
+        """Check that a grammar can be used.
+
+        Raises:
+            ValueError: if it cannot; the text says where and why.
         """
         self._compiled(grammar)
 

@@ -12,7 +12,7 @@ from whet.model.digest import digests_of
 
 
 class Lockstep(Protocol):
-    """Those that compute every step of a core together, as the core sees them."""
+    """The ranks that compute every step of a core together, as the core sees them."""
 
     def tell(self, what: str, *arguments: object) -> None:
         """Have the others do to their cores what is now done to this one: a method's name and what it is given."""

@@ -30,7 +30,7 @@ class Drawn:
 
     token: int
     logprob: float
-    """Under the distribution that it was drawn from."""
+    """Log-prob under the distribution that it was drawn from."""
     nucleus: bytes
     """The token ids of that distribution, where the request asks for them."""
     raw: Raw | None

@@ -21,7 +21,7 @@ class Match:
     blocks: list[int]
     """Full blocks, to be shared."""
     digests: list[bytes]
-    """Theirs."""
+    """Digests of these blocks."""
     tail: int | None
     """A block whose first `num_tail` tokens are those that come next; it is to be copied, since others go on differently there."""
     num_tail: int

@@ -78,8 +78,10 @@ class Runner:
         return 0.0 if self._took_off is None else time.perf_counter() - self._took_off
 
     def check_open(self) -> None:
-        """Raises:
-        EngineFailed: if it was closed.
+        """Refuse a call after the engine was closed.
+
+        Raises:
+            EngineFailed: if it was closed.
         """
         if self._closed:
             raise EngineFailed("the engine is closed")

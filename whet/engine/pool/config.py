@@ -18,12 +18,13 @@ class PoolConfig(Config):
     restart_backoff_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Seconds before the first restart; twice as many before each further one."""
     start_timeout_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """Seconds for a member to start: to import torch, to attach to the weights and, where it computes on a device of its own, to move
-    them there."""
+    """Seconds for a member to start: to import torch, to attach to the weights and, if it has its own
+    device, to move them there."""
     health_every_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    """Seconds between two looks at each member."""
+    """Seconds between two health checks of each member."""
     health_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Seconds for a member to answer one: a call that computes nothing. Then it counts as hung: it is killed and started again."""
+    """Seconds for a member to answer a health check, a call that computes nothing. After that the
+    member counts as hung: it is killed and restarted."""
     step_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds that one step of a member, or one score, may take. After that the member counts as hung,
     even if it still answers health checks."""
@@ -33,7 +34,8 @@ class PoolConfig(Config):
     shorter `sync.timeout_s` ends the run instead. If all members take part in one exchange
     (`sync.transport=broadcast`), the shorter of the two ends the run."""
     breaker_failures: int = Field(default=3, ge=1)
-    """Requests in a row that fail with a member, though it lives, until its circuit breaker opens: then it gets none."""
+    """Number of failed requests in a row, by a member that lives, until its circuit breaker opens: then
+    the member gets no requests."""
     breaker_open_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds until an open breaker is half-open and lets one request try; twice as many after each trial that fails, up to 32 times."""
 

@@ -72,7 +72,7 @@ class Keeper(Generic[M]):
 
     @property
     def there(self) -> list[Slot[M]]:
-        """Those that are up, and those that wait for the next version."""
+        """Places that are up, and those that wait for the next version."""
         return [slot for slot in self.slots if slot.up or slot.state is State.BEHIND]
 
     @property
@@ -102,9 +102,11 @@ class Keeper(Generic[M]):
         return self._changing
 
     def check_open(self) -> None:
-        """Raises:
-        EngineLost: if a member that was lost ended everything.
-        EngineFailed: if it was closed.
+        """Refuse a call after the pool has ended.
+
+        Raises:
+            EngineLost: if a lost member ended everything.
+            EngineFailed: if the pool was closed.
         """
         if self.over is not None:
             raise EngineLost(self.over) if self._broken else EngineFailed(self.over)
@@ -129,7 +131,7 @@ class Keeper(Generic[M]):
                 waiter.set_result(None)
 
     def caught_up(self) -> None:
-        """Those that waited for a version have it."""
+        """Mark the places that waited for a version as serving: they have it."""
         for slot in self.slots:
             if slot.state is State.BEHIND:
                 slot.state = State.SERVING

@@ -121,11 +121,11 @@ class State(StrEnum):
 
     SERVING = "serving"
     DRAINING = "draining"
-    """It leaves: it ends what it has and gets nothing new."""
+    """It is leaving: it finishes its requests and gets no new ones."""
     BEHIND = "behind"
-    """It cannot catch up with what was published, and waits for the next version."""
+    """It cannot catch up with the published version, and waits for the next one."""
     DOWN = "down"
-    """Its member was lost, and another is on its way or will be."""
+    """Its member was lost, and another one is starting or will be."""
     GIVEN_UP = "given up"
     """Its member was lost, and no other comes."""
 
@@ -141,7 +141,7 @@ class Slot(Generic[M]):
     breaker: Breaker
     state: State = State.SERVING
     conversations: set[str] = field(default_factory=set)
-    """That stay here."""
+    """Conversations that stay with this place."""
     requests: set[str] = field(default_factory=set)
     """Ids of those that run here."""
     num_restarts: int = 0

@@ -68,7 +68,7 @@ class EnginePool(Generic[M]):
 
     @property
     def members(self) -> list[M]:
-        """Those that there are just now."""
+        """The present members."""
         return [slot.member for slot in self._keeper.slots if slot.member is not None]
 
     @property

@@ -39,8 +39,10 @@ class Published:
     """Why members may hold half of a later version, if they may: nothing is sampled then."""
 
     def check_whole(self) -> None:
-        """Raises:
-        EngineFailed: if they may.
+        """Refuse to sample while members may hold half of a later version.
+
+        Raises:
+            EngineFailed: if they may.
         """
         if self.torn is not None:
             raise EngineFailed(self.torn)

@@ -21,7 +21,7 @@ there."""
 
 
 class Requests(Generic[M]):
-    """Those that are under way, and the conversations that are open.
+    """Requests in flight, and the open conversations.
 
     Args:
         keeper: of the members.

@@ -29,7 +29,7 @@ from whet.engine.workers.setup import Setup
 HANDSHAKE_TIMEOUT_S = 10.0
 """Seconds for a caller to prove that it has the key, even if it keeps sending bytes."""
 MOST_CALLERS = 64
-"""That may be about to prove who they are; one more, and the first of them is turned away."""
+"""Callers that may be about to prove themselves; one more, and the first of them is turned away."""
 AGAIN_S = 0.2
 """About so long after it was turned away, a worker dials again."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
@@ -134,7 +134,7 @@ class _Callers:
     def __init__(self, key: bytes, proven: SimpleQueue[Connection]) -> None:
         self._key, self._proven = key, proven
         self._strange: dict[int, socket.socket] = {}
-        """Those who have not shown it, by their numbers; the first to come is the first."""
+        """Callers that have not shown the key, by their numbers; the first to come is the first."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -163,7 +163,8 @@ class _Callers:
                     self._strange.pop(number).close()
 
     def _know(self, number: int) -> None:
-        """It has shown the key, and is not turned away any more. Raises EOFError if it was."""
+        """Note that a caller has shown the key, so that it is not turned away any more. Raises EOFError
+        if it was."""
         with self._lock:
             if number not in self._strange:
                 raise EOFError("it was turned away")

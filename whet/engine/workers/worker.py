@@ -137,9 +137,11 @@ class Copy:
 
 
 def _receiver(setup: Setup, weights: CausalModel, model: CausalModel) -> Receiver:
-    """Args:
-    weights: whole, over the shared memory where it is mapped.
-    model: whose tensors this process samples from.
+    """The receiver of weights for this process.
+
+    Args:
+        weights: whole, over the shared memory if it is mapped.
+        model: the model whose tensors this process samples from.
     """
     bare = without_contents(weights)
     return Receiver(

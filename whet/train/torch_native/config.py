@@ -19,9 +19,10 @@ class OptimConfig(Config):
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    """adamw (arXiv 1711.05101), by torch's fused kernels where the device has them; adamw_8bit: matrices of 4096 entries and more on
-    a rank keep their moments in eight bits (arXiv 2110.02861, by torchao: `whet[8bit]`), and all else is adamw's; muon: layers' matrices
-    are stepped by their orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, and all else is adamw's."""
+    """Optimizer. adamw (arXiv 1711.05101): torch's fused kernels if the device has them; adamw_8bit:
+    matrices with 4096 or more entries on a rank keep their moments in eight bits (arXiv 2110.02861, by
+    torchao: `whet[8bit]`), everything else uses adamw; muon: layers' matrices are stepped by their
+    orthogonalized momentum (arXiv 2502.16982), at AdamW's size of update, everything else uses adamw."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -33,13 +34,13 @@ class OptimConfig(Config):
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay; not applied to vectors (norms, biases)."""
     clip_grad: float | None = Field(default=1.0, gt=0)
-    """Gradient norm that is not exceeded; unset: no clipping."""
+    """Largest gradient norm; unset: no clipping."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay of the learning rate after the warm-up, over the run's optimizer steps."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Share of the peak that linear and cosine end at."""
+    """Final learning rate of linear and cosine, as a share of the peak."""
 
     @model_validator(mode="after")
     def _read(self) -> OptimConfig:
@@ -63,8 +64,9 @@ class ParallelConfig(Config):
     expert: int = Field(default=1, ge=1)
     """Ranks that the experts of a mixture are spread over: a multiple of `tensor` that divides shard x context x tensor."""
     context_attention: Literal["auto"] | ContextAttention = "auto"
-    """ulysses: each of the ranks that share a row attends with some of the heads; gather: each has all keys and values, and its own
-    queries, in chains only; auto: ulysses where the heads divide."""
+    """Attention of ranks that share rows. ulysses: each rank attends with a part of the heads; gather:
+    each rank has all keys and values for its own queries, in chains only; auto: ulysses if the heads
+    divide."""
 
     @property
     def num_ranks(self) -> int:
@@ -93,13 +95,17 @@ class TrainConfig(Config):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     """The optimizer and its schedule."""
     offload: bool = False
-    """Keep the optimizer (gradients, moments, float32 masters), and on a mesh the sharded parameters, in the CPU's memory, and step there:
-    the device keeps one copy of the weights, and every step waits for its way there and back."""
+    """Keep the optimizer (gradients, moments, float32 masters), and on a mesh the sharded parameters,
+    in the CPU's memory, and step there. The device then holds one copy of the weights, and every step
+    waits for the transfer both ways."""
     max_tokens_per_device: int = Field(default=16_384, gt=0)
-    """Tokens of a row (a micro-batch); those that samples share count once where they are computed once. A longer sample sits alone."""
+    """Token limit of a row (a micro-batch). Tokens that samples share are counted once if they are
+    computed once. A longer sample gets its own row."""
     rows: RowsSetting = "auto"
-    """forest: what samples begin with alike is computed once, forward and backward; chains: every sample whole; auto: forests where they
-    save a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` tells what share was saved."""
+    """Computation of shared beginnings. forest: the common beginning of samples is computed once,
+    forward and backward; chains: every sample is computed whole; auto: forest if it saves a fifth of
+    the tokens. The loss and its gradient are the same. The metric `train/shared` has the share of
+    tokens that was saved."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
     parallel: ParallelConfig | Literal["auto"] | None = None
@@ -107,8 +113,8 @@ class TrainConfig(Config):
     the layouts that fit the devices' memory the one whose exchanges take the least time, printed when
     the run begins."""
     exchange_timeout_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """With several processes: how long one waits for the others in an exchange, before the run ends and names who did not come. It has to
-    cover the most that one computes between two exchanges beyond another."""
+    """Seconds that a process waits for the others in an exchange, before the run ends and names the
+    missing ones. It must cover the largest difference in computing time between two exchanges."""
     compile: bool = False
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in
     `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""

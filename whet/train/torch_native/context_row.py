@@ -95,7 +95,7 @@ class QueryRun:
     """Queries of one segment that follow each other."""
 
     start: int
-    """Among this rank's tokens."""
+    """Index among this rank's tokens."""
     stop: int
     first_key: int
     """In the row: where their segment begins."""

@@ -68,9 +68,9 @@ class MicroBatch:
     """Samples that go through the model together."""
 
     samples: list[int]
-    """Their indices in the batch."""
+    """Indices of the samples in the batch."""
     part: TrainBatch
-    """They alone, on the model's device. T tokens."""
+    """Their part of the batch, on the model's device. T tokens."""
     row: RowInput
     lines: Lines | None
     """Tokens that are projected to the vocabulary. None: no token is."""

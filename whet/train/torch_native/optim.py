@@ -260,7 +260,7 @@ def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[
 
 
 def _matrices(named: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
-    """Those that AdamW does not step."""
+    """Parameters that AdamW does not step."""
     if config.name == "adamw_8bit":
         return {name: p for name, p in named.items() if blocks_of(p) is not None}
     if config.name == "muon":
