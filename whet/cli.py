@@ -265,7 +265,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="A folder that does not exist yet.", metavar="DST")],
     to: Annotated[str, typer.Option(help="hf or dcp.")] = "hf",
     model: Annotated[str | None, typer.Option(help="Folder or hub name of the model, for a checkpoint of a run.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Type for all floating-point tensors, such as bfloat16; default: each keeps its own.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type for all floating-point tensors; default: each keeps its own.")] = None,
     shard_size: Annotated[int, typer.Option(help="Size of a file of weights in MiB.", min=1)] = 5 * 2**10,
 ) -> None:
     """Convert weights between Hugging Face folders, runs and DCP, without ever holding the whole model, and read them back.

@@ -10,7 +10,7 @@ import pytest
 from whet.cluster.process import Command, Ended, Said, Silent
 from whet.cluster.ray_engine import RayWorker
 from whet.engine.base import EngineFailed
-from whet.engine.workers.launch import HERE, LOOK_S, said
+from whet.engine.workers.launch import HERE, LOOK_S, last_words
 
 COMMAND = Command(("-m", "nothing"), "{}")
 
@@ -65,7 +65,7 @@ def test_the_last_words_of_a_worker_that_does_not_start_are_heard_before_its_act
     agent = Agent()
     worker = worker_of(agent, "engine copy 0")
     assert worker.ended(20.0).code == 1
-    assert said(worker).endswith("no such device")
+    assert last_words(worker).endswith("no such device")
     assert agent.killed.wait(20.0), "then its bundle is free"
 
 

@@ -44,10 +44,10 @@ def _require(trajectories: Sequence[Trajectory], what: str, who: str) -> None:
 def failures_text(trajectories: Sequence[Trajectory]) -> str:
     """Failures of the trajectories: a line for each kind and place, with their number and the first
     message."""
-    return told_failures([t.error for t in trajectories if t.error is not None])
+    return failure_lines([t.error for t in trajectories if t.error is not None])
 
 
-def told_failures(failures: Sequence[Failure]) -> str:
+def failure_lines(failures: Sequence[Failure]) -> str:
     """Failures: a line for each kind and place, with their number and the first message."""
     kinds: dict[tuple[str, str], list[Failure]] = {}
     for error in failures:

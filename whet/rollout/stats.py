@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.group_run import GroupRun, group_restored, group_state
-from whet.rollout.report import RolloutFailed, failures_text, told_failures
+from whet.rollout.report import RolloutFailed, failures_text, failure_lines
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
@@ -77,7 +77,7 @@ class RolloutStats:
             raise RolloutFailed(
                 f"{len(failures)} of {window} trajectories failed, which is more than control.max_error_rate = {max_error_rate:g} of them\n"
                 "mend what failed and start the same command again: it goes on; or raise control.max_error_rate to train on the rest\n"
-                f"{told_failures(failures)}\n{failures[0].traceback}".rstrip()
+                f"{failure_lines(failures)}\n{failures[0].traceback}".rstrip()
             )
 
     def busy(self, total_s: float) -> None:

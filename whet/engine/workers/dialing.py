@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from queue import Empty, SimpleQueue
 
 from whet.engine.base import EngineFailed
-from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, WorkerProcess, said, told
+from whet.engine.workers.launch import LOOK_S, LOOPBACK, Link, WorkerProcess, last_words, send_setup
 from whet.engine.workers.setup import Setup
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -102,7 +102,7 @@ class DialingLauncher:
             except BaseException:
                 process.kill()
                 raise
-        return told(Link(connection, process), setup)
+        return send_setup(Link(connection, process), setup)
 
     def _wait(self, name: str, listener: socket.socket, key: bytes, process: WorkerProcess, given_up: threading.Event) -> Connection:
         """Connection of the caller that proves to be the worker; strangers are turned away, and do not
@@ -114,10 +114,10 @@ class DialingLauncher:
             with suppress(Empty):
                 return proven.get(timeout=LOOK_S)
             if (ended := process.ended(0.0)) is not None:
-                raise EngineFailed(f"{name} ended before it dialed ({ended.words}){said(process)}") from None
+                raise EngineFailed(f"{name} ended before it dialed ({ended.words}){last_words(process)}") from None
             if given_up.is_set():
                 raise EngineFailed(f"{name}: it was given up before it dialed back")
-        raise EngineFailed(f"{name} did not dial back to {self.address} within {self._timeout_s:g} s{said(process)}")
+        raise EngineFailed(f"{name} did not dial back to {self.address} within {self._timeout_s:g} s{last_words(process)}")
 
 
 class _Callers:

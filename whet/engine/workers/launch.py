@@ -223,11 +223,11 @@ class LocalLauncher:
             child = subprocess.Popen(
                 arguments, pass_fds=given, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-        return told(Link(Connection(mine.detach()), LocalWorker(name, child)), setup)
+        return send_setup(Link(Connection(mine.detach()), LocalWorker(name, child)), setup)
 
 
-def told(link: Link, setup: Setup) -> Link:
-    """Tell a worker its setup. One on another machine gets its first weights over its connection.
+def send_setup(link: Link, setup: Setup) -> Link:
+    """Send a worker its setup. One on another machine gets its first weights over its connection.
 
     Raises:
         EngineFailed: if it is to share memory with this machine's, and cannot.
@@ -245,7 +245,7 @@ def told(link: Link, setup: Setup) -> Link:
     return link
 
 
-def said(process: WorkerProcess, num_lines: int = 12) -> str:
+def last_words(process: WorkerProcess, num_lines: int = 12) -> str:
     """A process's last words, for the end of an error."""
     lines = process.last_lines()[-num_lines:]
     return "\nit said last:\n    " + "\n    ".join(lines) if lines else ""

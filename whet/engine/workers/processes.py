@@ -19,7 +19,7 @@ from whet.engine.base import Capabilities, EngineFailed, EngineLost, Vitals
 from whet.engine.embedded.runner import CLOSED
 from whet.engine.embedded.tensor_parallel import LOST, Links
 from whet.engine.workers import first_weights
-from whet.engine.workers.launch import LOOK_S, Launcher, Link, said
+from whet.engine.workers.launch import LOOK_S, Launcher, Link, last_words
 from whet.engine.workers.setup import Setup
 from whet.types import Chunk, Request, Scored
 
@@ -103,7 +103,7 @@ class CopyProcess:
                     if given_up.is_set():
                         raise EngineFailed(f"{self.name}: {CLOSED}")
                     if time.monotonic() > deadline:
-                        raise EngineFailed(f"{self.name} did not start {within}{said(self._links[0].process)}")
+                        raise EngineFailed(f"{self.name} did not start {within}{last_words(self._links[0].process)}")
                 kind, told = self._links[0].connection.recv()
             except (EOFError, OSError):
                 raise EngineFailed(self._culprit("did not start")) from None
@@ -263,4 +263,4 @@ class CopyProcess:
         rank = others[0] if others else 0
         end = ends[rank]
         how = "it closed its connection and goes on" if end is None else end.words
-        return f"{self.processes[rank]} {what} ({how}){said(self._links[rank].process)}"
+        return f"{self.processes[rank]} {what} ({how}){last_words(self._links[rank].process)}"
