@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.group_run import GroupRun, group_restored, group_state
-from whet.rollout.report import RolloutFailed, failures_text, failure_lines
+from whet.rollout.report import RolloutFailed, failure_lines, failures_text
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
