@@ -17,7 +17,7 @@ class Background:
     """The thread. Unlike that of an executor, a process that ends does not wait for it.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -21,7 +21,7 @@ def slowdown(threads: int, seconds: float = 0.2) -> float:
     """Measure small products and sums with `threads` threads and with one.
 
     Args:
-        threads: of torch.
+        threads: number of torch's threads.
         seconds: at most, for each of the two.
 
     Returns:
@@ -55,7 +55,7 @@ class ThreadWatch:
     """Notices at a run's start, and when its steps slow down, that torch's threads hold each other up.
 
     Args:
-        on_cpu: whether the model is computed there; elsewhere nothing is measured.
+        on_cpu: True if the model is computed there; elsewhere nothing is measured.
         measure: `slowdown` of torch's present number of threads.
     """
 

@@ -53,12 +53,12 @@ class PolicyGradient:
     """An `Algorithm` from a credit assignment and a policy loss.
 
     Args:
-        name: of the algorithm, for error messages.
+        name: name of the algorithm, for error messages.
         config: its settings.
-        plan: how many optimizer steps a rollout feeds.
+        plan: optimizer steps of a rollout.
         assign: its credit assignment.
-        needs: what that needs on the batch.
-        compares: whether it compares the samples of a prompt with each other.
+        needs: columns that the credit needs on the batch.
+        compares: True if it compares the samples of a prompt with each other.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class DcpReader:
     """A checkpoint's tensors by name.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
 
     Raises:
         ValueError: if its description cannot be read.

@@ -46,8 +46,8 @@ class CheckpointStore:
     """The checkpoints of one run, `rollout_000050`, `rollout_000100` and so on; several of one rollout are `rollout_000050.1` and so on.
 
     Args:
-        folder: where they lie, `<run>/checkpoints`.
-        config: when and how many.
+        folder: folder of the checkpoints, `<run>/checkpoints`.
+        config: interval and number of checkpoints.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:

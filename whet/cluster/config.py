@@ -57,7 +57,7 @@ def check_layout(config: ClusterConfig, *, overlaps: bool) -> None:
 
     Args:
         config: the settings.
-        overlaps: whether groups are played while the trainer computes.
+        overlaps: True if groups are played while the trainer computes.
 
     Raises:
         ValueError: with what to set.

@@ -38,7 +38,7 @@ def private(environment: Mapping[str, str]) -> dict[str, str]:
     to nobody. What was set of that is replaced: it was for another cluster.
 
     Args:
-        environment: of this process.
+        environment: environment of this process.
     """
     kept = {key: value for key, value in environment.items() if key not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")}
     return {

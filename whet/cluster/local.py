@@ -41,9 +41,9 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
 
     Args:
         num_ranks: processes.
-        arguments: of the interpreter.
-        line: what each reads first.
-        run_dir: where the log of the others goes.
+        arguments: arguments of the interpreter.
+        line: first line of each process's standard input.
+        run_dir: folder of the others' log.
 
     Returns:
         The leader's exit status.

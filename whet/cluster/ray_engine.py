@@ -86,8 +86,8 @@ class RayWorker:
     Args:
         ray: the package, connected.
         agent: the actor that starts it; it ends with it.
-        name: of the worker.
-        command: what to start.
+        name: name of the worker.
+        command: the process to start.
         here: the node that this process is on.
         timeout_s: for the actor to be there.
         given_up: set when nobody waits for it any more.

@@ -16,8 +16,8 @@ def refuse_unread(config: Config, names: Iterable[str], why: str, remedy: str) -
     Args:
         config: the model.
         names: its settings that nothing reads as things stand.
-        why: that is so: "with name=clip".
-        remedy: what would have them read: "set name=sapo".
+        why: reason that nothing reads them: "with name=clip".
+        remedy: a change after which they are read: "set name=sapo".
 
     Raises:
         ValueError: naming the first of them whose value is not its default.

@@ -38,7 +38,7 @@ class Hook:
         arguments, of which one object is made and called.
 
         Args:
-            awaited: whether it is a coroutine function, called with `wait_for`.
+            awaited: True if it is a coroutine function, called with `wait_for`.
 
         Raises:
             ConfigError: there is no such function, it cannot be called that way, or the object cannot be made.

@@ -83,7 +83,7 @@ def group_advantages(
         normalize_std: divide by the group's std.
         eps: added to the std.
         std_floor: smallest std.
-        singleton: what a group with one valid trajectory gets.
+        singleton: treatment of a group with one valid trajectory.
     """
     groups = groups_of(batch)
     advantages = scores(batch) - groups.mean[batch.group]

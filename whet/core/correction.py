@@ -77,7 +77,7 @@ def normalizer(batch: TrainBatch, weights: Tensor, level: Level, *, empty_counts
         batch: the whole step.
         weights: [T]
         level: token: the mean over trained tokens; sequence: over samples.
-        empty_counts: whether a sample without trained tokens counts as a weight of 0 (slime) or not at all (verl).
+        empty_counts: True: a sample without trained tokens counts as a weight of 0 (slime); False: it does not count (verl).
     """
     if level == "token":
         mean = float(masked_mean(weights, batch.loss_mask))

@@ -72,7 +72,7 @@ def logprobs_and_entropy(
         logits: [C, V]; computed with in float32 at least.
         targets: [C] int64.
         temperature: [C], positive.
-        entropy_grad: whether the entropy takes part in the backward pass.
+        entropy_grad: True if the entropy takes part in the backward pass.
         nucleus: log-probs are renormalised over these tokens, as the sampling was; a target always belongs to them. The
             entropy stays that of the whole distribution.
 
@@ -95,7 +95,7 @@ def squared_probs(logits: Tensor, temperature: Tensor, nucleus: Nucleus | None =
     Args:
         logits: [C, V]; computed with in float32 at least.
         temperature: [C], positive.
-        nucleus: what each token was sampled from.
+        nucleus: token ids that each token was sampled from.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
     if nucleus is not None:
@@ -149,9 +149,9 @@ def chunked_logprobs(
         targets: [N] int64.
         temperature: [N].
         chunk_tokens: rows of logits held at a time.
-        entropy_grad: whether the entropy takes part in the backward pass.
-        nucleus: what each target was sampled from, of N tokens.
-        vocabulary: what part of it the head's logits are of.
+        entropy_grad: True if the entropy takes part in the backward pass.
+        nucleus: token ids that each target was sampled from, of N tokens.
+        vocabulary: part of the vocabulary that the head's logits are of.
     """
 
     def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
@@ -187,8 +187,8 @@ def chunked_squared_probs(
         hidden: [N, H], at the positions that predict the tokens.
         temperature: [N].
         chunk_tokens: rows of logits held at a time.
-        nucleus: what each token was sampled from: the probabilities are renormalised over it.
-        vocabulary: what part of it the head's logits are of.
+        nucleus: token ids that each token was sampled from: the probabilities are renormalised over it.
+        vocabulary: part of the vocabulary that the head's logits are of.
     """
     sums: list[Tensor] = []
     columns = [torch.split(column, chunk_tokens) for column in (hidden, temperature)]

@@ -103,7 +103,7 @@ def spread_of(
         low: lower bound.
         high: upper bound.
         ideal: where no difference would be.
-        all_samples: whether samples without trained tokens count, with the mean 0.
+        all_samples: True if samples without trained tokens count, with the mean 0.
         per_sample: a sample's value; None: the mean over its trained tokens. [N]
 
     Raises:

@@ -89,7 +89,7 @@ def gae(
 
     Args:
         batch: with `values`.
-        rewards: of each token; those of tokens that are no step count nowhere. [T]
+        rewards: rewards of each token; those of tokens that are no step count nowhere. [T]
         steps: which tokens are time steps. [T] bool
         gamma: discount.
         lam: 0: one-step bootstrap; 1: the whole return.

@@ -28,8 +28,8 @@ def optimal_token_baseline(
     Args:
         batch: with `squared_probs`, and `correction` where the loss is weighted.
         returns: the return from each token on. [T]
-        logprobs: of the policy that is improved. [T]
-        align: what counts as the same step.
+        logprobs: log-probs under the policy that is improved. [T]
+        align: tokens that count as the same step.
         zero_tail: no baseline where only the longest trajectory goes on: it would be its own return.
         eps: added to the denominator.
 

@@ -31,7 +31,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float 
 
     Args:
         values: [T]
-        mask: whose statistics they are. [T] bool
+        mask: tokens of the statistics. [T] bool
         shift_mean: False adds the mean again afterwards, so that only the scale changes.
         eps: keeps equal values finite.
 

@@ -35,7 +35,7 @@ def mask_conversation(
     """A conversation's ids and which of them train, by one of the ways.
 
     Args:
-        first_trained: what an assistant says before this message is context.
+        first_trained: first message that can train; an assistant's words before it are context.
         silent: messages of an assistant that do not train.
 
     Raises:

@@ -51,7 +51,7 @@ class PreferenceSource:
         renderer: messages to ids.
         columns: which tokens train, and how long a conversation may be.
         shuffle: a new order in every epoch.
-        seed: of the shuffles.
+        seed: seed of the shuffles.
         name: the source's.
 
     Raises:

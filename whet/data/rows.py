@@ -76,7 +76,7 @@ def read_all(path: str | Sequence[str], required: Mapping[str, str], parse: Call
     Args:
         path: as for `read_rows`.
         required: settings and the columns that they name; a column is there if any row has it.
-        parse: what becomes of a row.
+        parse: makes an object of a row.
 
     Raises:
         ValueError: a file cannot be read, `parse` refuses a row (`file:line`), a column is in no row, or there are no rows.

@@ -69,7 +69,7 @@ class SpecialText:
     """Keeps text of others from becoming special tokens.
 
     Args:
-        encoder: of the tokenizer.
+        encoder: encoder of the tokenizer.
         template: the chat template's text; empty: there is none.
         turns: texts of added tokens that the template writes around turns.
     """

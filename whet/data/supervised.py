@@ -72,7 +72,7 @@ class SupervisedSource:
         mask: which tokens train, see `whet.data.masks`.
         max_tokens: longer conversations are dropped, and counted in `num_dropped`.
         shuffle: a new order in every epoch.
-        seed: of the shuffles.
+        seed: seed of the shuffles.
         name: the source's.
 
     Raises:

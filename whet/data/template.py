@@ -34,10 +34,10 @@ def load_renderer(folder: Path, chat: ChatConfig, parser: Parser = parse_hermes,
     """The renderer of a model folder.
 
     Args:
-        folder: of a model.
-        chat: how messages are rendered.
-        parser: how the model writes tool calls.
-        trust_remote_code: whether code that comes with the tokenizer may run.
+        folder: folder of a model.
+        chat: settings of the rendering of messages.
+        parser: parser of the model's tool calls.
+        trust_remote_code: True if code that comes with the tokenizer may run.
 
     Raises:
         ValueError: there is no tokenizer, or it or the template cannot be read.
@@ -58,7 +58,7 @@ class Renderer:
 
     Args:
         tokenizer: a transformers tokenizer.
-        parser: how the model writes tool calls.
+        parser: parser of the model's tool calls.
         template_options: extra variables for the chat template, such as `enable_thinking`.
         template: a chat template's text in place of the tokenizer's own.
         special_tokens_in_text: have special tokens that a text of others spells become such; else they stay text.
@@ -160,7 +160,7 @@ class Renderer:
         opening.
 
         Args:
-            messages: what the environment says.
+            messages: messages of the environment.
             last: the sampled turn; what of its closing it already holds is not added again.
 
         Raises:

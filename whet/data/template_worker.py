@@ -24,7 +24,7 @@ def main(cpu_limit_s: float) -> None:
     """Answer requests until there are no more.
 
     Args:
-        cpu_limit_s: of the processor's time, for one rendering.
+        cpu_limit_s: processor time for one rendering, in seconds.
     """
     os.environ.update(USE_TORCH="0", USE_TF="0")  # transformers' renderer needs neither
     from transformers.utils.chat_template_utils import render_jinja_template

@@ -138,10 +138,10 @@ class EnginePublisher:
     """Publishes to an engine, and compares digests and a probe before the version counts.
 
     Args:
-        backend: whose weights are published.
+        backend: the model whose weights are published.
         model: the trainer's model.
-        engine: who takes them over.
-        thread: where torch work runs.
+        engine: the engine that takes them over.
+        thread: runs torch work.
     """
 
     def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:

@@ -23,7 +23,7 @@ class ToolEnv:
     or were refused by the tool.
 
     Args:
-        tools: what the model may call; a reward or a test may share them, they keep no state.
+        tools: tools that the model may call; a reward or a test may share them, they keep no state.
         timeout_s: seconds that one call may take, None for any time; a call over it makes the trajectory a timeout.
         max_calls: calls of one turn that are run; further ones are answered with an error.
         max_reply_chars: longer answers lose their middle.

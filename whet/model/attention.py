@@ -30,7 +30,7 @@ class Attend(Protocol):
             layer: index of the layer, for caches.
             q: [T, heads, D].
             k: [T, kv_heads, D]; v: [T, kv_heads, Dv].
-            scale: what the scores are multiplied by.
+            scale: factor of the scores.
 
         Returns:
             [T, heads, Dv].

@@ -108,11 +108,11 @@ def load_causal(
 
     Args:
         folder: in Hugging Face format, with its weights as safetensors.
-        config: how the model is held; its path is not looked at.
-        trainable: whether its weights get gradients.
+        config: type and device of the model; its path is not read.
+        trainable: True if its weights get gradients.
         check: see above.
         key: the setting that named the folder, for error messages.
-        spread: whether ranks of a mesh are to hold it: its tensors then stay without contents until these have shared them out
+        spread: True if ranks of a mesh are to hold it: its tensors then stay without contents until these have shared them out
             (`DecoderModel.fill`), and it is checked there.
 
     Raises:

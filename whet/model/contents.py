@@ -132,8 +132,8 @@ class Contents:
         """Read what this process keeps of each tensor, one tensor after another, and put it in the place of what has no contents.
 
         Args:
-            device: where parameters lie afterwards.
-            computes_on: where buffers do.
+            device: device of the parameters afterwards.
+            computes_on: device of the buffers afterwards.
 
         Raises:
             ValueError: if a file is damaged, or tensors that the model ties differ.

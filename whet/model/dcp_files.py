@@ -77,7 +77,7 @@ class DcpFiles:
     """The tensors of a checkpoint that others may have made.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,9 +121,9 @@ class DcpFiles:
         """Read a part of a tensor.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             part: filled; as large as the part.
-            offsets: where the part begins.
+            offsets: begin of the part in each dimension.
 
         Raises:
             ValueError: if a file is missing or damaged, or the parts that were saved leave something out.

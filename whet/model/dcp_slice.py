@@ -42,11 +42,11 @@ def read_slice(file: BufferedReader, offset: int, length: int, dtype: torch.dtyp
     """Read a tensor.
 
     Args:
-        file: that holds it, with others.
-        offset: where it begins.
-        length: how many bytes describe and hold it.
-        dtype: that it must have.
-        sizes: that it must have.
+        file: file that holds it, with others.
+        offset: its first byte.
+        length: number of bytes that describe and hold it.
+        dtype: type that it must have.
+        sizes: sizes that it must have.
 
     Raises:
         ValueError: if it is damaged, has another type or other sizes, or is more than a tensor.

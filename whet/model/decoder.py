@@ -82,7 +82,7 @@ class DecoderModel(ABC):
         Args:
             tokens: [T] int64.
             positions: [T] int64, each token's place in its own sequence.
-            attend: who sees whom.
+            attend: the attention between tokens.
 
         Returns:
             [T, H].

@@ -118,7 +118,7 @@ def block_mask(stops: Tensor, device: torch.device) -> BlockMask:
 
     Args:
         stops: for each token of a row, the first behind it that does not see it; a multiple of `FLEX_BLOCK` of them, on the CPU. [T]
-        device: where the row is.
+        device: device of the row.
     """
     blocks = stops.view(-1, FLEX_BLOCK)
     begins = torch.arange(len(blocks))[:, None] * FLEX_BLOCK

@@ -47,8 +47,8 @@ def joined_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Atten
     Args:
         q: [T, heads, D].
         k: [T, kv_heads, D]; v: [T, kv_heads, Dv].
-        scale: what the scores are multiplied by.
-        parts: who sees whom.
+        scale: factor of the scores.
+        parts: the queries and keys that see each other.
 
     Returns:
         [T, heads, Dv].

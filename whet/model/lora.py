@@ -35,7 +35,7 @@ class Adapter:
     """The adapter of a model.
 
     Args:
-        model: that it was put on.
+        model: model that it was put on.
         config: how.
         layers: peft's layers, by the names of the modules whose places they took.
         peft_config: peft's own description, for files.

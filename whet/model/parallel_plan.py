@@ -49,7 +49,7 @@ def apply_plans(
         hf: whole on every rank, with the same weights.
         tensor: the ranks that compute the same tokens; of one rank: no layer is cut.
         expert: the ranks that experts are spread over. None: no expert is.
-        split_head: whether each rank of `tensor` is to give logits of its own stretch of the vocabulary.
+        split_head: True if each rank of `tensor` is to give logits of its own stretch of the vocabulary.
         key: the setting that asks for it, for error messages.
 
     Returns:

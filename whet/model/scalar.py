@@ -80,10 +80,10 @@ def load_scalar(
 
     Args:
         folder: in Hugging Face format.
-        config: how the model is held; its path is not looked at.
-        trainable: whether its weights get gradients.
+        config: type and device of the model; its path is not read.
+        trainable: True if its weights get gradients.
         new_head: what the head of a causal language model starts as; None: such a folder is refused.
-        seed: of a normal head.
+        seed: seed of a normal head.
         check: compare whet's attention with the model's own.
         key: the setting that named the folder, for error messages.
         spread: as for `load_causal`.

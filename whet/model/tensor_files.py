@@ -20,7 +20,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
 
     Args:
         tensors: by name.
-        path: of the file.
+        path: path of the file.
         metadata: for its header; transformers wants to read `format` there.
 
     Raises:
@@ -36,7 +36,7 @@ def save_model(hf: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] 
 
     Args:
         hf: the model.
-        folder: of the files; it is made where it is missing.
+        folder: folder of the files; it is made where it is missing.
         tensors: by name, in place of the model's own.
 
     Raises:

@@ -39,7 +39,7 @@ def peak_tflops(name: str, dtype: torch.dtype) -> float | None:
 
     Args:
         name: as torch has it (`torch.cuda.get_device_name`).
-        dtype: of the computation. Products of float32 may be set to take other units (TF32); what these can do is not looked up.
+        dtype: type of the computation. Products of float32 may be set to take other units (TF32); what these can do is not looked up.
     """
     whole = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if dtype != torch.bfloat16 and not whole:

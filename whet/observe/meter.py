@@ -42,7 +42,7 @@ class Meter:
     """Watches phases, one after another.
 
     Args:
-        devices: that the models compute on.
+        devices: devices that the models compute on.
         clock: gives seconds.
     """
 

@@ -44,7 +44,7 @@ class Peak:
     it and pages that were freed but not given back included. Another one that begins meanwhile ends it.
 
     Args:
-        device: where a model computes.
+        device: device that a model computes on.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -151,7 +151,7 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
 
     Args:
         model: on the meta device, as `meta_causal` makes it.
-        work: what is done with it.
+        work: workload of the model.
 
     Raises:
         ValueError: if the model cannot run through whet's attention.

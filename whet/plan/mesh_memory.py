@@ -49,7 +49,7 @@ class MeshPlanner:
 
     Args:
         model: whole, on the meta device; with its adapter, if it has one.
-        config: how the model is held.
+        config: type and device of the model.
         key: the setting that its degrees come from, for what is advised.
     """
 

@@ -89,8 +89,8 @@ def flows_of(model: CausalModel | ScalarModel, groups: ParameterGroups, degrees:
     Args:
         model: whole; it may be without contents.
         groups: its `groups_of` the degrees.
-        degrees: that it is spread by.
-        passes: what each rank computes.
+        degrees: degrees that it is spread by.
+        passes: computation of each rank.
     """
     return [
         flow

@@ -19,9 +19,9 @@ def demonstration(problem: Problem, rng: random.Random, mistake_rate: float) -> 
     """One conversation about a problem.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         rng: decides whether this demonstrator makes the template's mistake.
-        mistake_rate: how often a sloppy template's mistake is made.
+        mistake_rate: probability of a sloppy template's mistake.
     """
     template = TEMPLATES[problem.template]
     operators = list(template.operators)

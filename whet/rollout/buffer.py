@@ -30,7 +30,7 @@ class Buffer:
 
     Args:
         num_samples: trajectories of each group.
-        baseline: whether each task is played greedily, too.
+        baseline: True if each task is played greedily, too.
     """
 
     num_samples: int

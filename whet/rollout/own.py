@@ -57,10 +57,10 @@ class OwnRollouts:
 
     Args:
         hook: `control.rollout`, an async function of an `Ask` that returns groups.
-        source: of tasks.
+        source: source of tasks.
         player: plays them.
-        wanted: what a rollout consists of.
-        seed: of the sampling.
+        wanted: size of a rollout.
+        seed: seed of the sampling.
     """
 
     def __init__(self, hook: Hook, source: Source, player: Player, wanted: RolloutSpec, seed: int) -> None:

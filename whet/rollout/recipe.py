@@ -55,8 +55,8 @@ def processed(hook: Hook, samples: Sequence[Sample], groups: Sequence[Group]) ->
     Args:
         hook: returns samples that it was given, as they were or with another `loss_mask`, `reward`, `token_rewards`, `baseline` or
             `valid`, in any order. One that it leaves out is not valid any more: it neither trains nor counts in its group's statistics.
-        samples: of the rollout.
-        groups: of the rollout.
+        samples: samples of the rollout.
+        groups: groups of the rollout.
 
     Returns:
         As many samples as there were, in their order, and metrics: `process/left_out` samples, `process/masked_tokens` that would have

@@ -22,7 +22,7 @@ def require_valid(groups: Sequence[Group], what: str) -> None:
     """See that something succeeded.
 
     Args:
-        groups: of a rollout or an evaluation.
+        groups: groups of a rollout or an evaluation.
         what: names it in the error.
 
     Raises:
@@ -132,10 +132,10 @@ def further_metrics(
 
     Args:
         hook: a user's function; it may return nothing.
-        rollout_id: of the rollout, from 0 on.
-        groups: that were trained on.
-        dropped: that were played and not trained on, each with its reason.
-        metrics: of the rollout and its update, by name.
+        rollout_id: number of the rollout, from 0 on.
+        groups: groups that were trained on.
+        dropped: groups that were played and not trained on, each with its reason.
+        metrics: metrics of the rollout and its update, by name.
 
     Raises:
         HookFailed: it raised, or returned something else than numbers by names that are not taken.

@@ -51,12 +51,12 @@ class Rollouts:
     """Groups on their way from the source to the trainer.
 
     Args:
-        source: of tasks.
+        source: source of tasks.
         player: plays them.
-        control: how much is under way, and what is kept.
-        wanted: what a rollout consists of.
-        num_rollouts: of the whole run; nothing is begun that no rollout would take.
-        seed: of the sampling.
+        control: limits of the groups in flight, and rules for keeping them.
+        wanted: size of a rollout.
+        num_rollouts: rollouts of the whole run; no group is begun that none of them would take.
+        seed: seed of the sampling.
         filters: why finished groups are dropped, in turn.
         order: which of the finished groups come first; None: the one begun first.
         played_by: names the settings and the code that say what a trajectory becomes. What an earlier start played by others begins anew.

@@ -18,8 +18,8 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
     A token's age is `version` less the version that sampled it. Tokens that no policy sampled have none.
 
     Args:
-        samples: of a rollout.
-        version: of the policy that is about to be trained.
+        samples: samples of a rollout.
+        version: version of the policy that is about to be trained.
         max_staleness: the oldest age that trains.
         too_old: `mask` takes out the tokens alone, `drop` whole samples that have one.
 

@@ -17,8 +17,8 @@ class FailureFiles:
     """Writes a file for each failure, and says one line of it.
 
     Args:
-        folder: of the run.
-        phase: what the run is at.
+        folder: folder of the run.
+        phase: present phase of the run.
         tell: shows a line to the person who started the run.
     """
 

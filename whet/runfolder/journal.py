@@ -134,8 +134,8 @@ class LoggedDisplay:
     """A display whose words also go to a run's log, steps as the lines that the plain display prints.
 
     Args:
-        display: what the person sees. Tell it alone what the log must not hold, such as a failure's message.
-        journal: whose log.
+        display: display for the user. Give it alone what the log must not hold, such as a failure's message.
+        journal: journal with the log.
         headlines: the metrics of a step's line in the log.
     """
 

@@ -79,7 +79,7 @@ def claim(folder: Path, command: str) -> Claim:
 
     Args:
         folder: exists.
-        command: what is being done there, for the message that another claim gets.
+        command: command that holds the folder, for the message of another claim.
 
     Raises:
         FolderInUse: if somebody has it, this process under another claim included.

@@ -79,9 +79,9 @@ class Guard:
     """Lets through what may pass, and nothing new while the server ends.
 
     Args:
-        app: what is guarded.
-        keys: what clients have to know.
-        exposed: whether other machines can reach the server: then routes of weights and control need a key of their own.
+        app: the guarded application.
+        keys: keys that clients must send.
+        exposed: True if other machines can reach the server: then routes of weights and control need a key of their own.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, *, exposed: bool) -> None:

@@ -89,7 +89,7 @@ def usage_of(choices: Sequence[Sampled], num_each: int) -> dict[str, JSON]:
     """Token counts as OpenAI gives them: a prompt counts once, however many choices it has, and so does what was cached of it.
 
     Args:
-        choices: of one prompt after the other.
+        choices: choices of one prompt after the other.
         num_each: choices of a prompt.
     """
     firsts = choices[::num_each]

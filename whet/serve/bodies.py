@@ -36,7 +36,7 @@ class BodyMemory:
     """For bodies that arrive or are read: all of them together are bounded, since many could be as large as one may be.
 
     Args:
-        max_bytes: of one.
+        max_bytes: size limit of one body.
     """
 
     def __init__(self, max_bytes: int) -> None:

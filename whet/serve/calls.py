@@ -48,7 +48,7 @@ class Calls:
     """Runs calls over an engine and knows those that are running.
 
     Args:
-        engine: who samples.
+        engine: samples the requests.
         gate: lets calls in.
         timeout_s: seconds that a call may take, waiting included.
     """

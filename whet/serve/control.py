@@ -26,10 +26,10 @@ class Control:
     """One change at a time.
 
     Args:
-        engine: who samples.
-        calls: what is running.
+        engine: samples the requests.
+        calls: the running calls.
         load: reads a model folder.
-        label: what the engine's present version is called.
+        label: name of the engine's present version.
     """
 
     def __init__(self, engine: Engine, calls: Calls, load: LoadWeights, label: str) -> None:

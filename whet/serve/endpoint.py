@@ -30,7 +30,7 @@ class Generation:
     """The ASGI endpoint of a route that generates.
 
     Args:
-        service: what is served.
+        service: the service.
         prepare: from a request's body to an answer to be filled.
     """
 

@@ -30,11 +30,11 @@ class ApiError(Exception):
     """A request that is answered with an error.
 
     Args:
-        status: of HTTP, one of `KINDS`.
-        message: what is wrong and what to do.
+        status: HTTP status, one of `KINDS`.
+        message: the fault and the remedy.
         param: the field of the request that is to blame.
         code: a word that programs can read.
-        retry_after_s: when it is worth another try.
+        retry_after_s: seconds after which a client may try again.
     """
 
     def __init__(

@@ -198,11 +198,11 @@ class GenerateAnswer:
     """Fills in generations.
 
     Args:
-        service: what is served.
-        body: what was asked.
+        service: the service.
+        body: body of the request.
         call: its engine requests, n for each prompt.
         wishes: the sampling parameters of each request.
-        batched: whether the client expects a list.
+        batched: True if the client expects a list.
     """
 
     def __init__(self, service: Service, body: GenerateBody, call: Call, wishes: Sequence[NativeSampling], *, batched: bool) -> None:

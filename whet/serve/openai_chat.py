@@ -123,10 +123,10 @@ class ChatAnswer:
     """Fills in chat completions.
 
     Args:
-        service: what is served.
-        body: what was asked.
+        service: the service.
+        body: body of the request.
         call: its engine requests, one for each choice.
-        with_tools: whether replies are read as tool calls.
+        with_tools: True if replies are read as tool calls.
     """
 
     def __init__(self, service: Service, body: ChatBody, call: Call, *, with_tools: bool) -> None:

@@ -85,10 +85,10 @@ class CompletionAnswer:
     """Fills in text completions.
 
     Args:
-        service: what is served.
-        body: what was asked.
+        service: the service.
+        body: body of the request.
         call: its engine requests, n for each prompt.
-        texts: of the prompts.
+        texts: texts of the prompts.
     """
 
     def __init__(self, service: Service, body: CompletionBody, call: Call, texts: list[str]) -> None:

@@ -95,7 +95,7 @@ class Alarm:
 
     Args:
         folder: the run's, which all processes see.
-        timeout_s: of every exchange but the wait for the leader's next call.
+        timeout_s: seconds for every exchange but the wait for the leader's next call.
     """
 
     def __init__(self, folder: Path, timeout_s: float) -> None:

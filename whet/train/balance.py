@@ -52,9 +52,9 @@ def balanced_parts(costs: Sequence[float], num_parts: int, *, equal_size: bool =
     """Cut items into parts whose costs add up to about the same.
 
     Args:
-        costs: of each item.
-        num_parts: how many parts.
-        equal_size: whether every part has the same number of items.
+        costs: cost of each item.
+        num_parts: number of parts.
+        equal_size: True if every part has the same number of items.
 
     Returns:
         Indices of each part's items, ascending; the part of the largest cost first.

@@ -39,7 +39,7 @@ def keep_batch(folder: Path, error: NonFinite, backend: Backend, config: str) ->
     Args:
         folder: a new one.
         error: with its batch.
-        backend: of the learner whose step it was; it holds the weights that the step began with: a failed step changes none.
+        backend: backend of the learner whose step it was; it holds the weights that the step began with: a failed step changes none.
         config: the run's settings as TOML.
 
     Raises:

@@ -102,7 +102,7 @@ class Job:
     """The processes of a job. Every one makes one of these, once the default process group is there.
 
     Args:
-        alarm: what is done when an exchange expires.
+        alarm: reaction to an expired exchange.
     """
 
     def __init__(self, alarm: Alarm) -> None:

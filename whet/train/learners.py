@@ -65,12 +65,12 @@ class Learners:
         reference: a frozen model for `Need.REF_LOGPROBS`.
         algorithm: credit and loss.
         plan: batch arithmetic.
-        seed: of the shuffles into optimizer steps.
+        seed: seed of the shuffles into optimizer steps.
         refresh: the reference, where checkpoints hold it, and when it becomes a copy of the policy.
         teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
         critic: for `Need.VALUES`.
         lead: tells the other processes of the job what all of them do.
-        gives_back: whether memory that an update leaves unused is for other processes on the device.
+        gives_back: True if memory that an update leaves unused is for other processes on the device.
         meter: watches what the passes cost.
     """
 
@@ -249,7 +249,7 @@ def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBat
     Args:
         batch: all samples of the rollout.
         plan: the batch arithmetic.
-        seed: of the shuffles; give each rollout its own.
+        seed: seed of the shuffles; give each rollout its own.
     """
     if plan.optimizer_steps == 1:
         yield batch

@@ -51,9 +51,9 @@ def schedule_steps(
 
     Args:
         lengths: tokens of each sample.
-        trajectory: of each sample.
-        plan: how to cut.
-        cost: of a sequence of that many tokens, in any unit.
+        trajectory: trajectory of each sample.
+        plan: division into steps.
+        cost: cost of a sequence of that many tokens, in any unit.
 
     Raises:
         ValueError: if no step can be filled, or a step cannot be cut so that every rank has the same number of micro-batches.

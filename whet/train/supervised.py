@@ -18,9 +18,9 @@ class SupervisedLearner:
 
     Args:
         policy: the backend that trains.
-        loss: what it learns by.
+        loss: the loss.
         meter: watches what the passes cost.
-        measured_by: what of the policy a measure is computed from.
+        measured_by: outputs of the policy that a measure is computed from.
         reference: a frozen model whose log-probs the loss compares with; None: it does not.
         kept: the reference again, if checkpoints have to hold it.
         lead: tells the other processes of the job what all of them do.

@@ -31,7 +31,7 @@ class BroadcastSender:
 
     Args:
         host: this machine's address, as the engines know it.
-        timeout_s: how long a message, or an engine, may take.
+        timeout_s: seconds that a message, or an engine, may take.
         max_buffer_bytes: of the two buckets that there are at a time; a tensor that is larger goes alone, without a bucket.
         backend: gloo; ipc, where all are on one machine and open each other's memory; or nccl, where the weights and all engines are on
             CUDA devices of their own (never run).

@@ -29,10 +29,10 @@ class DeltaSender:
     """Writes what changed.
 
     Args:
-        folder: where versions are written, on a file system that the engines have, too.
-        keep: how many stay, of changes and of whole ones each.
-        timeout_s: how long an engine may take.
-        writer: of folders with whole versions.
+        folder: folder of the versions, on a file system that the engines share.
+        keep: number of versions that stay, of changes and of whole ones each.
+        timeout_s: seconds that an engine may take.
+        writer: writer of folders with whole versions.
     """
 
     simultaneous = False
@@ -112,7 +112,7 @@ def read_changes(ticket: DeltaTicket, held: Mapping[str, Tensor]) -> Iterator[tu
     """The tensors of a version, from those of its base.
 
     Args:
-        ticket: of the version.
+        ticket: ticket of the version.
         held: the base's tensors, each of which may be overwritten once what follows from it was given; of those that are spread over ranks,
             all ranks call this.
 

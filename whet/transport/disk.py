@@ -17,10 +17,10 @@ class DiskSender:
     """Writes whole folders.
 
     Args:
-        folder: where they lie, on a file system that the engines have, too.
-        keep: how many versions stay.
-        timeout_s: how long an engine may take.
-        writer: of the folders.
+        folder: folder of the versions, on a file system that the engines share.
+        keep: number of versions that stay.
+        timeout_s: seconds that an engine may take.
+        writer: writer of the folders.
     """
 
     simultaneous = False

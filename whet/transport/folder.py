@@ -20,7 +20,7 @@ class FolderWriter:
 
     Args:
         model: its configuration and buffers are written as they are.
-        shard_bytes: of a file of weights.
+        shard_bytes: size of a file of weights.
 
     Raises:
         ValueError: if the model's tensors cannot be written one after another.

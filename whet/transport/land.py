@@ -30,7 +30,7 @@ def copy_weights(own: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]
     Args:
         own: the model's weights.
         weights: by the same names.
-        digest: whether to say what came; otherwise `digests` is empty.
+        digest: compute digests of the tensors; otherwise `digests` is empty.
 
     Raises:
         ValueError: naming the weights that are missing, unknown, or of another shape.

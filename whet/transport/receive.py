@@ -21,7 +21,7 @@ class Receiver:
         name: the process's, as the sender knows it.
         mapped: the model over the memory that a `SharedSender` writes to, where that is the transport.
         held: the weights that this process holds now, as changes apply to them.
-        naming: what the model's tensors are called in folders.
+        naming: names of the model's tensors in folders.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: st
 
     Args:
         config: `[sync]`.
-        model: of the engines' shape; its tensors are the mapped ones, where the engines share memory.
+        model: model of the engines' shape; its tensors are the mapped ones, where the engines share memory.
         folder: for versions on disk, unless the settings name another.
         address: this machine's, as engines know it.
     """

@@ -16,7 +16,7 @@ class SharedSender:
 
     Args:
         own: the tensors in that memory (`model.shared`).
-        timeout_s: how long an engine may take.
+        timeout_s: seconds that an engine may take.
     """
 
     simultaneous = False

@@ -48,13 +48,13 @@ class EngineCore:
     """Continuous batching over a paged cache.
 
     Args:
-        model: whose parameters it reads; they may be the trainer's own.
+        model: model whose parameters it reads; they may be the trainer's own.
         cache_tokens: tokens the cache holds, in all.
         block_size: tokens per block.
         max_running: sequences that run at a time.
         max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
-        decode: what finds stop texts; without it requests that have some are refused.
-        grammars: what compiles grammars; likewise.
+        decode: token ids to text, to find stop texts with; without it requests that have some are refused.
+        grammars: compiles grammars; likewise.
         compiled: decode in compiled code where the model allows it (`native`), else in torch.
         static_decode: decode in steps of fixed shapes instead (`static`).
         ranks: the processes that compute its steps with it; none: it is alone.

@@ -97,7 +97,7 @@ def grouped_attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, 
         q: [B, heads, Q, D]
         keys: [B, kv_heads, K, D]; values: [B, kv_heads, K, Dv].
         visible: [B, 1, Q, K] bool
-        scale: what the scores are multiplied by.
+        scale: factor of the scores.
 
     Returns:
         [B, heads, Q, Dv].

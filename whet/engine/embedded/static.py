@@ -69,9 +69,9 @@ class _Step:
 
     Args:
         model: computes it.
-        store: what it reads and writes.
+        store: the block cache that it reads and writes.
         num: sequences.
-        num_blocks: of each of them.
+        num_blocks: blocks of each of them.
     """
 
     def __init__(self, model: CausalModel, store: KVStore, num: int, num_blocks: int) -> None:

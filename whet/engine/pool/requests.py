@@ -24,7 +24,7 @@ class Requests(Generic[M]):
     """Requests in flight, and the open conversations.
 
     Args:
-        keeper: of the members.
+        keeper: supervisor of the members.
         replies: to them, by their ids; filled here.
         config: deadlines.
         deterministic: a request that fails is not tried elsewhere.

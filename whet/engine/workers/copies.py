@@ -127,11 +127,11 @@ class Starter:
     """Starts a copy, again and again. Its `__call__` may run in any thread.
 
     Args:
-        name: of the copy.
-        setup: of its first rank.
-        devices: of its ranks.
-        launcher: of their processes.
-        meeting: where the ranks meet, a file for each start.
+        name: name of the copy.
+        setup: setup of its first rank.
+        devices: devices of its ranks.
+        launcher: launcher of their processes.
+        meeting: place where the ranks meet, a file for each start.
         timeout_s: for the copy to be ready.
     """
 
@@ -155,7 +155,7 @@ def start_all(starts: Sequence[Starter]) -> list[CopyProcess]:
     """All at once; when one does not start the others are ended.
 
     Raises:
-        EngineFailed: of the first that does not start.
+        EngineFailed: error of the first that does not start.
     """
     given_up = threading.Event()
     with ThreadPoolExecutor(len(starts), "start") as threads:
@@ -175,7 +175,7 @@ class KeptMemory:
     process whatever ends that, and copies attach to it by this process's descriptor. Elsewhere it keeps its name until the end.
 
     Args:
-        shared: whose file it is.
+        shared: model of the file.
     """
 
     def __init__(self, shared: SharedModel) -> None:

@@ -201,7 +201,7 @@ def _proven(link: socket.socket, key: bytes, timeout_s: float, known: Callable[[
 
     Args:
         link: to the other end.
-        key: that both have.
+        key: key that both have.
         timeout_s: for all of it.
         known: is called as soon as the other end has shown the key; who is called asks first. None: this end has called.
     """

@@ -95,8 +95,8 @@ class Launcher(Protocol):
 
         Args:
             name: in errors, and before each line that it says.
-            setup: what it is made of.
-            pipes: that it inherits, as `setup.links` names them: where several ranks are one copy.
+            setup: its parameters.
+            pipes: pipes that it inherits, as `setup.links` names them: where several ranks are one copy.
             given_up: set when nobody waits for it any more.
 
         Raises:
@@ -165,7 +165,7 @@ class LocalWorker:
     """A child of this process. What it says goes to standard error, each line after its name, and the last lines are kept.
 
     Args:
-        name: of the worker.
+        name: name of the worker.
         child: whose output and errors are one pipe (`stdout=PIPE, stderr=STDOUT`).
     """
 

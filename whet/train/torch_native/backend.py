@@ -321,7 +321,7 @@ def check_base(path: Path, adapter: Adapter) -> None:
 
     Args:
         path: the checkpoint's `base.json`.
-        adapter: what is to take over the checkpoint.
+        adapter: adapter that takes over the checkpoint.
 
     Raises:
         ValueError: if they differ, or the checkpoint is not an adapter's.

@@ -92,7 +92,7 @@ def together(own: Tensor, places: Tensor, size: int, group: ProcessGroup) -> Ten
 
     Args:
         own: this rank's entries. [n]
-        places: where they belong. [n] int64
+        places: their indices. [n] int64
         size: entries of the column; each is one rank's.
         group: the ranks.
     """

@@ -107,9 +107,9 @@ class GatheredRow:
     """All keys and values for this rank's queries.
 
     Args:
-        lengths: of the row's segments.
+        lengths: lengths of the row's segments.
         context: the ranks that share it.
-        device: where the model is.
+        device: device of the model.
     """
 
     def __init__(self, lengths: Sequence[int], context: Context, device: torch.device) -> None:

@@ -47,7 +47,7 @@ def head_of(model: CausalModel | ScalarModel, chunk_tokens: int, ranks: Ranks) -
     Args:
         model: decides the kind.
         chunk_tokens: rows of logits held at a time.
-        ranks: that the model is spread over.
+        ranks: ranks that the model is spread over.
     """
     return ScalarHead(model, ranks) if isinstance(model, ScalarModel) else LanguageHead(model, chunk_tokens, ranks)
 

@@ -115,10 +115,10 @@ def micro_batches(
 
     Args:
         batch: on the CPU.
-        turns: what the rank has to do.
+        turns: rows of the rank.
         lay: makes a row of samples.
-        device: where the model is.
-        projects: whether hidden states are projected to the vocabulary.
+        device: device of the model.
+        projects: True if hidden states are projected to the vocabulary.
     """
     for turn in turns:
         part = batch.select(turn.samples)

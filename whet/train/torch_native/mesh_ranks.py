@@ -44,8 +44,8 @@ class MeshRanks:
     Args:
         model: whole on every rank, or on every rank without contents; it is sharded in place, and what files have of it is read then.
         mesh: the ranks.
-        size: of the model's passes.
-        offload: whether what a rank keeps of the parameters lies in the CPU's memory.
+        size: size of the model's passes.
+        offload: True if what a rank keeps of the parameters lies in the CPU's memory.
         key: the setting that the mesh's degrees come from, for error messages.
 
     Raises:
@@ -199,7 +199,7 @@ def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_
     Args:
         batch: whole.
         plan: its rows.
-        cost: of a sequence of so many tokens.
+        cost: cost of a sequence with this number of tokens.
         num_ranks: ranks with rows of their own.
     """
     if not plan.rows:

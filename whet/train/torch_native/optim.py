@@ -239,7 +239,7 @@ def torch_optimizers(named: Mapping[str, Tensor], config: OptimConfig) -> tuple[
     nothing to step.
 
     Args:
-        named: what they step, by the parameters' names; of one device.
+        named: tensors that they step, by the parameters' names; of one device.
         config: the settings.
 
     Raises:

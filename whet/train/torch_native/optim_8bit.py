@@ -80,7 +80,7 @@ class AdamW8bit(torch.optim.Optimizer):
     """Steps matrices that have blocks: moments are read into float32 and moved on, the weights step by them, and they are rounded again.
 
     Args:
-        params: what it steps; DTensors by each rank's part.
+        params: parameters that it steps; DTensors by each rank's part.
         lr, betas, eps, weight_decay: as torch's AdamW has them.
 
     Raises:

@@ -125,7 +125,7 @@ def _on_all_ranks(read: Callable[[], None]) -> None:
     """Make a call on every rank, and fail on all where one fails: the others would wait for it in the next exchange.
 
     Raises:
-        ValueError: what the call raised on the first rank that failed.
+        ValueError: error of the call on the first rank that failed.
     """
     failure = None
     try:

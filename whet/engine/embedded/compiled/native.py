@@ -41,7 +41,7 @@ class NativeDecode:
     """The compiled step of a model.
 
     Args:
-        model: whose tensors it reads; on the CPU.
+        model: model whose tensors it reads; on the CPU.
 
     Raises:
         NotCompiled: if it cannot be compiled, or knows no model like this; the text says why.
