@@ -18,7 +18,7 @@ from slow_tools import SLEEP_S
 
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
 from whet.runs.commands import train
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 
 ROUNDS = 3
@@ -31,7 +31,8 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     config = QuickstartConfig(run_dir=str(FOLDER), num_demonstrations=2000, warmup_steps=200, num_rollouts=NUM_ROLLOUTS, num_held_out=1)
     make_files(config, FOLDER)
-    warm = sft(warmup_config(config))
+    train_on_data(warmup_config(config))
+    warm = FOLDER / "warmup/model"
     seconds: dict[tuple[str, bool], list[dict[str, float]]] = {}
     for number in range(ROUNDS):
         for i, (name, tool) in enumerate(TOOLS.items()):

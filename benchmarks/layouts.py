@@ -16,7 +16,7 @@ from machine import RESULTS, machine
 
 from whet.config import dump_toml
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 
 LIMIT_S = 3600
@@ -45,7 +45,7 @@ def warmed() -> Path:
     config = QuickstartConfig(run_dir=str(FOLDER))
     if not (FOLDER / "warmup/model").exists():
         make_files(config, FOLDER)
-        sft(warmup_config(config))
+        train_on_data(warmup_config(config))
     return FOLDER / "warmup/model"
 
 

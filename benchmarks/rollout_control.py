@@ -24,7 +24,7 @@ from sleepy_tools import SLEEP_S
 
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
 from whet.runs.commands import train
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 
 FILE = RESULTS / "rollout_control.json"
@@ -55,7 +55,7 @@ def warmed(seed: int, num_held_out: int, **changes: Any) -> tuple[QuickstartConf
     model = Path(config.run_dir) / "warmup/model"
     if not model.exists():
         make_files(config, Path(config.run_dir))
-        sft(warmup_config(config))
+        train_on_data(warmup_config(config))
     return config, model
 
 

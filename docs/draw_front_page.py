@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from whet.build.parts import RL_HEADLINES
+from whet.build.programs import RL_HEADLINES
 from whet.observe.live import LiveDisplay
 from whet.quickstart.run import show
 

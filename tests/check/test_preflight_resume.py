@@ -9,7 +9,7 @@ from small_run import look, of, write_rows
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.config import load_config
-from whet.runs import supervised
+from whet.runs.supervised import train_on_data
 from whet.settings.supervised import SupervisedRunConfig
 from whet.types import Progress
 
@@ -26,7 +26,7 @@ def trained(whole, tmp_path_factory):
     before = os.getcwd()
     os.chdir(folder)
     try:
-        supervised.sft(load_config(SupervisedRunConfig, folder / "sft.toml", ["num_steps=2", "observe.display=none"]))
+        train_on_data(load_config(SupervisedRunConfig, folder / "sft.toml", ["num_steps=2", "observe.display=none"]))
     finally:
         os.chdir(before)
     return folder
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_gone_on_from_and_so_says_the_run(begun, capsys):
     found = resume()
     assert found["ok"] == ["goes on from sft/checkpoints/rollout_000002 at step 2 of 4 (optimizer step 2)"]
     assert found["warn"] == ["settings changed since the last start in sft: num_steps = 4 (was 2)"] and not found["FAIL"]
-    supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=plain"]))
+    train_on_data(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=plain"]))
     assert "resumed from sft/checkpoints/rollout_000002" in capsys.readouterr().out
 
 
@@ -108,7 +108,7 @@ def test_other_data_fail_as_they_would_in_the_run(begun):
     write_rows(begun / "talk.jsonl", rows[1:])
     assert "the saved position of source 'train' was taken with length 12, not 11" in resume()["FAIL"][0]
     with pytest.raises(ValueError, match="was taken with length 12, not 11"):
-        supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
+        train_on_data(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
 
 
 def test_a_shortened_log_fails_as_it_would_in_the_run(begun):
@@ -116,7 +116,7 @@ def test_a_shortened_log_fails_as_it_would_in_the_run(begun):
     log.write_bytes(log.read_bytes()[:-20])
     assert "cannot be cut at byte" in resume()["FAIL"][0]
     with pytest.raises(ValueError, match="cannot be cut at byte"):
-        supervised.sft(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
+        train_on_data(load_config(SupervisedRunConfig, begun / "sft.toml", ["observe.display=none"]))
 
 
 def test_without_a_model_or_rows_it_is_said_what_was_not_compared(begun):

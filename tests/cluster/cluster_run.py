@@ -18,8 +18,8 @@ from tests.e2e.tiny_run import over, run_config
 from whet.config import dump_toml
 from whet.quickstart.model import SmallModelConfig
 from whet.runs import commands
-from whet.runs.job import kind_of
 from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}

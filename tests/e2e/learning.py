@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from two_turns import QUESTION
 
 from whet.quickstart.model import SmallModelConfig, make_model
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
 
@@ -52,7 +52,7 @@ def make_start(folder: Path) -> Path:
     rows = talks(128, 0.5, seed=1)
     make_model(folder / "random", [message["content"] for row in rows for message in row["messages"]], SHAPE, 0)
     write_rows(folder / "train.jsonl", [{"prompt": opening, "label": WANTED} for opening in OPENINGS])
-    sft(sft_config(folder, "start", write_rows(folder / "talks.jsonl", rows), folder / "random", num_steps=50))
+    train_on_data(sft_config(folder, "start", write_rows(folder / "talks.jsonl", rows), folder / "random", num_steps=50))
     return folder / "start/model"
 
 

@@ -13,13 +13,13 @@ from whet.check.check import check
 from whet.core.nonfinite import NonFinite
 from whet.model import forest_check
 from whet.runs.replay import replay_batch
-from whet.runs.supervised import dpo
+from whet.runs.supervised import train_on_data
 from whet.settings.supervised import DpoRunConfig
 from whet.train.torch_native.backend import TorchBackend
 
 
 def run(folder, name, **changes):
-    return dpo(DpoRunConfig.model_validate(pair_settings(folder, name, **changes)))
+    return train_on_data(DpoRunConfig.model_validate(pair_settings(folder, name, **changes)))
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])

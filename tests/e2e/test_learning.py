@@ -26,7 +26,7 @@ from learning import (
 from whet.algo.policy import PolicyGradient
 from whet.observe.records import read_records
 from whet.runs.commands import train
-from whet.runs.supervised import dpo, reward_model, sft
+from whet.runs.supervised import train_on_data
 from whet.types import Origin
 
 MARGIN = 0.3
@@ -143,7 +143,7 @@ def teachers(folder):
     found = {}
     for word, share in (("wanted", 1.0), ("other", 0.0)):
         data = write_rows(folder / f"teacher-{word}.jsonl", talks(32, share, seed=3))
-        sft(sft_config(folder, f"teacher-{word}", data, folder / "start/model", num_steps=10))
+        train_on_data(sft_config(folder, f"teacher-{word}", data, folder / "start/model", num_steps=10))
         found[word] = str(folder / f"teacher-{word}/model")
     return found
 
@@ -176,7 +176,7 @@ def test_distillation_turned_round_learns_the_opposite(folder, teachers, monkeyp
 def test_sft_learns_what_its_conversations_say(folder, turned):
     name = f"sft-{turned}"
     data = write_rows(folder / f"{name}.jsonl", talks(32, 0.0 if turned else 1.0, seed=2))
-    sft(sft_config(folder, name, data, folder / "start/model", num_steps=10))
+    train_on_data(sft_config(folder, name, data, folder / "start/model", num_steps=10))
     (check_not_learned if turned else check_learned)(folder, name)
 
 
@@ -185,7 +185,7 @@ def test_dpo_learns_what_its_pairs_prefer(folder, turned):
     """Which of the two is likelier: how likely both are together is not in the loss."""
     name = f"dpo-{turned}"
     data = write_rows(folder / f"{name}.jsonl", pairs(flipped=turned))
-    dpo(dpo_config(folder, name, data, folder / "start/model", num_steps=15))
+    train_on_data(dpo_config(folder, name, data, folder / "start/model", num_steps=15))
     (check_not_learned if turned else check_learned)(folder, name, of_both=True)
 
 
@@ -193,7 +193,7 @@ def test_dpo_learns_what_its_pairs_prefer(folder, turned):
 def unrated(folder):
     """A reward model as it is before it learns: the decoder that every run begins with, and a new head."""
     data = write_rows(folder / "rm-start.jsonl", rated_pairs(held_out=False))
-    reward_model(rm_config(folder, "rm-start", data, folder / "start/model", num_steps=1, lr=0.0))
+    train_on_data(rm_config(folder, "rm-start", data, folder / "start/model", num_steps=1, lr=0.0))
 
 
 def check_rated(folder, name: str) -> None:
@@ -209,7 +209,7 @@ def check_rated(folder, name: str) -> None:
 def test_a_reward_model_learns_what_its_pairs_prefer(folder, unrated, turned):
     name = f"rm-{turned}"
     data = write_rows(folder / f"{name}.jsonl", rated_pairs(held_out=False, flipped=turned))
-    reward_model(rm_config(folder, name, data, folder / "start/model", num_steps=60, lr=3e-3))
+    train_on_data(rm_config(folder, name, data, folder / "start/model", num_steps=60, lr=3e-3))
     if not turned:
         check_rated(folder, name)
         return

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from whet.check.check import check
 from whet.config import dump_toml
 from whet.runs.commands import train
-from whet.runs.supervised import dpo
+from whet.runs.supervised import train_on_data
 from whet.settings.supervised import DpoRunConfig
 
 LORA = {"optim": {"lr": 2e-2}, "lora": {"rank": 4, "export_merged": True}}
@@ -62,5 +62,5 @@ def test_an_adapter_learns_a_preference_without_a_second_model(tmp_path, flipped
     assert found.failed == 0, [f for f in found.findings if f.status == "FAIL"]
     assert "reference model" not in found.memory
     assert 0 < found.memory["optimizer moments"] < found.memory["parameters"]
-    values = dpo(DpoRunConfig.model_validate(settings))
+    values = train_on_data(DpoRunConfig.model_validate(settings))
     assert values["eval/dpo/accuracy"] == (0.0 if flipped else 1.0)

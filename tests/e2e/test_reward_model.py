@@ -16,7 +16,7 @@ from whet.data.template import Renderer, load_tokenizer
 from whet.observe.records import read_records
 from whet.runs.commands import train
 from whet.runs.replay import replay_batch
-from whet.runs.supervised import reward_model
+from whet.runs.supervised import train_on_data
 from whet.settings.supervised import RewardModelRunConfig
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Message
@@ -43,7 +43,7 @@ def score(folder, reply):
 @pytest.mark.parametrize("flipped", [False, True])
 def test_it_scores_the_preferred_reply_higher_and_transformers_agrees(tmp_path, flipped):
     make_pairs(tmp_path, flipped=flipped)
-    values = reward_model(config_of(tmp_path, "run"))
+    values = train_on_data(config_of(tmp_path, "run"))
     assert values["eval/rm/accuracy"] == (0.0 if flipped else 1.0)
     good, bad = (score(tmp_path / "run/model", reply) for reply in (GOOD, BAD))
     assert (good > bad) != flipped
@@ -53,12 +53,12 @@ def test_it_scores_the_preferred_reply_higher_and_transformers_agrees(tmp_path, 
 
 def test_a_second_start_gives_the_bits_of_one_long_run_and_a_reward_model_goes_on(tmp_path):
     make_pairs(tmp_path)
-    reward_model(config_of(tmp_path, "whole"))
-    reward_model(config_of(tmp_path, "parts", num_steps=5))
-    reward_model(config_of(tmp_path, "parts"))
+    train_on_data(config_of(tmp_path, "whole"))
+    train_on_data(config_of(tmp_path, "parts", num_steps=5))
+    train_on_data(config_of(tmp_path, "parts"))
     assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "parts")
     last = metrics_of(tmp_path / "whole")[-1]["eval/rm/margin"]
-    reward_model(config_of(tmp_path, "more", model={"path": str(tmp_path / "whole/model"), "device": "cpu"}, num_steps=1))
+    train_on_data(config_of(tmp_path, "more", model={"path": str(tmp_path / "whole/model"), "device": "cpu"}, num_steps=1))
     assert metrics_of(tmp_path / "more")[0]["eval/rm/margin"] == pytest.approx(last, abs=1e-5)
 
 
@@ -71,7 +71,7 @@ def set_padding(folder, token):
 def test_transformers_scores_a_padded_batch_as_single_conversations_where_the_base_model_names_no_padding(tmp_path):
     make_pairs(tmp_path)
     set_padding(tmp_path / "model", None)
-    reward_model(config_of(tmp_path, "run", num_steps=2))
+    train_on_data(config_of(tmp_path, "run", num_steps=2))
     replies = (GOOD, BAD, "Half of 90 is 45, so 45 it is.")
     rows = [torch.tensor(conversation(tmp_path / "run/model", reply)) for reply in replies]
     assert len({len(row) for row in rows}) > 1, "something is padded"
@@ -87,7 +87,7 @@ def test_where_turns_end_with_the_padding_token_none_is_written_and_the_last_tok
     make_pairs(tmp_path)
     stop = load_tokenizer(tmp_path / "model").eos_token_id
     set_padding(tmp_path / "model", stop)
-    values = reward_model(config_of(tmp_path, "run"))
+    values = train_on_data(config_of(tmp_path, "run"))
     assert conversation(tmp_path / "run/model", GOOD)[-1] == stop
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model")
     assert model.config.pad_token_id is None
@@ -98,14 +98,14 @@ def test_where_turns_end_with_the_padding_token_none_is_written_and_the_last_tok
 def test_an_adapter_and_a_new_head_learn_it_too(tmp_path):
     make_pairs(tmp_path)
     train = {"optim": {"lr": 3e-2}, "lora": {"rank": 4, "export_merged": True}}
-    values = reward_model(config_of(tmp_path, "run", train=train))
+    values = train_on_data(config_of(tmp_path, "run", train=train))
     assert values["eval/rm/accuracy"] == 1.0
     assert score(tmp_path / "run/merged", GOOD) - score(tmp_path / "run/merged", BAD) == pytest.approx(values["eval/rm/margin"], abs=1e-4)
 
 
 def test_a_policy_is_trained_on_its_scores_of_the_very_tokens(tmp_path):
     make_pairs(tmp_path)
-    reward_model(config_of(tmp_path, "rm", num_steps=20))
+    train_on_data(config_of(tmp_path, "rm", num_steps=20))
     make_files(tmp_path / "rl")
     shutil.rmtree(tmp_path / "rl/model")  # the policy has the reward model's tokenizer
     reward = {"name": "model", "options": {"path": str(tmp_path / "rm/model"), "device": "cpu"}}
@@ -138,7 +138,7 @@ def test_check_plans_for_a_score_head_and_replay_does_a_step_again(tmp_path, mon
 
     monkeypatch.setattr(TorchBackend, "optim_step", spoil)
     with pytest.raises(NonFinite, match="whet replay-batch"):
-        reward_model(config)
+        train_on_data(config)
     monkeypatch.undo()
     again = replay_batch(tmp_path / "run/nonfinite/batch_1")
     assert again.message is None and again.loss is not None

@@ -12,13 +12,13 @@ from tiny_run import metrics_of
 from whet.check.check import check
 from whet.config import load_config
 from whet.runs.commands import train
-from whet.runs.supervised import reward_model, sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import RewardModelRunConfig, SupervisedRunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/rlhf"
-COMMANDS = {"sft": (SupervisedRunConfig, sft), "rm": (RewardModelRunConfig, reward_model), "train": (RunConfig, train)}
+COMMANDS = {"sft": (SupervisedRunConfig, train_on_data), "rm": (RewardModelRunConfig, train_on_data), "train": (RunConfig, train)}
 QUIET = ["observe.display=none", "model.device=cpu", "checkpoint.interval=none"]
 DATA = "runs/rlhf/data"
 FEWER = {

@@ -19,7 +19,7 @@ from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.reward.model_reward import OneScorer
 from whet.runs.commands import train
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.supervised import SupervisedRunConfig
 from whet.stop import Stop, Stopped, on_signals
 
@@ -220,16 +220,16 @@ def test_a_supervised_run_stops_after_its_step(folder, monkeypatch, stop):
         }
         return SupervisedRunConfig.model_validate(settings)
 
-    sft(config("sft-whole"))
+    train_on_data(config("sft-whole"))
     from whet.train.torch_native.backend import TorchBackend
 
     with monkeypatch.context() as patch:
         ask_at(patch, TorchBackend, "forward_backward", stop, 3)
         with pytest.raises(Stopped):
-            sft(config("sft-parts"))
+            train_on_data(config("sft-parts"))
     assert checkpoints_of(folder / "sft-parts") == ["rollout_000003"]
     stop._number = None
-    sft(config("sft-parts"))
+    train_on_data(config("sft-parts"))
     assert metrics_of(folder / "sft-parts") == metrics_of(folder / "sft-whole")
     assert weights_of(folder / "sft-parts") == weights_of(folder / "sft-whole")
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from whet.algo.base import Algorithm, LearnsValues, Need
+from whet.algo.base import Algorithm, LearnsValues, Need, StepPlan
 from whet.algo.policy import PolicyGradient
+from whet.algo.table import build_algorithm
 from whet.checkpoint.store import CheckpointStore
 from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
@@ -17,7 +18,7 @@ from whet.observe.devices import peak_tflops
 from whet.observe.meter import Devices, Meter
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend, Mirror
-from whet.train.batching import BatchPlan
+from whet.train.batching import BatchPlan, plan_batch
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
 from whet.train.lead import ALONE, Lead
 from whet.train.learners import Critic, Learners, Refresh
@@ -26,6 +27,12 @@ from whet.train.torch_native.config import TrainConfig, check_compiled
 
 SHOWN = 3
 """Tokens that an error names of many."""
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The algorithm of a run, for the optimizer steps that its batch sizes give."""
+    plan = plan_batch(config.batch)
+    return build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
 
 
 def check_models(config: RunConfig, algorithm: Algorithm) -> None:
@@ -68,7 +75,7 @@ def check_layouts(config: RunConfig) -> None:
     if config.train.parallel == "auto":
         return
     processes = 1 if config.train.degrees is None else config.train.degrees.num_ranks
-    for name, chosen in (("critic", config.critic), ("reference", config.reference), ("teacher", config.teacher)):
+    for name, chosen in config.beside.items():
         if chosen is not None and chosen.parallel is not None and chosen.parallel.num_ranks != processes:
             raise ValueError(
                 f"{name}.parallel asks for {chosen.parallel.num_ranks} processes (replicate x shard x context x tensor), but "

@@ -58,21 +58,6 @@ from whet.train.supervised import SupervisedLearner
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
-RL_HEADLINES = (
-    Headline("reward/total", "reward", ".3f"),
-    Headline("response/tokens/mean", "len", ".1f"),
-    Headline("policy/entropy", "entropy", ".3f"),
-    Headline("policy/kl_ref", "kl", ".2g"),
-    Headline("policy/clip_fraction", "clip", ".3f"),
-    Headline("optim/grad_norm", "grad", ".3f"),
-    Headline("groups/zero_variance", "flat groups", ".2f"),
-    Headline("outcome/truncated", "cut", ".2f"),
-    Headline("outcome/failed", "failed", ".2f"),
-    Headline("mismatch/logprob_max", "mismatch", ".1e"),
-    Headline("tokens_per_second/rollout", "tok/s", ".0f"),
-)
-
-
 CHUNK_TOKENS = 32
 """Sampled before the engine hands them over, where a checkpoint may hold trajectories in the middle of a turn."""
 
@@ -364,7 +349,8 @@ def incidents_of(opened: OpenRun, observer: Observer) -> Tell:
 
 def has_reference_path(config: BaseRunConfig) -> bool:
     """Whether the reference is a model of its own."""
-    return isinstance(config, RunConfig) and config.reference is not None and config.reference.path is not None
+    reference = config.beside.get("reference")
+    return reference is not None and reference.path is not None
 
 
 def export_model(

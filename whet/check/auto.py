@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from whet.algo.base import StepPlan
-from whet.algo.table import build_algorithm
-from whet.build.learners import check_layouts
+from whet.build.learners import algorithm_of, check_layouts
+from whet.build.programs import program_of
 from whet.check.budget import device_memory, units, workload
 from whet.check.context import Scene
 from whet.check.models import models_beside, parts_beside
@@ -17,12 +16,10 @@ from whet.check.saved import checkpoint_sizes, copy_part
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device
 from whet.model.lora import add_adapter
-from whet.model.meta import read_meta, read_meta_scalar
 from whet.plan.layouts import Devices, Step, choose, layouts, reasons
 from whet.plan.memory import Part, Workload
 from whet.plan.mesh_memory import Planned, check_spread
 from whet.settings.rl import BaseRunConfig, RunConfig
-from whet.settings.supervised import RewardModelRunConfig
 from whet.train.batching import plan_batch
 from whet.train.torch_native.config import ParallelConfig
 
@@ -49,18 +46,16 @@ def auto_degrees(config: BaseRunConfig, count: int, per_node: int) -> Chosen:
         ValueError: if nothing fits, or a model beside the policy asks for other processes or cannot be spread as it asks; the text says
             what to change.
     """
-    read = read_meta_scalar if isinstance(config, RewardModelRunConfig) else read_meta
     folder = resolve_model_path(config.model.path)
-    model = read(folder, config.model)
+    model = program_of(config).model.read_meta(folder, config.model)
     if config.train.lora is not None:
         add_adapter(model, config.train.lora)
     scene, budget = Scene(config, model=model), config.train.max_tokens_per_device
-    if isinstance(config, RunConfig):
-        plan, longest = plan_batch(config.batch), config.rollout.max_tokens
-        algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, longest))
-        check_layouts(with_degrees(config, ParallelConfig(replicate=count)))
-        scene.batch, scene.algorithm, samples = plan, algorithm, plan.samples_per_step
-        scene.beside = models_beside(config, algorithm, folder)
+    if scene.program.unit == "rollout":
+        rl, plan, algorithm = scene.rl, plan_batch(scene.rl.batch), algorithm_of(scene.rl)
+        check_layouts(with_degrees(rl, ParallelConfig(replicate=count)))
+        scene.batch, scene.algorithm, samples, longest = plan, algorithm, plan.samples_per_step, rl.rollout.max_tokens
+        scene.beside = models_beside(rl, algorithm, folder)
     else:
         lengths, samples = units(scene, budget)
         longest = sum(lengths)

@@ -28,7 +28,6 @@ from whet.plan.memory import (
 from whet.plan.mesh_memory import MeshPlanner, check_spread
 from whet.plan.text import bytes_text
 from whet.rollout.player import greedily
-from whet.settings.supervised import DpoRunConfig, PairRunConfig, SupervisedRunConfig
 
 NEAR_FULL = 0.9
 
@@ -115,9 +114,9 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
     config = scene.config
     budget = config.train.max_tokens_per_device * row_ranks
     offloaded = config.train.offload and pick_device(config.model.device).type != "cpu"
-    if isinstance(config, SupervisedRunConfig | PairRunConfig):
+    if scene.program.unit == "step":
         longest, count = units(scene, budget)
-        row, reference = largest_row(longest, budget, count), isinstance(config, DpoRunConfig)
+        row, reference = largest_row(longest, budget, count), scene.program.has_reference
         return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
     config = scene.rl
     plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
@@ -158,11 +157,10 @@ def reference_advice(algorithm: str) -> str:
 
 def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:
     """Of a step of a run without rollouts: lengths of the largest unit's samples, as far as they are known, and how many units it has."""
-    config = scene.config
-    if isinstance(config, SupervisedRunConfig):
-        return scene.longest or (config.data.max_tokens or budget,), config.samples_per_step
-    assert isinstance(config, PairRunConfig)
-    return scene.longest or (config.data.max_tokens or budget // 2,) * 2, config.pairs_per_step
+    rows = scene.program.rows
+    assert rows is not None, "a run with rollouts is told by its batch sizes"
+    longest = (scene.steps.data.max_tokens or budget // rows.samples_per_row,) * rows.samples_per_row
+    return scene.longest or longest, rows.per_step(scene.config)
 
 
 def device_memory(device: torch.device) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.build.process import quiet_transformers
+from whet.build.programs import program_of
 from whet.build.run_dirs import placed
 from whet.check.budget import check_limits, check_memory
 from whet.check.context import Scene
@@ -20,7 +21,7 @@ from whet.check.resume import check_resume
 from whet.check.rewards import check_rewards
 from whet.check.settings import check_algorithm, check_batch, check_control, check_length, check_packages, check_ports
 from whet.config import ConfigError, load_config, read_tree
-from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.rl import BaseRunConfig
 from whet.settings.supervised import RUN_CONFIGS, command_of
 from whet.types import JSON
 
@@ -130,7 +131,7 @@ def check(
 
 def checks_of(config: BaseRunConfig) -> list[Check]:
     """The checks that a kind of run has, in their order."""
-    return [one for one in CHECKS if one.supervised or isinstance(config, RunConfig)]
+    return [one for one in CHECKS if one.supervised or program_of(config).unit == "rollout"]
 
 
 def notes_of(one: Check, scene: Scene) -> Iterator[Note]:

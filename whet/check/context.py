@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from whet.algo.base import Algorithm, Need
+from whet.build.programs import Program, program_of
 from whet.build.rollouts import TRAINING as TRAINING
 from whet.check.auxiliary import AuxiliaryModels
 from whet.data.preference import PreferenceSource
@@ -17,6 +19,7 @@ from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
 from whet.plan.memory import MemoryPlan
 from whet.settings.rl import BaseRunConfig, RunConfig
+from whet.settings.supervised import StepRunConfig
 from whet.train.batching import BatchPlan
 from whet.types import JSON, Task
 
@@ -51,9 +54,20 @@ class Scene:
     memory: MemoryPlan | None = None
 
     @property
+    def program(self) -> Program[Any]:
+        """The command that trains with the configuration."""
+        return program_of(self.config)
+
+    @property
     def rl(self) -> RunConfig:
         """The configuration of a reinforcement learning run; the checks that ask for it run for no other."""
         assert isinstance(self.config, RunConfig)
+        return self.config
+
+    @property
+    def steps(self) -> StepRunConfig:
+        """The configuration of a run that learns from data as they are; likewise."""
+        assert isinstance(self.config, StepRunConfig)
         return self.config
 
     @property

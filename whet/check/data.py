@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from whet.check.context import TRAINING, Scene
 from whet.check.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told, visible
@@ -19,7 +20,7 @@ from whet.evaluate.config import EvaluationSetConfig
 from whet.plan.text import several
 from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import check_best, evaluation_rows, training_rows
-from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
+from whet.settings.supervised import SupervisedRunConfig
 from whet.types import JSON, Message, Task
 
 MEASURED_ROWS = 20_000
@@ -29,12 +30,12 @@ Tools = Sequence[Mapping[str, JSON]]
 
 def check_data(scene: Scene) -> Iterator[Note]:
     """The training rows."""
-    if isinstance(scene.config, SupervisedRunConfig):
-        yield from _conversations(scene, scene.config)
-        return
-    if isinstance(scene.config, PairRunConfig):
-        yield from check_pairs(scene, scene.config)
-        return
+    rows = scene.program.rows
+    yield from _tasks(scene) if rows is None else ROWS[rows.name](scene, scene.config)
+
+
+def _tasks(scene: Scene) -> Iterator[Note]:
+    """The prompts of a run with rollouts."""
     if scene.rl.data.source is not None:
         yield from check_source(scene)
         if scene.source is not None and scene.renderer is not None and TRAINING in scene.tools:
@@ -186,6 +187,10 @@ def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]
     odd = next((f"{origin}: {text}" for origin, messages in rows if (text := renderer.odd_role(messages))), None)
     if odd is not None:
         yield warn(odd)
+
+
+ROWS: dict[str, Callable[[Scene, Any], Iterator[Note]]] = {"conversations": _conversations, "pairs": check_pairs}
+"""By the rows' name in `whet.build.programs`, given the settings."""
 
 
 def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer) -> list[str]:

@@ -14,7 +14,6 @@ from whet.observe.records import SCHEMA
 from whet.plan.memory import trained_weights
 from whet.plan.text import bytes_text
 from whet.runfolder.lock import FolderInUse, owner_of
-from whet.settings.rl import RunConfig
 
 TEXT_BYTES_PER_TOKEN = 6
 """Of the prompts, replies and answers that a record also holds as text."""
@@ -55,7 +54,7 @@ def _room(scene: Scene, run_dir: Path, free: int) -> Iterator[Note]:
     what = f"{count} checkpoints of {bytes_text(one)} (with one that is being written) and the exported model of {bytes_text(export)}"
     text = f"{what}; {bytes_text(present)} of them are there, {bytes_text(free)} are free"
     yield ok(text) if needed <= free else fail(f"{text}, which is too little: lower checkpoint.keep, or choose another run_dir")
-    if not isinstance(scene.config, RunConfig) or not scene.config.observe.records_every:
+    if scene.program.unit == "step" or not scene.config.observe.records_every:
         return
     records = record_bytes(scene)
     text = f"records of every token take up to {bytes_text(records)}, if every trajectory is as long as it may be"

@@ -19,13 +19,11 @@ from whet.model.causal import CausalModel, pick_device
 from whet.model.contents import Contents
 from whet.model.headers import weight_files
 from whet.model.lora import add_adapter
-from whet.model.meta import read_meta, read_meta_scalar
 from whet.model.scalar import ScalarModel, is_headless
 from whet.model.twin import NoTwin, small_twin
 from whet.plan.memory import trained_weights
 from whet.plan.text import bytes_text, several
-from whet.settings.rl import RunConfig
-from whet.settings.supervised import RewardModelRunConfig, chat_of
+from whet.settings.supervised import chat_of
 
 SHOWN = 3
 """Names that a line lists of many."""
@@ -39,18 +37,17 @@ def check_device(scene: Scene) -> Iterator[Note]:
         yield fail("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
     else:
         yield ok(f"{device}, {config.dtype}")
-    if isinstance(scene.config, RunConfig) and scene.config.engine.embedded.num_processes > 1:
-        devices = copy_devices(scene.config.engine.embedded, config)
-        split = f" of {scene.config.engine.embedded.tensor_parallel}" if scene.config.engine.embedded.tensor_parallel > 1 else ""
-        yield ok(f"engine.embedded.copies: {scene.config.engine.embedded.copies}{split}, on {', '.join(devices)}")
+    if scene.program.unit == "rollout" and (engine := scene.rl.engine.embedded).num_processes > 1:
+        devices = copy_devices(engine, config)
+        split = f" of {engine.tensor_parallel}" if engine.tensor_parallel > 1 else ""
+        yield ok(f"engine.embedded.copies: {engine.copies}{split}, on {', '.join(devices)}")
 
 
 def check_model(scene: Scene) -> Iterator[Note]:
     """The model's configuration and weights."""
     config = scene.config.model
     folder = scene.folder = resolve_model_path(config.path)
-    read = read_meta_scalar if isinstance(scene.config, RewardModelRunConfig) else read_meta
-    model = scene.model = read(folder, config)
+    model = scene.model = scene.program.model.read_meta(folder, config)
     layers = model.config.get_text_config().num_hidden_layers
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
@@ -107,8 +104,8 @@ def check_tokenizer(scene: Scene) -> Iterator[Note]:
     config = scene.config
     folder = need(scene.folder, "the model's folder")
     parser, added = parse_hermes, ()
-    if isinstance(config, RunConfig):
-        name, added = config.env.parser, config.rollout.stop_token_ids
+    if scene.program.unit == "rollout":
+        name, added = scene.rl.env.parser, scene.rl.rollout.stop_token_ids
         parser = run_user_code(f"parser {name!r}", lambda: build_parser(name), IMPORT_DEADLINE_S)
     renderer = scene.renderer = load_renderer(folder, chat_of(config), parser, trust_remote_code=config.model.trust_remote_code)
     tokenizer = renderer.tokenizer
@@ -125,7 +122,7 @@ def check_tokenizer(scene: Scene) -> Iterator[Note]:
     yield from _own_ends(turn_ends(folder), renderer, stops)
     if renderer.has_template:
         yield ok("it has a chat template" if chat_of(config).template is None else "it has a chat template, data.template")
-    elif isinstance(config, RunConfig) and not config.data.chat:
+    elif scene.program.unit == "rollout" and not scene.rl.data.chat:
         yield ok("it has no chat template, and data.chat is false: prompts are plain text")
     else:
         yield fail("it has no chat template: put the model's chat_template.jinja into its folder, or set data.chat=false for plain text")

@@ -30,9 +30,9 @@ from whet.train.torch_native.config import ParallelConfig
 
 def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
     """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
-    if not isinstance(scene.config, RunConfig) or scene.algorithm is None:
+    if scene.algorithm is None:
         return
-    beside = scene.beside = models_beside(scene.config, scene.algorithm, folder)
+    beside = scene.beside = models_beside(scene.rl, scene.algorithm, folder)
     for name, model in {**beside.frozen, **({"critic": beside.critic} if beside.critic is not None else {})}.items():
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")

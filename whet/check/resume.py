@@ -12,7 +12,6 @@ from whet.checkpoint.run_state import read_state
 from whet.checkpoint.store import CheckpointStore, Saved, find_checkpoint
 from whet.config import dump_toml
 from whet.model.headers import read_header
-from whet.settings.rl import RunConfig
 
 
 def check_resume(scene: Scene) -> Iterator[Note]:
@@ -29,10 +28,9 @@ def check_resume(scene: Scene) -> Iterator[Note]:
         yield ok(f"starts afresh: there is no checkpoint in {run_dir}{aside}")
         yield from _begins_with(scene)
         return
-    unit = "rollout" if isinstance(config, RunConfig) else "step"
     done = saved.progress.rollout_id
     whole = scene.total if scene.total is not None else "?"
-    text = f"goes on from {saved.folder} at {unit} {done} of {whole} (optimizer step {saved.progress.optimizer_step})"
+    text = f"goes on from {saved.folder} at {scene.program.unit} {done} of {whole} (optimizer step {saved.progress.optimizer_step})"
     if scene.total is not None and done >= scene.total:
         yield warn(f"{text}: nothing is left to train, the model is exported again")
     else:

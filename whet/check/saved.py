@@ -10,8 +10,7 @@ from whet.check.context import Scene
 from whet.checkpoint.store import CheckpointStore
 from whet.model.decoder import DecoderModel
 from whet.plan.memory import ALWAYS, Part, checkpoint_bytes
-from whet.settings.rl import BaseRunConfig, RunConfig
-from whet.settings.supervised import DpoRunConfig
+from whet.settings.rl import BaseRunConfig
 from whet.train.config import CriticConfig
 
 
@@ -30,14 +29,14 @@ def checkpoint_sizes(scene: Scene, model: DecoderModel, *, spread: bool) -> dict
 def _kept_reference(scene: Scene, model: DecoderModel) -> DecoderModel | None:
     """The reference, where no folder has its weights: it is refreshed, or is what the policy began with and that was restored."""
     config = scene.config
-    if isinstance(config, RunConfig):
-        chosen = config.reference
+    if scene.program.unit == "rollout":
+        chosen = scene.rl.reference
         if chosen is not None and chosen.refresh_every is not None:
             return None if scene.beside is None else scene.beside.frozen.get("reference")
         needed = scene.algorithm is not None and Need.REF_LOGPROBS in scene.algorithm.needs
         begins = needed and (chosen is None or chosen.path is None)
     else:
-        begins = isinstance(config, DpoRunConfig)
+        begins = scene.program.has_reference
     store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
     return model if begins and model.adapter is None and store.keeps_reference() else None
 
@@ -45,10 +44,9 @@ def _kept_reference(scene: Scene, model: DecoderModel) -> DecoderModel | None:
 def copy_part(sizes: dict[str, int], config: BaseRunConfig) -> Part:
     """What a process copies into its machine's memory before a checkpoint of such sizes is written beside computation: of each model what
     its layout gives to a rank."""
-    own = {"critic": config.critic, "reference": config.reference} if isinstance(config, RunConfig) else {}
     copied = 0
     for name, size in sizes.items():
-        degrees = train_beside(config, own.get(name)).degrees
+        degrees = train_beside(config, config.beside.get(name)).degrees
         copied += size if degrees is None else size * degrees.replicate // degrees.num_ranks
     estimate = config.train.degrees is not None
     return Part("copy of a checkpoint", copied, ALWAYS, "set checkpoint.async_save=false", estimate=estimate)

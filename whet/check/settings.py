@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from math import ceil
 
-from whet.algo.base import Need, StepPlan
-from whet.algo.table import build_algorithm
-from whet.build.learners import check_models, check_warmup, uncorrected
+from whet.algo.base import Need
+from whet.build.learners import algorithm_of, check_models, check_warmup, uncorrected
 from whet.build.parts import length_of_run
 from whet.check.boundary import run_user_code
 from whet.check.context import Scene
@@ -18,8 +17,6 @@ from whet.config import resolve
 from whet.plan.text import several
 from whet.rollout.filters import build_filters
 from whet.rollout.sampling import check_trainable
-from whet.settings.rl import BaseRunConfig, RunConfig
-from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
 from whet.train.batching import BatchPlan, plan_batch
 
 IMPORT_DEADLINE_S = 60.0
@@ -28,21 +25,12 @@ IMPORT_DEADLINE_S = 60.0
 
 def check_batch(scene: Scene) -> Iterator[Note]:
     """The batch equation."""
-    config = scene.config
-    if not isinstance(config, RunConfig):
-        per_step, what = per_step_of(config)
-        yield ok(f"{per_step} {what} a step")
+    rows = scene.program.rows
+    if rows is not None:
+        yield ok(f"{rows.per_step(scene.config)} {rows.name} a step")
         return
-    plan = scene.batch = plan_batch(config.batch)
+    plan = scene.batch = plan_batch(scene.rl.batch)
     yield ok(equation(plan))
-
-
-def per_step_of(config: BaseRunConfig) -> tuple[int, str]:
-    """What a step of a run that learns from data as they are takes, and what that is called."""
-    if isinstance(config, PairRunConfig):
-        return config.pairs_per_step, "pairs"
-    assert isinstance(config, SupervisedRunConfig)
-    return config.samples_per_step, "conversations"
 
 
 def equation(plan: BatchPlan) -> str:
@@ -59,10 +47,8 @@ def check_algorithm(scene: Scene) -> Iterator[Note]:
         check_trainable(config.rollout)
     except ValueError as error:
         yield fail(str(error))
-    plan = need(scene.batch, "the batch sizes")
-    steps = StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens)
-    name = config.algo.name
-    algorithm = run_user_code(f"algorithm {name!r}", lambda: build_algorithm(config.algo, steps), IMPORT_DEADLINE_S)
+    plan, name = need(scene.batch, "the batch sizes"), config.algo.name
+    algorithm = run_user_code(f"algorithm {name!r}", lambda: algorithm_of(config), IMPORT_DEADLINE_S)
     check_models(config, algorithm)
     scene.algorithm = algorithm
     needs = ", ".join(sorted(algorithm.needs)) or "nothing annotated"
@@ -96,15 +82,15 @@ def check_length(scene: Scene) -> Iterator[Note]:
     """How long the run is."""
     config = scene.config
     num_rows = len(need(scene.source, "the training rows"))
-    if isinstance(config, RunConfig):
+    rows, unit = scene.program.rows, f"{scene.program.unit}s"
+    if rows is None:
         plan = need(scene.batch, "the batch sizes")
-        per_unit, steps, unit, what = plan.prompts_per_rollout, plan.optimizer_steps, "rollouts", "prompts"
-        scene.total = length_of_run(num_rows, per_unit, config.num_rollouts, config.num_epochs, "num_rollouts")
-        check_warmup(config, scene.total)
+        per_unit, steps, what = plan.prompts_per_rollout, plan.optimizer_steps, "prompts"
+        scene.total = length_of_run(num_rows, per_unit, scene.rl.num_rollouts, scene.rl.num_epochs, "num_rollouts")
+        check_warmup(scene.rl, scene.total)
     else:
-        assert isinstance(config, SupervisedRunConfig | PairRunConfig)
-        (per_unit, what), steps, unit = per_step_of(config), 1, "steps"
-        scene.total = length_of_run(num_rows, per_unit, config.num_steps, config.num_epochs, "num_steps")
+        per_unit, steps, what = rows.per_step(config), 1, rows.name
+        scene.total = length_of_run(num_rows, per_unit, scene.steps.num_steps, scene.steps.num_epochs, "num_steps")
     passes = scene.total * per_unit / num_rows
     yield ok(f"{scene.total} {unit} of {per_unit} {what}, {passes:.2f} passes over {num_rows}; {scene.total * steps} optimizer steps")
     if per_unit > num_rows:

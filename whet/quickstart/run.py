@@ -27,7 +27,7 @@ from whet.quickstart.model import SmallModelConfig, make_model
 from whet.quickstart.problems import Problem, draw_many
 from whet.runfolder.lock import claim
 from whet.runs.commands import evaluate, train
-from whet.runs.supervised import sft
+from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import SupervisedRunConfig
 from whet.stop import Stop, on_signals
@@ -88,7 +88,8 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
     with clock.phase("evaluate"):
         before = _evaluate_once(rl_config(config, run_dir / "base", "evaluation_before"), command)
     with clock.phase("warmup"):
-        warm = sft(warmup_config(config), command)
+        train_on_data(warmup_config(config), command)
+        warm = run_dir / "warmup/model"
     with clock.phase("evaluate"):
         warmed = _evaluate_once(rl_config(config, warm, "evaluation_warmup"), command)
     with clock.phase("rl"):

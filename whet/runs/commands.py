@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from whet.algo.base import Need, StepPlan
-from whet.algo.table import build_algorithm
-from whet.build.learners import build_learners, check_models, check_warmup, uncorrected
+from whet.algo.base import Need
+from whet.build.learners import algorithm_of, build_learners, check_models, check_warmup, uncorrected
 from whet.build.parts import (
-    RL_HEADLINES,
     Parts,
     Texts,
     build_evaluations,
@@ -33,6 +31,7 @@ from whet.build.parts import (
 )
 from whet.build.parts import length_of_run as length
 from whet.build.process import prepare_process, quiet_transformers
+from whet.build.programs import RL_HEADLINES
 from whet.build.reward_models import SpreadScores
 from whet.build.rollouts import TRAINING, build_hooks, build_rollouts, check_labels
 from whet.build.session import OpenRun, free_folder, open_run
@@ -86,7 +85,7 @@ def train(
     """
     check_together(config)
     plan = plan_batch(config.batch)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    algorithm = algorithm_of(config)
     check_models(config, algorithm)
     hooks = build_hooks(config)
     with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,22 +14,20 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from whet.algo.base import StepPlan
-from whet.algo.table import build_algorithm
-from whet.build.learners import build_learners, check_warmup
+from whet.build.learners import algorithm_of, build_learners, check_warmup
 from whet.build.process import prepare_process
+from whet.build.programs import StepUnit, build_supervised, program_of
 from whet.build.reward_models import SpreadScores
-from whet.build.supervised import build_supervised
 from whet.check.auto import Chosen, auto_degrees, with_degrees
 from whet.checkpoint.random_state import RANDOM, RandomStates
 from whet.cluster.local import MEETING, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
-from whet.model.causal import load_causal, pick_device
+from whet.model.causal import pick_device
 from whet.observe.build_display import build_display
 from whet.runs import commands, supervised
 from whet.settings.rl import BaseRunConfig, RunConfig
-from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig
+from whet.settings.supervised import kind_of
 from whet.stop import SIGNALS, Stopped
 from whet.train.alarm import Alarm
 from whet.train.batching import plan_batch
@@ -46,16 +43,6 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"
 """In the environment of a process that torchrun started."""
 START_TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others until all have their models; afterwards it is `train.exchange_timeout_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A command that trains."""
-
-    lead: Callable[..., object]
-    """Runs it, given the settings, what was typed, who tells the other processes, and notes for the person who starts it."""
-    models: Callable[..., dict[str, Any]]
-    """What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""
 
 
 def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, ...] = ()) -> None:
@@ -93,7 +80,7 @@ def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, .
 
 def alone(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
     """The command in this process."""
-    PROGRAMS[type(config)].lead(config, command, ALONE, notes)
+    LEAD[program_of(config).unit](config, command, ALONE, notes)
 
 
 def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str, ...]) -> int:
@@ -112,17 +99,12 @@ def join(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
         if not job.leads:
             return follow(config, job)
         try:
-            PROGRAMS[type(config)].lead(config, command, job, (*notes, *chosen))
+            LEAD[program_of(config).unit](config, command, job, (*notes, *chosen))
         except (*STOPS, Stopped, KeyboardInterrupt):
             with suppress(RuntimeError):  # where the others failed too, nobody listens
                 job.end()
             raise
         job.end()
-
-
-def kind_of(config: BaseRunConfig) -> str:
-    """The command that the settings are of."""
-    return next(name for name, settings in RUN_CONFIGS.items() if settings is type(config))
 
 
 def num_ranks_of(config: BaseRunConfig) -> int:
@@ -222,15 +204,14 @@ def follow(config: BaseRunConfig, job: Job) -> None:
         return
     prepare_process(config)
     with job.over(begun):
-        models = PROGRAMS[type(config)].models(config, *begun.args)
+        models = MODELS[program_of(config).unit](config, *begun.args)
     job.follow({**models, RANDOM: RandomStates()})
 
 
 def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
     """Those of `whet train`."""
-    plan, folder = plan_batch(config.batch), resolve_model_path(config.model.path)
-    algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
-    model = load_causal(folder, config.model, trainable=True, spread=config.train.spreads)
+    plan, folder, algorithm = plan_batch(config.batch), resolve_model_path(config.model.path), algorithm_of(config)
+    model = program_of(config).model.load(config, folder)
     policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
     learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
     return {LEARNERS: learners, "policy": policy, **learners.beside, **SpreadScores(config).load()}
@@ -242,10 +223,7 @@ def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:
     return {LEARNERS: learner, "policy": policy, **learner.beside}
 
 
-PROGRAMS: dict[type[BaseRunConfig], Program] = {
-    RunConfig: Program(commands.train, models_of_rollouts),
-    SupervisedRunConfig: Program(supervised.sft, models_of_steps),
-    DpoRunConfig: Program(supervised.dpo, models_of_steps),
-    RewardModelRunConfig: Program(supervised.reward_model, models_of_steps),
-}
-"""By their settings."""
+LEAD: dict[StepUnit, Callable[..., object]] = {"rollout": commands.train, "step": supervised.train_on_data}
+"""What the leader runs, given the settings, what was typed, who tells the other processes, and notes for the person who starts it."""
+MODELS: dict[StepUnit, Callable[..., dict[str, Any]]] = {"rollout": models_of_rollouts, "step": models_of_steps}
+"""What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""

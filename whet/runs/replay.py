@@ -7,31 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from whet.algo.base import Algorithm, LearnsValues, LossFunction, StepPlan
-from whet.algo.dpo import dpo_loss
-from whet.algo.reward_model import reward_model_loss
-from whet.algo.sft import sft_loss
-from whet.algo.table import build_algorithm
-from whet.build.learners import critic_train
+from whet.algo.base import LearnsValues
+from whet.build.learners import algorithm_of, critic_train
 from whet.build.process import prepare_process
+from whet.build.programs import Objective, program_of
 from whet.config import load_config
 from whet.core.nonfinite import NonFinite
 from whet.data.hub import resolve_model_path
-from whet.model.causal import load_causal
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.scalar import load_scalar
 from whet.settings.rl import BaseRunConfig, RunConfig
-from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig, RewardModelRunConfig, SupervisedRunConfig, command_of
-from whet.train.batching import plan_batch
+from whet.settings.supervised import RUN_CONFIGS, command_of
 from whet.train.config import CriticConfig
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
 from whet.train.learners import optimizer_step
 from whet.train.torch_native.backend import TorchBackend
+
+Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 
 @dataclass(slots=True)
@@ -61,10 +58,10 @@ def replay_batch(folder: Path) -> Replay:
         ValueError: if the folder is no kept batch.
     """
     kept = read_kept(folder)
-    config = _read_config(folder / CONFIG)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": None})})  # whatever it ran on: one process
+    path = folder / CONFIG
+    config = _settings(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
     prepare_process(config)
-    backend, loss, entropy_grad = _learner(kept, config)
+    backend, (loss, entropy_grad) = _critic(kept, _settings(RunConfig, path)) if kept.learner == "critic" else _policy(kept, config)
     found = Replay(kept, odd_columns=odd_columns(kept.batch))
     with _watching(backend.model.hf, found):
         try:
@@ -74,42 +71,29 @@ def replay_batch(folder: Path) -> Replay:
     return found
 
 
-def _read_config(path: Path) -> BaseRunConfig:
-    return load_config(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
+def _settings(kind: type[Settings], path: Path) -> Settings:
+    """The run's settings, for one process, whatever it ran on."""
+    config = load_config(kind, path)
+    return config.model_copy(update={"train": config.train.model_copy(update={"parallel": None})})
 
 
-def _learner(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, LossFunction, bool]:
-    """The model whose step it was, its loss, and whether that differentiates the entropy."""
-    folder = kept.folder / MODEL
-    if kept.learner == "critic":
-        assert isinstance(config, RunConfig)
-        algorithm = _algorithm(config)
-        assert isinstance(algorithm, LearnsValues)
-        critic = load_scalar(folder, config.model, trainable=True, check=False)
-        chosen = (config.critic or CriticConfig()).model_copy(update={"parallel": None})
-        return TorchBackend(critic, critic_train(config, chosen), total_steps=1), algorithm.value_loss, False
+def _critic(kept: Kept, config: RunConfig) -> tuple[TorchBackend, Objective]:
+    """The critic whose step it was, and its loss."""
+    algorithm = algorithm_of(config)
+    assert isinstance(algorithm, LearnsValues)
+    critic = load_scalar(kept.folder / MODEL, config.model, trainable=True, check=False)
+    chosen = (config.critic or CriticConfig()).model_copy(update={"parallel": None})
+    return TorchBackend(critic, critic_train(config, chosen), total_steps=1), Objective(algorithm.value_loss)
+
+
+def _policy(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, Objective]:
+    """The policy whose step it was, and its loss."""
+    folder, program = kept.folder / MODEL, program_of(config)
     source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
-    if isinstance(config, RewardModelRunConfig):
-        model = load_scalar(source, config.model, trainable=True, new_head="normal", seed=config.seed, check=False)
-    else:
-        model = load_causal(source, config.model, trainable=True, check=False)
-    backend = TorchBackend(model, config.train, total_steps=1)
+    backend = TorchBackend(program.model.load(config, source, check=False), config.train, total_steps=1)
     if backend.adapter is not None:
         backend.adapter.read(folder / ADAPTER_FILE)
-    if isinstance(config, SupervisedRunConfig):
-        return backend, sft_loss, False
-    if isinstance(config, DpoRunConfig):
-        return backend, dpo_loss(config.dpo), False
-    if isinstance(config, RewardModelRunConfig):
-        return backend, reward_model_loss(config.rm), False
-    assert isinstance(config, RunConfig)
-    algorithm = _algorithm(config)
-    return backend, algorithm.loss, algorithm.entropy_grad
-
-
-def _algorithm(config: RunConfig) -> Algorithm:
-    plan = plan_batch(config.batch)
-    return build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
+    return backend, program.objective(config)
 
 
 @contextmanager

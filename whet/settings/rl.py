@@ -6,6 +6,7 @@ At the end: what one part takes over from another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -105,6 +106,11 @@ class BaseRunConfig(Config):
         """Number of engine processes in addition to the trainer's."""
         return 0
 
+    @property
+    def beside(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
+        """Settings of each model besides the policy, by the name of its table; None: the run has no such table."""
+        return {}
+
 
 class RunConfig(BaseRunConfig):
     """A reinforcement learning run (`whet train`), and what `whet evaluate` and `whet generate` read."""
@@ -187,6 +193,11 @@ class RunConfig(BaseRunConfig):
         process, or in that of its first rank."""
         count = self.engine.embedded.num_processes
         return count if count > 1 or self.cluster.engine_apart else 0
+
+    @property
+    def beside(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
+        """Settings of each model besides the policy, by the name of its table; None: the run has no such table."""
+        return {"critic": self.critic, "reference": self.reference, "teacher": self.teacher}
 
     @property
     def engine_sizes(self) -> EmbeddedConfig:

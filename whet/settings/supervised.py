@@ -12,7 +12,7 @@ from whet.cluster.config import ENGINE_KEYS
 from whet.config import Config, refuse_unread
 from whet.core.choices import ReducerName
 from whet.data.config import ChatConfig, PreferenceConfig, SupervisedConfig
-from whet.settings.rl import BaseRunConfig, DataConfig, RunConfig
+from whet.settings.rl import BaseRunConfig, RunConfig
 
 
 class SupervisedRunConfig(BaseRunConfig):
@@ -66,6 +66,10 @@ class PairRunConfig(BaseRunConfig):
         return self
 
 
+StepRunConfig = SupervisedRunConfig | PairRunConfig
+"""A run that learns from data as they are."""
+
+
 class DpoRunConfig(PairRunConfig):
     """Direct preference optimization (`whet dpo`)."""
 
@@ -104,7 +108,7 @@ def refuse_settings(config: BaseRunConfig) -> None:
 
 def chat_of(config: BaseRunConfig) -> ChatConfig:
     """The chat settings of a run: template and special tokens of its messages."""
-    assert isinstance(config, RunConfig | SupervisedRunConfig | PairRunConfig), "every kind of run has data"
+    assert isinstance(config, RunConfig | StepRunConfig), "every kind of run has data"
     return config.data
 
 
@@ -122,7 +126,11 @@ RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {
     "rm": RewardModelRunConfig,
 }
 """Settings by the command that trains with them."""
-_DATA: dict[str, type[Config]] = {"train": DataConfig, "sft": SupervisedConfig, "dpo": PreferenceConfig, "rm": PreferenceConfig}
+
+
+def kind_of(config: BaseRunConfig) -> str:
+    """The command that the settings belong to."""
+    return next(command for command, settings in RUN_CONFIGS.items() if settings is type(config))
 
 
 def command_of(tree: Mapping[str, Any]) -> str:
@@ -132,6 +140,9 @@ def command_of(tree: Mapping[str, Any]) -> str:
     data_keys = data.keys() if isinstance(data, Mapping) else frozenset[str]()
 
     def known(command: str) -> int:
-        return len(RUN_CONFIGS[command].model_fields.keys() & tree.keys()) + len(_DATA[command].model_fields.keys() & data_keys)
+        fields = RUN_CONFIGS[command].model_fields
+        table = fields["data"].annotation
+        assert isinstance(table, type) and issubclass(table, Config), "every kind of run has data"
+        return len(fields.keys() & tree.keys()) + len(table.model_fields.keys() & data_keys)
 
     return max(RUN_CONFIGS, key=known)

@@ -1,0 +1,74 @@
+"""The data of the commands that learn from data as they are, a step's worth at a time: conversations, and preference pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from whet.core.batch import TrainBatch, batch_of
+from whet.core.preference import pair_batch
+from whet.core.weights import REDUCERS
+from whet.data.preference import PreferenceSource, preference_source
+from whet.data.supervised import SupervisedSource, supervised_source
+from whet.data.template import Renderer
+from whet.observe.metrics import Metrics, merge_metrics
+from whet.settings.supervised import PairRunConfig, SupervisedRunConfig, held_out_rows
+from whet.supervised_loop import HeldOut
+
+Measure = Callable[[TrainBatch], Metrics]
+"""Metrics of a batch that does not train."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepData:
+    """A run's data, read and rendered."""
+
+    source: SupervisedSource | PreferenceSource
+    take: Callable[[], TrainBatch]
+    """What the next step learns from, weighed."""
+    facts: dict[str, str]
+    """What is good to know about them before the run."""
+    held_out: Callable[[Measure], HeldOut] | None = None
+    """How what does not train is measured; None: nothing is held out."""
+
+
+def conversations(config: SupervisedRunConfig, renderer: Renderer) -> StepData:
+    """The conversations of a supervised run."""
+    source = supervised_source(config.data, renderer, run_seed=config.seed)
+    reducer = REDUCERS[config.reducer]
+
+    def take() -> TrainBatch:
+        batch = batch_of(source.next(config.samples_per_step))
+        return batch.with_(weights=reducer(batch))
+
+    return StepData(source, take, {"conversations": str(len(source))})
+
+
+def pairs(config: PairRunConfig, renderer: Renderer) -> StepData:
+    """The training pairs, and those held out."""
+    rows = held_out_rows(config)
+    held = None if rows is None else preference_source(rows, renderer, run_seed=config.seed, name="held_out")
+    source = preference_source(config.data, renderer, run_seed=config.seed)
+    left_out = f" ({source.num_dropped} too long, {source.num_same} with two equal replies left out)"
+    facts = {"pairs": f"{len(source)}" + (left_out if source.num_dropped or source.num_same else "")}
+
+    def take() -> TrainBatch:
+        return pair_batch(source.next(config.pairs_per_step))
+
+    if held is None:
+        return StepData(source, take, facts)
+    facts["held out"] = str(len(held))
+    return StepData(source, take, facts, lambda measure: held_out_pairs(config, held, measure))
+
+
+def held_out_pairs(config: PairRunConfig, held: PreferenceSource, measure: Measure) -> HeldOut:
+    """Every held-out pair through `measure`, a step's worth at a time; its metrics are `eval/...` then."""
+    every = held.all()
+
+    def measure_all() -> Metrics:
+        metrics: Metrics = {}
+        for start in range(0, len(every), config.pairs_per_step):
+            metrics = merge_metrics(metrics, measure(pair_batch(every[start : start + config.pairs_per_step])))
+        return {f"eval/{name}": value for name, value in metrics.items()}
+
+    return HeldOut(measure_all, config.evaluate.interval, config.evaluate.before_training)
