@@ -70,8 +70,10 @@ def test_the_last_words_of_a_worker_that_does_not_start_are_heard_before_its_act
 
 
 def test_a_worker_is_on_this_machine_if_it_is_on_the_leaders_node():
-    assert worker_of(Agent()).host == HERE
-    assert worker_of(Agent("n2")).host == "machine (node n2)"
+    for node, host in (("n1", HERE), ("n2", "machine (node n2)")):
+        agent = Agent(node)
+        assert worker_of(agent).host == host
+        assert agent.killed.wait(20.0), "else its last words would come in the midst of another test"
 
 
 def test_a_worker_that_is_given_up_while_its_actor_is_waited_for_is_not_started():
