@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-all test-oldest lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart test test-rest durations test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -24,21 +24,30 @@ quickstart: setup
 	$(BIN)/whet quickstart --seed $(SEED)
 
 lint: setup
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/pyright
 
 # Files of tests side by side, each process with one thread of torch's.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+# About eight minutes on two cores, after lint.
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
+
+# What `make test` leaves: whole runs, clusters and many processes.
+test-rest: setup
+	$(PYTEST) -m "long and not slow"
+
+# Writes how long the tests of each file take.
+durations: setup
+	$(PYTEST) -m "not slow" --durations-file=tests/durations.txt
 
 test-all: lint
 	$(PYTEST)
 	$(MAKE) test-oldest
 
-# The fast tests on the oldest transformers that pyproject.toml admits, and the oldest torch that package indexes offer for CPUs alone: of
+# The tests that are not slow on the oldest transformers that pyproject.toml admits, and the oldest torch that package indexes offer for CPUs alone: of
 # older ones Linux has builds for CUDA only, which run on CPUs too (make test-oldest OLDEST_TORCH=2.11.0) and take gigabytes.
 OLDEST := .oldest
 OLDEST_TORCH ?= 2.13.0
@@ -61,6 +70,7 @@ docs: setup
 bench: setup
 	$(BIN)/python benchmarks/quickstart_seeds.py
 	$(BIN)/python benchmarks/quickstart_controls.py
+	$(BIN)/python benchmarks/skip_zero_advantage.py
 	$(BIN)/python benchmarks/deterministic_cost.py
 	$(BIN)/python benchmarks/rollout_speed.py 3M
 	$(BIN)/python benchmarks/decode_step.py 3M

@@ -88,8 +88,7 @@ class Timed:
 
 def core_of(models: Models, num: int, compiled: bool) -> EngineCore:
     """A core with so many sequences in the middle of their replies."""
-    sizes = WHET.model_dump(include={"cache_tokens", "block_size", "max_running", "max_batch_tokens"})
-    core = EngineCore(models.mine, **sizes, compiled=compiled)
+    core = EngineCore(models.mine, WHET.model_copy(update={"compiled": compiled}))
     for i in range(num):
         prompt = tuple((7 * (i % 8) + 3 * j) % 100 for j in range(20))
         core.add(Request(str(i), prompt, SamplingParams(BEFORE + 2 * STEPS, 1.0, seed=i), str(i)))

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from machine import RESULTS, machine
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "parallel"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ranks import on_ranks
-from test_parallel_plan import CONFIG, LENGTH, SENT, held_by_optimizer, meta, sent_in_a_step
-
+from tests.parallel.ranks import on_ranks
+from tests.parallel.test_parallel_plan import CONFIG, LENGTH, SENT, held_by_optimizer, meta, sent_in_a_step
 from whet.plan.layouts import name_of
 from whet.plan.memory import Workload
 from whet.plan.mesh_memory import MeshPlanner

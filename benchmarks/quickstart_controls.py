@@ -39,7 +39,7 @@ SHUFFLED = f"{Path(__file__).resolve()}:shuffled"
 
 async def shuffled(ask: Ask) -> list[Group]:
     """A rollout whose rewards are permuted over its scored trajectories."""
-    groups = await ask.player.play(ask.source.next(ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed)
+    groups = await ask.runner.play(ask.source.next(ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed)
     rewards = [t.rewards for group in groups for t in group.trajectories if t.rewards is not None]
     random.Random(f"{ask.seed}/{groups[0].task.id}").shuffle(rewards)
     left = iter(rewards)

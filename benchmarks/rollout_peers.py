@@ -100,7 +100,7 @@ def whet_copies(models: Models, work: Work) -> int:
     """Two copies of the engine in processes of their own, which are started once."""
     if models.copies is None:
         own = random_causal(models.config, ModelConfig(path="", device="cpu"), seed=0)
-        models.copies = EngineCopies(own, WHET.model_copy(update={"copies": 2}), ["cpu"] * 2, deterministic=False)
+        models.copies = EngineCopies(own, WHET.model_copy(update={"copies": 2}), deterministic=False)
     return asyncio.run(_sampled(models.copies, work))
 
 

@@ -24,6 +24,7 @@ from rollout_speed import SETTINGS, Setting
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import token_mean
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
@@ -84,7 +85,7 @@ def phases(setting: Setting, best: dict[str, float]) -> dict[str, dict[str, floa
             core.finish(sequence)
         return spent / DECODE_STEPS
 
-    core = EngineCore(models.mine, cache_tokens=65_536, block_size=16, max_running=128, max_batch_tokens=2048)
+    core = EngineCore(models.mine, EmbeddedConfig(cache_tokens=65_536, block_size=16, max_running=128, max_batch_tokens=2048))
 
     def prefill() -> None:
         for prompt in prompts[:TRAINED]:

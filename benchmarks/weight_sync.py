@@ -35,9 +35,9 @@ from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
+from whet.transport.apply import copy_weights
 from whet.transport.base import Stream
 from whet.transport.changes import change_of
-from whet.transport.land import copy_weights
 from whet.transport.receive import Receiver
 from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig

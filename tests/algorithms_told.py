@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from algorithms_page import Page
-from algorithms_worked import settings
 from pydantic import BaseModel, TypeAdapter
 
 import whet
+from tests.algorithms_page import Page
+from tests.algorithms_worked import settings
 from whet.algo.base import StepPlan
 from whet.algo.config import AlgorithmConfig, PPOConfig
 from whet.algo.policy_config import PolicyConfig

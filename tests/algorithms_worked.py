@@ -7,9 +7,9 @@ import tomllib
 from typing import Any
 
 import torch
-from algorithms_page import Cell, Page
 from pydantic import TypeAdapter
 
+from tests.algorithms_page import Cell, Page
 from whet.algo.base import StepPlan
 from whet.algo.config import AlgorithmConfig
 from whet.algo.dpo import dpo_loss

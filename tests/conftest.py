@@ -13,6 +13,8 @@ CUTS = (5, 23)
 """The first transformers whose layers whet can cut over ranks."""
 REFUSAL = "cutting layers or experts needs transformers 5.23 or newer"
 
+pytest_plugins = ["tests.durations"]
+
 settings.register_profile("whet", deadline=None, derandomize=True)
 settings.load_profile("whet")
 

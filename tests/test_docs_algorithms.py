@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from algorithms_page import NUMERAL, PATH, Page
-from algorithms_told import OWN, SOURCE, SUPERVISED, TOLD, policy_config
-from algorithms_worked import WORKED, algorithm, outputs, reply
 
+from tests.algorithms_page import NUMERAL, PATH, Page
+from tests.algorithms_told import OWN, SOURCE, SUPERVISED, TOLD, policy_config
+from tests.algorithms_worked import WORKED, algorithm, outputs, reply
 from whet.algo.dpo import dpo_loss
 from whet.algo.policy_config import PolicyConfig
 from whet.algo.preference_config import DpoConfig, RewardModelConfig

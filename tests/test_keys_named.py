@@ -8,12 +8,13 @@ import pytest
 
 from whet.config import Config, describe
 from whet.evaluate.config import ScoreConfig
+from whet.plan.rollouts.config import SimulationConfig
 from whet.quickstart.run import QuickstartConfig
 from whet.serve.settings import ServeConfig
 from whet.settings.supervised import RUN_CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
-KEYS = [key for tree in (*RUN_CONFIGS.values(), ServeConfig, ScoreConfig, QuickstartConfig) for key in describe(tree)]
+KEYS = [key for tree in (*RUN_CONFIGS.values(), ServeConfig, ScoreConfig, SimulationConfig, QuickstartConfig) for key in describe(tree)]
 
 
 def options_of(model):
@@ -29,7 +30,7 @@ OPEN = {"options", "template_kwargs"}
 """Below these, a user's code and a chat template have keys of their own."""
 TABLES = {path[0] for path in PATHS if len(path) > 1} - OPEN
 NO_SETTINGS = {
-    *("env.start", "env.step", "env.close"),  # where a trajectory failed
+    *("env.resources", "env.start", "env.step", "env.close"),  # where a trajectory failed
     *("model.safetensors", "model.safetensors.index.json", "batch.safetensors", "tie_word_embeddings", "attention_dropout"),  # a model's
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
     *("a.b.c", "tool_choice"),  # stands for any key; a client's

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1] / "whet"
 LAYERS = [
     {"types", "background", "files"},
     {"config"},
+    {"calls"},
     {"core"},
     {"observe"},
     {"runfolder"},
@@ -114,3 +115,109 @@ def test_no_module_imports_itself_through_others():
         for used in graph.values():
             used.difference_update(ends)
     assert not graph, f"these modules import each other, or such that do: {sorted(graph)}"
+
+
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in FILES]
+
+
+def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function, with the name of the class that it stands in."""
+    out = []
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                out.append((f"{node.name}.{child.name}" if isinstance(node, ast.ClassDef) else child.name, child))
+    return out
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    found = function.args
+    return [each for each in (*found.posonlyargs, *found.args, *found.kwonlyargs) if each.arg not in ("self", "cls")]
+
+
+NATIVE = "whet.train.torch_native"
+KNOWS_NATIVE = {
+    "plan/": {"config", "mesh_ranks", "optim"},  # sizes what it allocates
+    "build/trained.py": {"saving"},  # reads and writes files of its checkpoints
+    "checkpoint/convert.py": {"saving"},
+}
+"""Modules of torch_native that are known outside of it, besides its settings."""
+
+
+def test_the_factory_alone_names_a_backend():
+    """With another one comes an entry in `build_backend`, and nothing else changes; its internals are no part of `Backend`."""
+    for name, tree in trees():
+        if name.startswith("train/torch_native/") or name == "train/build.py":
+            continue
+        known = {"config"}.union(*(modules for where, modules in KNOWS_NATIVE.items() if name.startswith(where)))
+        for line, module in imports_of(ROOT / name):
+            if module.startswith(NATIVE):
+                assert module.removeprefix(NATIVE + ".") in known, f"{name}:{line}: use the protocol in train/base.py, not {module}"
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "TorchBackend"], name
+
+
+MOST_PARAMETERS = 8
+
+
+def test_functions_have_few_parameters():
+    found = {f"{name}:{function}" for name, tree in trees() for function, node in functions(tree) if len(arguments(node)) > MOST_PARAMETERS}
+    assert found == set(), f"more than {MOST_PARAMETERS} parameters, make a record of some: {sorted(found)}"
+
+
+WHOLE_RUN = {"config", "settings", "build", "check", "runs", "cli"}
+"""Layers whose functions may be given all settings of a run."""
+
+
+def test_few_functions_are_given_all_settings_of_a_run():
+    from whet.settings import rl, supervised
+
+    kinds = {name for module in (rl, supervised) for name, kind in vars(module).items() if isinstance(kind, type)}
+    kinds = {name for name in kinds if name.endswith("RunConfig")} | {"StepRunConfig", "ServeConfig"}
+    found = set()
+    for name, tree in trees():
+        if layer_of(ROOT / name) in WHOLE_RUN or name == "serve/server.py":
+            continue
+        for function, node in functions(tree):
+            noted = [ast.walk(each.annotation) for each in arguments(node) if each.annotation is not None]
+            if any(isinstance(part, ast.Name) and part.id in kinds for parts in noted for part in parts):
+                found.add(f"{name}:{function}")
+    assert not found, f"give these their own part of the settings: {sorted(found)}"
+
+
+SCRIPTS = sorted(path for folder in ("benchmarks", "docs", "examples") for path in (ROOT.parent / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_scripts_import_modules_and_names_that_exist(path):
+    missing = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "whet":
+            continue
+        place = ROOT.parent / (node.module or "").replace(".", "/")
+        module = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if not module.exists():
+            missing.append(f"{path}:{node.lineno}: {node.module}")
+            continue
+        names = names_of(module)
+        missing += [
+            f"{path}:{node.lineno}: {node.module}.{alias.name}"
+            for alias in node.names
+            if alias.name not in names and not (place / f"{alias.name}.py").exists() and not (place / alias.name).is_dir()
+        ]
+    assert not missing
+
+
+def names_of(module: Path) -> set[str]:
+    """Names that a module defines or imports, inside of conditions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.TypeAlias if hasattr(ast, "TypeAlias") else ()):
+            names.add(node.name.id)
+    return names

@@ -1,5 +1,6 @@
 """Settings, and what the command line says of them, are read without the heavy libraries, some of which take seconds to load."""
 
+import json
 import os
 import subprocess
 import sys
@@ -42,11 +43,50 @@ def folder(tmp_path_factory):
     return made
 
 
-def whet(folder, *arguments):
+def light_python(folder, *arguments):
     path = os.pathsep.join([str(folder / "broken"), str(ROOT)])
     env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "whet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=env)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, cwd=folder, env=env)
+
+
+FORKS = """
+import importlib, json, os, sys, tempfile, traceback
+import whet.cli
+
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+
+def start(typed):
+    files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+    pid = os.fork()
+    if not pid:
+        for number, file in enumerate(files, 1):
+            os.dup2(file.fileno(), number)
+        sys.argv, status = ["whet", *typed.split()], 1
+        try:
+            whet.cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return [status, *(file.seek(0) or file.read() for file in files)]
+
+print(json.dumps({typed: start(typed) for typed in json.loads(sys.argv[1])}))
+"""
+"""Commands, each in a fork of a process that has imported what is light and cannot import what is heavy."""
+
+
+@pytest.fixture(scope="module")
+def ended(folder):
+    """Exit status, standard output and standard error of every command below."""
+    typed = [*(typed for typed, _ in TOLD), *(typed for typed, _ in HELP), *NEEDS]
+    done = light_python(folder, "-c", FORKS, json.dumps(typed), *LIGHT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 TOLD = [
@@ -68,10 +108,16 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("typed", "told"), TOLD)
-def test_what_is_wrong_with_settings_is_told_without_them(folder, typed, told):
-    done = whet(folder, *typed.split())
-    assert (done.returncode, done.stderr[:7]) == (2, "error: "), done.stderr
-    assert told in done.stderr and "broken" not in done.stderr
+def test_what_is_wrong_with_settings_is_told_without_them(ended, typed, told):
+    status, _, err = ended[typed]
+    assert (status, err[:7]) == (2, "error: "), err
+    assert told in err and "broken" not in err
+
+
+def test_a_process_tells_the_same(folder, ended):
+    typed, _ = TOLD[0]
+    done = light_python(folder, "-m", "whet", *typed.split())
+    assert [done.returncode, done.stdout, done.stderr] == ended[typed]
 
 
 HELP = [
@@ -82,13 +128,16 @@ HELP = [
 
 
 @pytest.mark.parametrize(("typed", "told"), HELP)
-def test_help_needs_none_of_them(folder, typed, told):
-    done = whet(folder, *typed.split())
-    assert done.returncode == 0, done.stderr
-    assert told in done.stdout
+def test_help_needs_none_of_them(ended, typed, told):
+    status, out, err = ended[typed]
+    assert status == 0, err
+    assert told in out
 
 
-@pytest.mark.parametrize("typed", ["serve model port=0", "train good.toml run_dir=run"])
-def test_what_good_settings_ask_for_needs_them(folder, typed):
-    done = whet(folder, *typed.split())
-    assert done.returncode == 1 and "is broken here" in done.stderr
+NEEDS = ["serve model port=0", "train good.toml run_dir=run"]
+
+
+@pytest.mark.parametrize("typed", NEEDS)
+def test_what_good_settings_ask_for_needs_them(ended, typed):
+    status, _, err = ended[typed]
+    assert status == 1 and "is broken here" in err

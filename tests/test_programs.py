@@ -6,7 +6,7 @@ from typing import get_args
 
 from whet.build.programs import PROGRAMS, StepUnit
 from whet.check.data import ROWS
-from whet.runs.job import LEAD, MODELS
+from whet.runs.job import MODELS, RUNS
 from whet.settings.supervised import RUN_CONFIGS, kind_of
 
 ROOT = Path(__file__).resolve().parents[1] / "whet"
@@ -20,7 +20,7 @@ def test_every_command_that_trains_has_a_program():
 
 
 def test_every_unit_and_every_kind_of_rows_is_known():
-    assert LEAD.keys() == MODELS.keys() == set(get_args(StepUnit)) == {program.unit for program in PROGRAMS.values()}
+    assert RUNS.keys() == MODELS.keys() == set(get_args(StepUnit)) == {program.unit for program in PROGRAMS.values()}
     assert ROWS.keys() == {program.rows.name for program in PROGRAMS.values() if program.rows is not None}
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("module", ["whet.runs.job", "whet.runs.rank"])
 def test_nothing_is_said_while_it_is_imported(module):

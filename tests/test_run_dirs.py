@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "errors"))
-from error_bench import Bench, make_shared
+from tests.errors.error_bench import Bench, make_shared
 
 SMALL = ("num_rollouts=1",)
 
@@ -89,3 +87,10 @@ def test_a_start_that_fails_before_anything_leaves_nothing(bench, wrong, command
     assert bench.start(command, "run.toml", *SMALL, wrong, *sets)[0] == 2
     assert sorted(path.name for path in bench.folder.iterdir() if path.name != "__pycache__") == before
     assert folders() == []
+
+
+def test_an_evaluation_names_its_folder_once_it_has_started(bench):
+    status, out, err = bench.start("evaluate", "free.toml", "evaluate.sets.test.path=nothing.jsonl")
+    assert status == 2 and "a new run in" not in out + err
+    status, out, err = bench.start("evaluate", "free.toml", "evaluate.sets.test.path=train.jsonl")
+    assert status == 0 and "a new run in runs/free-" in out, out + err

@@ -8,12 +8,17 @@ import os
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import wraps
 from importlib.metadata import version as package_version
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from whet.plan.options import PlanOptions
 from whet.runs.errors import command_line, guarded, print_in_colour, words_of
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ setting is written."""
 
 
 FINISHED = 3
-"""The status of a start that had nothing to train."""
+"""Exit status of a start that had nothing to train."""
 HAVE_KEYS = ("train", "sft", "dpo", "rm", "evaluate", "generate", "serve")
 
 
@@ -142,12 +147,10 @@ def evaluate(
     from whet.settings.rl import RunConfig
 
     def work() -> None:
-        settings, told = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
-        if told:
-            _echo(told)
+        settings, note = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
         from whet.runs.commands import evaluate
 
-        evaluate(settings, command_line(), base=base)
+        evaluate(settings, command_line(), base=base, notes=(note,) if note else ())
 
     guarded(work)
 
@@ -285,37 +288,79 @@ def convert(
         _echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
 
 
+def _with_plan_options(command: Callable[[PlanOptions, Path | None], None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter for its argument, one for each option, and the report's file."""
+    kinds = get_type_hints(PlanOptions)
+
+    def parameter(option: Field[object]) -> Parameter:
+        more = dict(option.metadata)
+        names = [more.pop("flag")] if "flag" in more else []
+        kind = Annotated[kinds[option.name], typer.Option(*names, **more)]
+        return Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=kind)
+
+    model, *options = fields(PlanOptions)
+    typed = [Parameter(model.name, Parameter.KEYWORD_ONLY, default=None, annotation=PlannedModel), *map(parameter, options)]
+    typed.append(Parameter("rollouts", Parameter.KEYWORD_ONLY, default=None, annotation=PlannedRollouts))
+    typed.append(Parameter("report", Parameter.KEYWORD_ONLY, default=None, annotation=ReportFile))
+
+    @wraps(command)
+    def called(report: Path | None, rollouts: Path | None, model: list[str] | None, **given: Any) -> None:
+        if rollouts is not None:
+            _plan_rollouts(rollouts, model or [], report)
+        elif model is None or len(model) != 1:
+            raise typer.BadParameter("name one model to plan, or simulate rollouts with --rollouts FILE", param_hint="MODEL")
+        else:
+            command(PlanOptions(model=model[0], **given), report)
+
+    called.__signature__ = Signature(typed)  # type: ignore[attr-defined]
+    return called
+
+
+PlannedModel = Annotated[
+    list[str] | None,
+    typer.Argument(help="A model folder or a hub name; only its config.json is looked at. With --rollouts: KEY=VALUE ...", metavar="MODEL"),
+]
+PlannedRollouts = Annotated[
+    Path | None, typer.Option("--rollouts", help="Simulate rollouts with the settings of this TOML file instead.", metavar="FILE")
+]
+
+
+def _plan_rollouts(file: Path, overrides: list[str], report: Path | None) -> None:
+    """Simulate the run that a file describes, and print what comes of it."""
+
+    def work() -> None:
+        from whet.config import load_config
+        from whet.plan.rollouts.config import SimulationConfig
+
+        config = load_config(SimulationConfig, file, overrides)
+        from whet.build.parts import write_summary
+        from whet.plan.rollouts.simulate import simulate
+
+        found = simulate(config)
+        for line in found.lines():
+            _echo(line)
+        if report is not None:
+            write_summary(report, found.to_dict())
+
+    guarded(work)
+
+
 @app.command()
-def plan(
-    model: Annotated[str, typer.Argument(help="A model folder or a hub name; only its config.json is looked at.", metavar="MODEL")],
-    devices: Annotated[int, typer.Option(help="Devices that train it.", min=1)] = 1,
-    memory: Annotated[float, typer.Option(help="Memory of each device in GiB.", min=1e-6)] = 80.0,
-    per_node: Annotated[int, typer.Option(help="Devices of a node, with fast links.", min=1)] = 8,
-    longest: Annotated[int, typer.Option(help="Tokens of the longest sample.", min=1)] = 8192,
-    budget: Annotated[int, typer.Option(help="train.max_tokens_per_device.", min=1)] = 16_384,
-    samples: Annotated[int, typer.Option(help="Samples of an optimizer step.", min=1)] = 256,
-    dtype: Annotated[str, typer.Option(help="model.dtype.")] = "bfloat16",
-    recompute: Annotated[bool, typer.Option(help="model.gradient_checkpointing.")] = True,
-    reference: Annotated[bool, typer.Option(help="Keep a frozen reference.")] = False,
-    lora: Annotated[int | None, typer.Option(help="Rank of an adapter that trains instead.", min=1)] = None,
-    degrees: Annotated[str | None, typer.Option(help="Plan only this layout: shard=8,tensor=2")] = None,
-    offload: Annotated[bool, typer.Option(help="train.offload.")] = False,
-    report: ReportFile = None,
-) -> None:
+@_with_plan_options
+def plan(options: PlanOptions, report: Path | None) -> None:
     """Spread a model over devices, on paper: what each rank holds and sends for every layout, and which one is best.
 
-    Ends with status 2 if nothing fits.
+    Ends with status 2 if nothing fits. With --rollouts: play a run on a simulated clock, and print what a step takes, who idles, and how
+    old the tokens are.
 
     Example: whet plan Qwen/Qwen3-8B --devices 8 --memory 80
+
+    Example: whet plan --rollouts examples/plan_rollouts.toml engine.count=64 control.max_staleness=1
     """
     from whet.build.parts import write_summary
-    from whet.plan.plan import PlanOptions, parse_degrees
     from whet.plan.plan import plan as planned
 
     def work() -> bool:
-        options = PlanOptions(
-            model, devices, memory, per_node, longest, budget, samples, dtype, recompute, reference, lora, parse_degrees(degrees), offload
-        )
         found = planned(options)
         for line in found.lines():
             _echo(line)
@@ -392,17 +437,18 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
     def work() -> None:
         typed = _typed(file, overrides)
         try:
-            config, told = placed(load_config(RUN_CONFIGS[command], file, typed), file)
+            config, note = placed(load_config(RUN_CONFIGS[command], file, typed), file)
         except ConfigError as error:
             fits = command_of(read_tree(file, typed))
             if fits == command or len(error.problems) == 1:
                 raise
-            raise ConfigError([f"its keys are those of `whet {fits}`, not of `whet {command}`", *error.problems], error.source) from None
+            problem = f"its keys are those of `whet {fits}`, not of `whet {command}`"
+            raise ConfigError([problem, *error.problems], error.source, [None, *error.lines]) from None
         with something_to_do(config):
             check_together(config)
             from whet.runs.job import train
 
-            train(config, command_line(), (told,) if told else ())
+            train(config, command_line(), (note,) if note else ())
 
     try:
         guarded(work)
@@ -412,7 +458,7 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
 
 
 def _typed(config: Path | None, overrides: list[str] | None) -> list[str]:
-    """The settings that were typed, once they are of the right form."""
+    """Check the form of the typed settings, and return them."""
     from whet.typed import check_typed
 
     check_typed(config, overrides or [])
@@ -455,7 +501,7 @@ def show_keys(command: str, table: str | None) -> None:
 
 
 def _worded(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning of whet's own as the commands tell theirs; any other with its place, as Python tells it."""
+    """Text of a warning: one of whet's own as the commands print theirs, any other with its place, as Python does."""
     own = Path(filename).is_relative_to(Path(__file__).parent)
     return f"warning: {message}\n" if own else _AS_PYTHON(message, category, filename, lineno, line)
 

@@ -19,13 +19,13 @@ from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe.display import Display
 from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
 from whet.observe.peaks import memory
-from whet.observe.records import RecordWriter, drop_records
+from whet.observe.records import RecordWriter, drop_records, null_for_nan
 from whet.observe.spans import Phases
 from whet.observe.trackers import Tracker
 from whet.rollout.constant import RewardGuard
+from whet.rollout.metrics import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
-from whet.rollout.report import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.scheduler import RolloutResult, Rollouts
 from whet.runfolder.journal import Journal
 from whet.stop import Stop, Stopped
@@ -43,7 +43,7 @@ class Observer:
 
     display: Display
     """Display for the user; the run's log gets the same."""
-    console: Display
+    display_without_log: Display
     """The display without the log, for messages that quote data."""
     journal: Journal
     trackers: Sequence[Tracker]
@@ -72,7 +72,7 @@ class Observer:
         """Show the first failure of each kind, with its traceback."""
         note_failures(self.journal, groups)
         for name, error in new_failures(groups, self.seen_failures):
-            self.console.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
+            self.display_without_log.warn(f"trajectory {name} failed in {error.where}: {error.kind}: {error.message}\n{error.traceback}")
 
     def forget(self, first_rollout: int, first_evaluation: int) -> None:
         """Remove the records of rollouts and evaluations from these on: a resumed run plays them again."""
@@ -184,7 +184,7 @@ async def train_rl(run: Run) -> dict[str, float]:
         progress.version += 1
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
-        run.rollouts.learned()
+        run.rollouts.on_trained()
         found = {**taken.metrics, **left_out, **credit, **run.engine_metrics(), **published.metrics()}
         values = record(run, progress, taken, samples, batch, update, found)
         async with between_updates(run, progress):
@@ -225,7 +225,7 @@ async def save_at_the_end(run: Run, progress: Progress) -> None:
         if folder is not None:
             run.observer.display.note(f"saved after {progress.rollout_id} of {run.num_rollouts} rollouts: {folder}")
     except Exception as error:  # the run's own error follows
-        run.observer.console.warn(f"the run cannot be saved as it ends: {error}")
+        run.observer.display_without_log.warn(f"the run cannot be saved as it ends: {error}")
 
 
 async def save_if_due(run: Run, progress: Progress) -> None:
@@ -276,7 +276,7 @@ def record(
         known = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
         if batch.values is not None:
             known |= {"values": batch.values, "returns": batch.returns}
-        columns = {name: batch.ragged(column) for name, column in known.items() if column is not None}
+        columns = {name: [null_for_nan(row) for row in batch.ragged(column)] for name, column in known.items() if column is not None}
         run.observer.records.write(progress.rollout_id - 1, [*taken.groups, *taken.dropped], samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(found, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})

@@ -24,7 +24,7 @@ _NAMES_A_VARIABLE = "_env"
 
 
 def check_typed(config: Path | None, overrides: Sequence[str]) -> None:
-    """See that settings are written as key=value, and that none of them is a secret.
+    """Check that settings are written as key=value, and that none of them is a secret.
 
     Raises:
         ConfigError: saying how to write it. A secret is not repeated.

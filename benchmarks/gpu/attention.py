@@ -20,6 +20,7 @@ from gpu.clock import forget, once, peak_gib, profiled, seconds
 from gpu.models import SHAPES, batch_of_lengths, made
 from gpu.record import Case, NotRun
 from whet.algo.sft import sft_loss
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
@@ -118,7 +119,8 @@ def largest(work: Work, device: torch.device) -> Call:
             backend.forward_backward(batch_of_lengths([work.tokens] * work.num, model.vocab_size), sft_loss)
     else:
         room = 2 * work.num * (work.tokens + 32)  # rows for decoding have up to twice a sequence's length
-        core = EngineCore(model, cache_tokens=room, block_size=16, max_running=work.num, max_batch_tokens=room, compiled=False)
+        sizes = EmbeddedConfig(cache_tokens=room, block_size=16, max_running=work.num, max_batch_tokens=room, compiled=False)
+        core = EngineCore(model, sizes)
         for i in range(work.num):
             prompt = tuple((7 * i + 3 * j) % 500 for j in range(work.tokens))
             core.add(Request(str(i), prompt, SamplingParams(8, 1.0, seed=i)))

@@ -18,6 +18,7 @@ from gpu.ceilings import copy_gb_per_s
 from gpu.clock import forget, peak_gib, profiled, wait
 from gpu.models import made, shape_of, weight_bytes
 from gpu.record import Case
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel
 from whet.types import Request, SamplingParams
@@ -78,14 +79,15 @@ def measured(
     began = time.perf_counter()
     core = core_of(model, num, static, has)
     ready = time.perf_counter() - began
-    tokens_before = sum(sequence.cached for sequence in core.scheduler.running)
+    tokens_before = sum(sequence.num_cached_tokens for sequence in core.scheduler.running)
     wait(device)
     began = time.perf_counter()
     for _ in range(has.steps):
         core.step()
     wait(device)
     step_s = (time.perf_counter() - began) / has.steps
-    assert len(core.scheduler.running) == num and all(s.pending == 1 for s in core.scheduler.running), "not all of them were decoding"
+    decoding = [s for s in core.scheduler.running if s.num_pending_tokens == 1]
+    assert len(core.scheduler.running) == len(decoding) == num, "not all of them were decoding"
     cached = tokens_before + num * has.steps // 2
     config = shape_of(size)
     live = cached * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
@@ -108,9 +110,8 @@ def core_of(model: CausalModel, num: int, static: bool, has: Sizes) -> EngineCor
     """A core with so many sequences in the middle of their replies."""
     left = WARM + has.steps + 8
     room = 2 * num * (has.prompt + left + 32)  # rows for decoding have up to twice a sequence's length
-    core = EngineCore(
-        model, cache_tokens=room, block_size=16, max_running=num, max_batch_tokens=8192, compiled=False, static_decode=static
-    )  # fmt: skip
+    sizes = EmbeddedConfig(cache_tokens=room, block_size=16, max_running=num, max_batch_tokens=8192, compiled=False, static_decode=static)
+    core = EngineCore(model, sizes)
     for i in range(num):
         prompt = tuple((7 * i + 3 * j) % model.vocab_size for j in range(has.prompt))
         core.add(Request(str(i), prompt, SamplingParams(left + 64, 1.0, seed=i)))

@@ -12,7 +12,7 @@ FILES = (
     "tests/train/test_train_backend.py",
     "tests/engine/test_engine_static.py",
     "tests/engine/test_engine_sleep.py",
-    "tests/sync/test_shared.py",
+    "tests/engine/test_engine_publish.py",
     "tests/transport/test_transports.py",
     "tests/train/test_train_grpo_step.py",
     "tests/model/test_model_attention.py",

@@ -20,6 +20,7 @@ import weight_sync
 from gpu.clock import forget, free_gib, once
 from gpu.models import made, weight_bytes
 from gpu.record import Case
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
@@ -127,7 +128,8 @@ def slept(has: Sizes, device: torch.device) -> Mapping[str, Any]:
     found: dict[str, Any] = {"free_gib_without": free_gib(device)}
     model = made(has.sleeper, device)
     kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.named_weights()}
-    core = EngineCore(model, cache_tokens=has.cache_tokens, block_size=16, max_running=4, max_batch_tokens=2048, compiled=False)
+    sizes = EmbeddedConfig(cache_tokens=has.cache_tokens, block_size=16, max_running=4, max_batch_tokens=2048, compiled=False)
+    core = EngineCore(model, sizes)
     before = sampled(core)
     found |= {"free_gib_before": free_gib(device), "cache_gib": round(core.store.size_bytes / 2**30, 3), "weights_gib": held_gib(model)}
     found["sleep_s"] = round(once(lambda: core.sleep(weights=True), device), 4)

@@ -7,12 +7,12 @@ from typing import get_args
 
 import pytest
 import torch
-from algo_batches import rollout
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from whet.algo.base import LearnsValues, Need, StepPlan
+from tests.algo.algo_batches import rollout
+from whet.algo.base import KnowsGradients, LearnsValues, Need, StepPlan
 from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.algo.correction_presets import PresetName
 from whet.algo.policy_config import LossName
@@ -20,6 +20,7 @@ from whet.algo.table import ALGORITHMS, build_algorithm
 from whet.config import Config, ConfigError, describe, load_config
 from whet.core.batch import TokenOutputs
 from whet.core.choices import Bound, KLName, Level, ReducerName, ScaledReducerName
+from whet.core.segments import per_sample_count
 from whet.observe.metrics import flatten
 
 
@@ -113,6 +114,10 @@ def step(algorithm) -> None:
     if isinstance(algorithm, LearnsValues):
         found.append(algorithm.value_loss(ready, out))
     sum((ready.weights * part.terms).sum() for part in found).backward()
+    if isinstance(algorithm, KnowsGradients):
+        skipped = per_sample_count(batch, algorithm.has_gradient(ready)) == 0
+        for column in (out.logprobs, out.entropy):
+            assert column.grad is None or not bool(column.grad[skipped[batch.sample_of_token]].any())
     numbers = [ready.advantages, ready.returns, ready.weights, *(part.terms for part in found)]
     numbers += [column.grad for column in (out.logprobs, out.entropy, out.values) if column.grad is not None]
     assert all(bool(column.isfinite().all()) for column in numbers)

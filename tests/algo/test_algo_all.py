@@ -8,12 +8,12 @@ import statistics
 
 import pytest
 import torch
-from algo_batches import outputs, rollout
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from tests.algo.algo_batches import outputs, rollout
 from whet.algo.base import Need, StepPlan
 from whet.algo.config import AlgorithmConfig, DrGRPOConfig, GRPOConfig
 from whet.algo.table import ALGORITHMS, build_algorithm
@@ -303,12 +303,12 @@ def my_loss(batch, logprobs, old_logprobs, options):
 
 
 def test_a_policy_loss_of_your_own():
-    algorithm = algorithm_of("grpo", loss={"name": "test_algo_all:my_loss", "options": {"factor": 3.0}})
+    algorithm = algorithm_of("grpo", loss={"name": "tests.algo.test_algo_all:my_loss", "options": {"factor": 3.0}})
     batch, _ = credited(algorithm)
     out = near(batch)
     (slope,) = torch.autograd.grad(algorithm.loss(batch, out).terms.sum(), out.logprobs)
     torch.testing.assert_close(slope, -3 * batch.advantages)
     with pytest.raises(ValueError, match=r"cannot be called as f\(batch, logprobs, old_logprobs, options\)"):
-        algorithm_of("grpo", loss={"name": "test_algo_all:outputs"})
+        algorithm_of("grpo", loss={"name": "tests.algo.test_algo_all:outputs"})
     with pytest.raises(ValueError, match=r"no policy loss 'clap'; did you mean clip\? Else give one of clip, .*, or module:function"):
         algorithm_of("grpo", loss={"name": "clap"})

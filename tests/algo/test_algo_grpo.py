@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from algo_batches import outputs, rollout
 
+from tests.algo.algo_batches import outputs, rollout
 from whet.algo.base import Need, StepPlan
 from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from algo_batches import rollout
 from pydantic import ValidationError
 
+from tests.algo.algo_batches import rollout
 from whet.algo.base import Need, StepPlan
 from whet.algo.config import GRPOConfig, OTBConfig
 from whet.algo.correction_config import CorrectionConfig

@@ -8,16 +8,18 @@ from statistics import fmean, stdev
 
 import pytest
 import torch
-from algo_batches import rollout
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from tests.algo.algo_batches import rollout
 from whet.algo.base import StepPlan
 from whet.algo.config import AlgorithmConfig
 from whet.algo.table import ALGORITHMS, build_algorithm
 from whet.core.batch import PER_SAMPLE
 from whet.types import Origin
+
+pytestmark = pytest.mark.long
 
 MASKS = st.text("#.", min_size=1, max_size=5).map(lambda tail: "." + tail)
 TRAJECTORIES = st.lists(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algo_batches import outputs, rollout
 
+from tests.algo.algo_batches import outputs, rollout
 from whet.algo.base import StepPlan
 from whet.algo.config import AlgorithmConfig, CustomAlgorithmConfig, GRPOConfig
 from whet.algo.grpo import grpo
@@ -42,7 +42,7 @@ def test_the_built_in_one_gets_its_settings():
 
 
 def test_an_algorithm_of_your_own_gets_options_and_plan():
-    config = CustomAlgorithmConfig(name="test_algo_table:my_algorithm", options={"beta": 2})
+    config = CustomAlgorithmConfig(name="tests.algo.test_algo_table:my_algorithm", options={"beta": 2})
     algorithm = build_algorithm(config, StepPlan(3))
     assert algorithm.name == "mine" and algorithm.given == ({"beta": 2}, StepPlan(3))
 
@@ -57,8 +57,8 @@ def test_an_algorithm_of_your_own_gets_options_and_plan():
     ],
 )
 def test_what_makes_no_algorithm_is_refused(name, words):
-    with pytest.raises(ValueError, match=rf"algorithm 'test_algo_table:{name}':? {words}"):
-        build_algorithm(CustomAlgorithmConfig(name=f"test_algo_table:{name}"), StepPlan(1))
+    with pytest.raises(ValueError, match=rf"algorithm 'tests.algo.test_algo_table:{name}':? {words}"):
+        build_algorithm(CustomAlgorithmConfig(name=f"tests.algo.test_algo_table:{name}"), StepPlan(1))
 
 
 def test_an_unknown_one_names_those_there_are():

@@ -10,7 +10,7 @@ from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.algo.table import ALGORITHMS, build_algorithm
 from whet.config import Config, ConfigError, dump_toml, load_config
 
-OWN = "test_algo_unread:my_algorithm"
+OWN = "tests.algo.test_algo_unread:my_algorithm"
 
 
 class Settings(Config):

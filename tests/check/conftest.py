@@ -1,5 +1,6 @@
 import pytest
-from small_run import make_run
+
+from tests.check.small_run import make_run
 
 
 @pytest.fixture(scope="session")

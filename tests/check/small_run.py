@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from whet.check.check import checks_of, notes_of
-from whet.check.context import Scene
+from whet.check.context import CheckContext
 from whet.check.findings import Finding
 from whet.config import load_config
 from whet.quickstart.model import SmallModelConfig, make_model
@@ -62,12 +62,12 @@ def module(folder: Path, name: str, code: str) -> str:
     return str(folder / name)
 
 
-def look(*areas: str, overrides=(), file: str = "run.toml", calls_tools: bool = False) -> tuple[list[Finding], Scene]:
+def look(*areas: str, overrides=(), file: str = "run.toml", calls_tools: bool = False) -> tuple[list[Finding], CheckContext]:
     """What some checks find, run in the table's order; those not named find nothing."""
     config = load_config(SupervisedRunConfig if file == "sft.toml" else RunConfig, Path(file), list(overrides))
-    scene = Scene(config, calls_tools=calls_tools)
-    found = [note.of(check.area) for check in checks_of(config) if check.area in areas for note in notes_of(check, scene)]
-    return found, scene
+    context = CheckContext(config, calls_tools=calls_tools)
+    found = [note.of(check.area) for check in checks_of(config) if check.area in areas for note in notes_of(check, context)]
+    return found, context
 
 
 def of(findings, area: str, status: str | None = None) -> list[str]:

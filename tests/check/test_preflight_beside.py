@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from real_memory import Alive
 from safetensors.torch import load_file
-from small_run import ROWS, SHAPE, look, of
 
+from tests.check.real_memory import Alive
+from tests.check.small_run import ROWS, SHAPE, look, of
 from tests.conftest import needs_cut_layers
 from whet.check.budget import workload
-from whet.check.models import parts_beside
+from whet.check.models import auxiliary_parts
 from whet.check.saved import checkpoint_sizes
 from whet.data.template import load_tokenizer
 from whet.model.attention import PackedRow
@@ -24,6 +24,8 @@ from whet.plan.text import bytes_text
 from whet.quickstart.model import make_model
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
+
+pytestmark = pytest.mark.long
 
 AREAS = ("batch", "algorithm", "model", "data", "tokenizer", "evaluation", "memory", "disk")
 CONFIG = ModelConfig(path="model", device="cpu")
@@ -39,12 +41,12 @@ def size_of(folder):
 
 def test_a_critic_is_in_the_memory_plan_and_in_the_checkpoints(here):
     _, plain = look(*AREAS, overrides=["algo.name=rloo"])
-    findings, scene = look(*AREAS, overrides=["algo.name=ppo"])
+    findings, context = look(*AREAS, overrides=["algo.name=ppo"])
     assert not [f for f in findings if f.status == "FAIL"]
     assert any(text.startswith("critic: Qwen3ForSequenceClassification, ") for text in of(findings, "model", "ok"))
     critic = load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros")
     weights = sum(w.nbytes for _, w in critic.named_weights())
-    plan = scene.memory
+    plan = context.memory
     assert plan.bytes_of("critic's parameters") == plan.bytes_of("critic's gradients") == weights
     assert plan.bytes_of("critic's masters and moments") == 2 * weights
     assert plan.at("critic") > plain.memory.at("critic") + 4 * weights
@@ -56,7 +58,7 @@ def test_models_are_planned_in_the_layouts_of_their_own(here):
     spread = ["algo.name=ppo", "algo.kl_coef=0.1", "train.parallel.shard=2"]
     _, alike = look(*AREAS, overrides=spread)
     _, apart = look(*AREAS, overrides=[*spread, "critic.parallel.replicate=2", "reference.parallel.replicate=2"])
-    models = apart.beside.critic, apart.beside.frozen["reference"]
+    models = apart.auxiliary.critic, apart.auxiliary.frozen["reference"]
     critic, reference = (sum(w.nbytes for _, w in model.named_weights()) for model in models)
     assert apart.memory.bytes_of("critic's parameters") == critic and apart.memory.bytes_of("reference model") == reference
     for part, whole in (("critic's parameters", critic), ("reference model", reference)):
@@ -93,29 +95,29 @@ def test_degrees_of_a_models_own_that_it_cannot_be_cut_by_are_refused_by_their_k
 def test_what_a_mesh_offloads_is_planned_while_it_is_computed_with(here):
     """As of a device whose memory is another one than the machine's."""
     more = ["algo.name=ppo", "algo.kl_coef=0.1", "reference.path=model", "train.parallel.shard=2", "train.offload=true"]
-    _, scene = look(*AREAS, overrides=more)
-    work = workload(scene)
-    plans = (parts_beside(scene.beside, scene.rl, each) for each in (work, replace(work, offloaded=True)))
+    _, context = look(*AREAS, overrides=more)
+    work = workload(context)
+    plans = (auxiliary_parts(context.auxiliary, context.rl, each) for each in (work, replace(work, offloaded=True)))
     kept, gone = ({part.name: part.size_bytes for part in plan} for plan in plans)
     assert kept["reference model"] and not gone["reference model"]
     assert kept["critic's parameters"] and kept["critic's masters and moments"]
     assert not gone["critic's parameters"] and not gone["critic's masters and moments"]
     assert 0 < gone["critic's gradients"] < kept["critic's gradients"]
-    layers = scene.model.hf.model.layers
-    rest = sum(p.nbytes for p in scene.model.hf.parameters()) - sum(p.nbytes for p in layers.parameters())
+    layers = context.model.hf.model.layers
+    rest = sum(p.nbytes for p in context.model.hf.parameters()) - sum(p.nbytes for p in layers.parameters())
     assert gone["reference's layers put together"] == rest + 2 * sum(p.nbytes for p in layers[0].parameters())
     assert kept["reference's layers put together"] == gone["reference's layers put together"]
 
 
 def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_reference_write(here):
-    _, scene = look(*AREAS, overrides=["algo.name=ppo", "algo.kl_coef=0.1", "reference.refresh_every=2"])
+    _, context = look(*AREAS, overrides=["algo.name=ppo", "algo.kl_coef=0.1", "reference.refresh_every=2"])
     critic = TorchBackend(load_scalar(here / "model", CONFIG, trainable=True, new_head="zeros"), TrainConfig(), 2)
     for p in critic.model.hf.parameters():
         p.sum().backward()
     critic.optim_step()
     critic.save(here / "saved/critic")
     TorchBackend(load_causal(here / "model", CONFIG, trainable=False), TrainConfig(), None).save(here / "saved/reference")
-    sizes = checkpoint_sizes(scene, scene.model, spread=False)
+    sizes = checkpoint_sizes(context, context.model, spread=False)
     assert (sizes["critic"], sizes["reference"]) == (size_of(here / "saved/critic"), size_of(here / "saved/reference"))
 
 
@@ -126,20 +128,20 @@ def test_the_disk_plan_of_a_checkpoint_is_what_a_critic_and_a_refreshed_referenc
 )
 def test_the_disk_plan_has_the_reference_of_a_run_that_begins_with_restored_weights(here, settings):
     begins = ["algo.kl_coef=0.1", "checkpoint.restore.path=other", *settings]
-    findings, scene = look(*AREAS, overrides=begins)
-    weights = sum(w.nbytes for _, w in scene.model.named_weights()) if not settings or "parallel" in settings[0] else 0
-    whole = checkpoint_bytes(scene.model, scene.config.train) + weights
-    assert sum(checkpoint_sizes(scene, scene.model, spread=False).values()) == whole
+    findings, context = look(*AREAS, overrides=begins)
+    weights = sum(w.nbytes for _, w in context.model.named_weights()) if not settings or "parallel" in settings[0] else 0
+    whole = checkpoint_bytes(context.model, context.config.train) + weights
+    assert sum(checkpoint_sizes(context, context.model, spread=False).values()) == whole
     one = bytes_text(whole)
     assert any(f"checkpoints of {one} (" in text for text in of(findings, "disk")), of(findings, "disk")
 
 
 def test_a_teacher_and_a_reference_of_their_own_are_parts_of_the_plan(here):
     overrides = ["algo.distill_coef=0.5", "teacher.path=model", "algo.kl_coef=0.1", "reference.path=model"]
-    findings, scene = look(*AREAS, overrides=overrides)
+    findings, context = look(*AREAS, overrides=overrides)
     assert not [f for f in findings if f.status == "FAIL"]
-    weights = scene.memory.bytes_of("parameters")
-    assert scene.memory.bytes_of("teacher model") == scene.memory.bytes_of("reference model") == weights > 0
+    weights = context.memory.bytes_of("parameters")
+    assert context.memory.bytes_of("teacher model") == context.memory.bytes_of("reference model") == weights > 0
 
 
 def test_a_reward_model_is_looked_at_loaded_and_counted(here):
@@ -147,14 +149,14 @@ def test_a_reward_model_is_looked_at_loaded_and_counted(here):
     critic.hf.save_pretrained(here / "scores")
     load_tokenizer(here / "model").save_pretrained(here / "scores")
     overrides = ["reward.name=model", "reward.options.path=scores", "reward.options.device=cpu"]
-    findings, scene = look(*AREAS, "reward", overrides=overrides)
+    findings, context = look(*AREAS, "reward", overrides=overrides)
     assert not [f for f in findings if f.status == "FAIL"]
     assert any(text.startswith("reward: Qwen3ForSequenceClassification, ") for text in of(findings, "model", "ok"))
     weights = sum(w.nbytes for _, w in critic.named_weights())
-    assert scene.memory.bytes_of("reward model") == weights
-    plain, scores = look(*AREAS)[1].memory, scene.memory.bytes_of("reward scores")
-    assert scores > 0 and scene.memory.at("rollout") == plain.at("rollout") + weights + scores
-    assert scene.memory.at("step") == plain.at("step") + weights, "it scores while the engine runs"
+    assert context.memory.bytes_of("reward model") == weights
+    plain, scores = look(*AREAS)[1].memory, context.memory.bytes_of("reward scores")
+    assert scores > 0 and context.memory.at("rollout") == plain.at("rollout") + weights + scores
+    assert context.memory.at("step") == plain.at("step") + weights, "it scores while the engine runs"
     fails = of(look(*AREAS, "reward", overrides=["reward.name=model", "reward.options.path=model"])[0], "reward", "FAIL")
     assert fails and all("is a language model" in text for text in fails)
 
@@ -164,10 +166,10 @@ def test_a_reward_model_that_is_spread_is_shared_out_and_there_once(here):
     load_tokenizer(here / "model").save_pretrained(here / "scores")
     table = 'reward={name="model", options={path="scores", spread=true}}'
     overrides = [table, f"evaluate.sets.test.{table}", "train.parallel.shard=2"]
-    _, scene = look(*AREAS, overrides=overrides)
+    _, context = look(*AREAS, overrides=overrides)
     _, whole = look(*AREAS, overrides=[text.replace("spread=true", "spread=false") for text in overrides])
-    assert scene.memory.bytes_of("reward model") == pytest.approx(whole.memory.bytes_of("reward model") / 2, rel=0.01)
-    assert whole.memory.bytes_of("reward 2 model") > 0 == scene.memory.bytes_of("reward 2 model")
+    assert context.memory.bytes_of("reward model") == pytest.approx(whole.memory.bytes_of("reward model") / 2, rel=0.01)
+    assert whole.memory.bytes_of("reward 2 model") > 0 == context.memory.bytes_of("reward 2 model")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +181,12 @@ def test_what_a_reward_model_takes_to_score_a_row_is_what_is_planned(here, batch
     load_tokenizer(here / "model").save_pretrained(here / "scores")
     options = {"path": "scores", "device": "cpu", "batch_tokens": batch_tokens}
     overrides = ["reward.name=model", *(f"reward.options.{key}={value}" for key, value in options.items())]
-    _, scene = look(*AREAS, overrides=[*overrides, f"deterministic={str(deterministic).lower()}"])
+    _, context = look(*AREAS, overrides=[*overrides, f"deterministic={str(deterministic).lower()}"])
     model = load_scalar(here / "scores", CONFIG, trainable=False)
     with torch.no_grad(), Alive().ignore(p for _, p in model.named_weights()) as alive:
         row = PackedRow(lengths, model.device)
         model.hidden(torch.zeros(sum(lengths), dtype=torch.int64), row.positions, row)
-    assert scene.memory.bytes_of("reward scores") == pytest.approx(alive.peak, rel=0.15)
+    assert context.memory.bytes_of("reward scores") == pytest.approx(alive.peak, rel=0.15)
 
 
 def test_models_that_cannot_be_had_fail(here):

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 import torch
-from small_run import look, of
 
+from tests.check.small_run import look, of
 from whet.build.parts import build_parts, read_texts
 from whet.check import budget
 from whet.check.saved import checkpoint_sizes
@@ -35,7 +35,7 @@ def test_limits_are_the_engines(here):
 def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
     """Parameters and cache of the objects that `whet train` builds from the same file."""
     overrides = [f"model.dtype={dtype}", "algo.kl_coef=0.1"]
-    findings, scene = look(*AREAS, overrides=overrides)
+    findings, context = look(*AREAS, overrides=overrides)
     assert {finding.status for finding in findings} == {"ok"}
     config = load_config(RunConfig, here / "run.toml", overrides)
     with build_parts(config, read_texts(config), trainable=True) as parts:
@@ -49,30 +49,30 @@ def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
 
         cache = asyncio.run(one_reply())
         weights = sum(p.nbytes for _, p in parts.model.named_weights())
-    plan = scene.memory
+    plan = context.memory
     assert (plan.bytes_of("parameters"), plan.bytes_of("reference model"), plan.bytes_of("KV cache")) == (weights, weights, cache)
 
 
 def test_the_workload_follows_the_file(here):
-    _, scene = look(*AREAS)
-    work = budget.workload(scene)
+    _, context = look(*AREAS)
+    work = budget.workload(context)
     assert work.lengths == (96, 96, 64) and not work.reference and not work.entropy_grad
     assert work.sampling.rows == 8, "4 prompts x 2 samples; the evaluation plays 2"
     assert [params.temperature for params in work.sampling.params] == [1.0, 0.0]
-    _, scene = look(*AREAS, overrides=["algo.kl_coef=0.1", "algo.entropy_coef=0.1", "engine.embedded.max_running=3"])
-    work = budget.workload(scene)
+    _, context = look(*AREAS, overrides=["algo.kl_coef=0.1", "algo.entropy_coef=0.1", "engine.embedded.max_running=3"])
+    work = budget.workload(context)
     assert work.reference and work.entropy_grad and work.sampling.rows == 3
     several = {"limit": 3, "samples_per_prompt": 5, "rollout.temperature": 1}
-    _, scene = look(*AREAS, overrides=[f"evaluate.sets.test.{key}={value}" for key, value in several.items()])
-    assert budget.workload(scene).sampling.rows == 15
-    _, scene = look(*AREAS, file="sft.toml")
-    work = budget.workload(scene)
-    assert work.sampling is None and work.lengths == scene.longest * 3
+    _, context = look(*AREAS, overrides=[f"evaluate.sets.test.{key}={value}" for key, value in several.items()])
+    assert budget.workload(context).sampling.rows == 15
+    _, context = look(*AREAS, file="sft.toml")
+    work = budget.workload(context)
+    assert work.sampling is None and work.lengths == context.longest * 3
 
 
 def test_greedy_trajectories_are_sampled_beside_the_others(here):
-    _, scene = look(*AREAS, overrides=["algo.name=remax", "rollout.top_k=5", "evaluate.sets={}"])
-    sampling = budget.workload(scene).sampling
+    _, context = look(*AREAS, overrides=["algo.name=remax", "rollout.top_k=5", "evaluate.sets={}"])
+    sampling = budget.workload(context).sampling
     assert sampling.rows == 12, "4 prompts x (2 samples + 1 greedy)"
     assert [(params.temperature, params.top_k) for params in sampling.params] == [(1.0, 5), (0.0, 0)]
 
@@ -99,9 +99,9 @@ def test_a_plan_is_judged_by_what_the_device_has(size, status):
 
 def test_a_device_that_is_too_small_fails_and_names_settings(here, monkeypatch):
     monkeypatch.setattr(budget, "device_memory", lambda device: (1000, "memory"))
-    findings, scene = look(*AREAS)
+    findings, context = look(*AREAS)
     text = of(findings, "memory", "FAIL")[0]
-    for part in scene.memory.largest(3):
+    for part in context.memory.largest(3):
         assert part.name in text and part.advice in text
 
 
@@ -134,9 +134,9 @@ def test_the_copy_of_a_checkpoint_that_is_written_beside_computation_is_planned(
     """Of policy and critic, as each process has them: so many have parts of them."""
     overrides = ["algo.name=ppo", *degrees]
     _, plain = look(*AREAS, overrides=overrides)
-    findings, scene = look(*AREAS, overrides=[*overrides, "checkpoint.async_save=true"])
-    sizes, copied = checkpoint_sizes(scene, scene.model, spread=bool(degrees)), scene.memory.bytes_of("copy of a checkpoint")
+    findings, context = look(*AREAS, overrides=[*overrides, "checkpoint.async_save=true"])
+    sizes, copied = checkpoint_sizes(context, context.model, spread=bool(degrees)), context.memory.bytes_of("copy of a checkpoint")
     assert sizes.keys() == {"policy", "critic"} and sizes["critic"] != sizes["policy"]
     assert copied == sizes["policy"] // policy + sizes["critic"] // critic > 0
-    assert scene.memory.peak_bytes == plain.memory.peak_bytes + copied
+    assert context.memory.peak_bytes == plain.memory.peak_bytes + copied
     assert any("copy of a checkpoint (always)" in line for f in findings for line in f.lines)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from small_run import RL, SFT, module, of, write_rows
 
+from tests.check.small_run import RL, SFT, module, of, write_rows
 from whet.check.check import AREAS, CHECKS, Check, check, notes_of
 from whet.check.findings import Finding, Missing, Note, line, ok, summary
 from whet.config import read_tree
@@ -100,7 +100,7 @@ def test_overrides_count(here):
 
 def test_a_check_that_raises_keeps_what_it_found_before():
     def stops(error):
-        def run(scene):
+        def run(context):
             yield ok("first")
             raise error
 

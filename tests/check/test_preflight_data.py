@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from small_run import look, module, of, write_rows
 
+from tests.check.small_run import look, module, of, write_rows
 from whet.build.process import quiet_transformers
 from whet.check import data, faults
 from whet.check.faults import visible
@@ -26,9 +26,9 @@ def renderer_of(folder):
 def test_rows_are_those_of_the_runs_own_source(here):
     rows = [{"prompt": "short " * n, "label": str(n), "extra": n} for n in range(1, 30)]
     write_rows(here / "train.jsonl", rows)
-    findings, scene = look(*AREAS, overrides=["data.max_prompt_tokens=80", "rollout.max_tokens=90"])
-    renderer, tools = renderer_of(here), scene.tools[""]
-    source = TaskSource(training_rows(scene.rl), length=lambda task: len(renderer.prompt(task, tools)))
+    findings, context = look(*AREAS, overrides=["data.max_prompt_tokens=80", "rollout.max_tokens=90"])
+    renderer, tools = renderer_of(here), context.tools[""]
+    source = TaskSource(training_rows(context.rl), length=lambda task: len(renderer.prompt(task, tools)))
     lengths = [len(renderer.prompt(task, tools)) for task in source.tasks]
     assert 0 < source.num_dropped < len(rows)
     counted, room, *_ = of(findings, "data", "ok")
@@ -36,16 +36,16 @@ def test_rows_are_those_of_the_runs_own_source(here):
     assert counted == f"{len(source)} rows of train.jsonl, columns prompt, label, extra, {dropped}"
     left = f"rollout.max_tokens = 90 leaves {90 - max(lengths)} or more"
     assert room.startswith(f"prompts have {min(lengths)} to {max(lengths)} tokens; {left}")
-    assert scene.source.tasks == source.tasks
+    assert context.source.tasks == source.tasks
 
 
 def test_the_first_prompts_are_shown_as_the_model_sees_them(here):
-    findings, scene = look(*AREAS)
-    task = scene.source.tasks[0]
-    text = renderer_of(here).decode(renderer_of(here).prompt(task, scene.tools[""]))
+    findings, context = look(*AREAS)
+    task = context.source.tasks[0]
+    text = renderer_of(here).decode(renderer_of(here).prompt(task, context.tools[""]))
     first = of(findings, "data", "ok")[2]
     assert first.splitlines() == [
-        f"train.jsonl:1: {len(renderer_of(here).prompt(task, scene.tools['']))} tokens, label '0'",
+        f"train.jsonl:1: {len(renderer_of(here).prompt(task, context.tools['']))} tokens, label '0'",
         "prompt  " + text.replace("\n", "\u21b5"),
         "model   begins here",
     ]
@@ -70,15 +70,15 @@ def test_every_bad_row_is_told_up_to_a_number(here):
     ],
 )
 def test_data_that_cannot_be_read_as_configured_fail(here, overrides, words):
-    findings, scene = look(*AREAS, overrides=overrides)
+    findings, context = look(*AREAS, overrides=overrides)
     assert words in of(findings, "data", "FAIL")[0]
-    assert scene.source is None and "" not in scene.rows
+    assert context.source is None and "" not in context.rows
 
 
 def test_prompts_without_room_are_counted_and_fail_where_all_are(here):
     write_rows(here / "train.jsonl", [{"prompt": "word " * n, "label": "1"} for n in (1, 40, 90)])
-    scene = look(*AREAS, overrides=["rollout.max_tokens=400"])[1]
-    lengths = sorted(len(renderer_of(here).prompt(task, scene.tools[""])) for task in scene.source.tasks)
+    context = look(*AREAS, overrides=["rollout.max_tokens=400"])[1]
+    lengths = sorted(len(renderer_of(here).prompt(task, context.tools[""])) for task in context.source.tasks)
     for limit, status, count in [(lengths[2] + 1, "ok", 0), (lengths[2], "warn", 1), (lengths[0] + 1, "warn", 2), (lengths[0], "FAIL", 3)]:
         findings, _ = look(*AREAS, overrides=[f"rollout.max_tokens={limit}"])
         found = [f for f in findings if f.area == "data" and "rollout.max_tokens" in f.text]
@@ -90,9 +90,9 @@ def test_prompts_that_the_template_cannot_render_fail_with_their_places(here):
     path = here / "model/chat_template.jinja"
     refusal = "{%- if messages[0].content is eq('What is 0 + 1?') %}{{ raise_exception('no such question') }}{%- endif %}"
     path.write_text(refusal + path.read_text())
-    findings, scene = look(*AREAS)
+    findings, context = look(*AREAS)
     assert of(findings, "data", "FAIL")[0].startswith("train.jsonl:2:") and "no such question" in of(findings, "data", "FAIL")[0]
-    assert scene.source is not None
+    assert context.source is not None
     findings, _ = look(*AREAS, overrides=["data.max_prompt_tokens=500"])
     assert of(findings, "data", "FAIL")[0].startswith("train.jsonl:2:"), "the run stops there, too"
 
@@ -117,11 +117,11 @@ def test_roles_that_nobody_knows_are_told_with_their_row(here):
 
 
 def test_rows_are_read_even_if_they_cannot_be_rendered(here):
-    findings, scene = look("data")
+    findings, context = look("data")
     assert of(findings, "data") == ["12 rows of train.jsonl, columns prompt, label", "not checked: needs the tokenizer"]
-    assert len(scene.source) == 12
-    findings, scene = look("data", overrides=["data.max_prompt_tokens=60"])
-    assert scene.source is None, "how many rows there will be is not known without their lengths"
+    assert len(context.source) == 12
+    findings, context = look("data", overrides=["data.max_prompt_tokens=60"])
+    assert context.source is None, "how many rows there will be is not known without their lengths"
     findings, _ = look("model", "tokenizer", "data")
     assert of(findings, "data")[-1] == "not checked: needs the environment's tools"
 
@@ -132,15 +132,15 @@ def test_evaluation_sets_are_read_with_their_own_rows_limits_and_sampling(here):
         "evaluate.sets.other.path=other.jsonl", "evaluate.sets.other.rows.prompt_key=question", "evaluate.sets.other.limit=3",
         "evaluate.sets.other.rollout.max_tokens=77", "evaluate.sets.bad.path=gone.jsonl",
     ]  # fmt: skip
-    findings, scene = look(*AREAS, overrides=overrides)
+    findings, context = look(*AREAS, overrides=overrides)
     texts = of(findings, "evaluation", "ok")
     assert texts[0].startswith("test: 3 rows of test.jsonl, columns prompt, label; 2 of them are played, 1 time each")
     assert [text for text in texts if text.startswith("other: 5 rows") and "3 of them are played" in text]
     assert [text for text in texts if text.startswith("other: prompts have") and "rollout.max_tokens = 77" in text]
     assert of(findings, "evaluation", "FAIL")[0].startswith("bad: there is no data file")
-    chosen = scene.rl.evaluate.sets["other"]
-    assert scene.rows["other"] == TaskSource(evaluation_rows(scene.rl, chosen), name="other").tasks[:3]
-    assert len(scene.rows["test"]) == 2 and "bad" not in scene.rows
+    chosen = context.rl.evaluate.sets["other"]
+    assert context.rows["other"] == TaskSource(evaluation_rows(context.rl, chosen), name="other").tasks[:3]
+    assert len(context.rows["test"]) == 2 and "bad" not in context.rows
 
 
 def test_a_run_without_evaluation_sets_is_told(here):
@@ -166,7 +166,7 @@ def test_an_evaluation_set_with_an_environment_of_its_own_is_rendered_with_its_t
 def test_conversations_are_counted_and_shown_with_what_trains(here):
     talks = [[("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")], [("user", "long " * 99), ("assistant", "c")]]
     write_rows(here / "talk.jsonl", [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks])
-    findings, scene = look("model", "tokenizer", "data", file="sft.toml", overrides=["data.max_tokens=60"])
+    findings, context = look("model", "tokenizer", "data", file="sft.toml", overrides=["data.max_tokens=60"])
     source = supervised_source(SupervisedConfig(path="talk.jsonl", max_tokens=60), renderer_of(here), run_seed=0)
     ((tokens, mask),) = source.rows()
     counted, rows, shown = of(findings, "data", "ok")
@@ -177,7 +177,7 @@ def test_conversations_are_counted_and_shown_with_what_trains(here):
     assert [line[:8] for line in lines[1:]] == ["context ", "TRAINS  ", "context ", "TRAINS  "]
     assert [line[8:] for line in lines if line.startswith("TRAINS")] == ["a<|im_end|>", "b<|im_end|>"]
     assert "".join(line[8:] for line in lines[1:]) == renderer_of(here).decode(tokens).replace("\n", "\u21b5")
-    assert scene.longest == (len(tokens),)
+    assert context.longest == (len(tokens),)
 
 
 def test_conversations_that_cannot_be_parsed_or_rendered_fail_with_their_places(here):

@@ -9,8 +9,8 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from small_run import look, of
 
+from tests.check.small_run import look, of
 from whet.check import disk
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
@@ -71,10 +71,10 @@ def test_to_ask_who_has_a_folder_takes_nothing_away(here):
 
 
 def test_room_is_needed_for_checkpoints_the_export_and_records(here, monkeypatch):
-    _, scene = look(*AREAS)
-    one = checkpoint_bytes(scene.model, scene.config.train)
-    export = sum(p.nbytes for _, p in scene.model.named_weights())
-    records = disk.record_bytes(scene)
+    _, context = look(*AREAS)
+    one = checkpoint_bytes(context.model, context.config.train)
+    export = sum(p.nbytes for _, p in context.model.named_weights())
+    records = disk.record_bytes(context)
 
     def found(free, *overrides):
         monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free))
@@ -95,11 +95,11 @@ def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planne
         p.grad = p.detach().clone()
     backend.optim_step()
     CheckpointStore(here / "run/checkpoints", CheckpointConfig()).save(Progress(1, 1, 1), {}, {}, backend.save)
-    _, scene = look(*AREAS)
-    one = checkpoint_bytes(scene.model, scene.config.train)
+    _, context = look(*AREAS)
+    one = checkpoint_bytes(context.model, context.config.train)
     written = sum(path.stat().st_size for path in (here / "run/checkpoints").rglob("*") if path.is_file())
     assert one == pytest.approx(written, rel=0.1)
-    export = sum(p.nbytes for _, p in scene.model.named_weights())
+    export = sum(p.nbytes for _, p in context.model.named_weights())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 3 * one + export - written))
     assert [f.status for f in look(*AREAS, overrides=["observe.records_every=0"])[0] if f.area == "disk"] == ["ok", "ok"]
 
@@ -107,24 +107,24 @@ def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planne
 def test_greedy_trajectories_are_among_the_records(here):
     sizes = {}
     for name in ("rloo", "remax"):
-        _, scene = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
-        sizes[name] = disk.record_bytes(scene)
+        _, context = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
+        sizes[name] = disk.record_bytes(context)
     assert sizes["remax"] == 1.5 * sizes["rloo"] > 0, "2 samples of a prompt, and a greedy one"
 
 
 def test_a_critics_values_and_returns_are_among_the_records(here):
     sizes = {}
     for name in ("rloo", "ppo"):
-        _, scene = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
-        sizes[name] = disk.record_bytes(scene)
-        tokens = scene.total * scene.batch.prompts_per_rollout * scene.played_per_prompt * scene.rl.rollout.max_tokens
+        _, context = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
+        sizes[name] = disk.record_bytes(context)
+        tokens = context.total * context.batch.prompts_per_rollout * context.played_per_prompt * context.rl.rollout.max_tokens
     assert sizes["ppo"] - sizes["rloo"] == 8 * tokens > 0, "two columns of float32"
 
 
 def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
     """Written with texts and numbers that do not compress well: every trajectory as long as it may be."""
     long = ["num_rollouts=1", "evaluate.sets.test.limit=1", "batch.prompts_per_rollout=24", "rollout.max_tokens=500"]
-    _, scene = look(*AREAS, overrides=long)
+    _, context = look(*AREAS, overrides=long)
     rng = random.Random(0)
 
     def trajectory(i, k):
@@ -139,5 +139,5 @@ def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
     columns = {name: [[rng.random() for _ in sample.tokens] for sample in samples] for name in ("advantages", "train_logprobs")}
     RecordWriter(here / "records").write(0, groups, samples, columns)
     written = sum(path.stat().st_size for path in (here / "records/rollouts").iterdir())
-    planned = disk.record_bytes(scene)
+    planned = disk.record_bytes(context)
     assert 0.5 * planned < written < 1.1 * planned

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from small_run import look, module, of
+
+from tests.check.small_run import look, module, of
 
 CODE = """
     async def play(run, env):
@@ -73,12 +74,12 @@ AREAS = ("batch", "model", "tokenizer", "environment", "data", "reward", "length
 
 def test_a_source_of_one_s_own_is_tried_out(here):
     path = module(here, "sums.py", SOURCE)
-    findings, scene = look(*AREAS, overrides=["data.train=none", f"data.source={path}:Sums"])
+    findings, context = look(*AREAS, overrides=["data.train=none", f"data.source={path}:Sums"])
     assert not [f for f in findings if f.status == "FAIL"], findings
     assert of(findings, "data")[0] == f"data.source {path}:Sums has 100 tasks an epoch; 64 tasks taken, found again and given again"
     assert of(findings, "environment")[0] == "environment 'tools' started with sum 0 and closed"
     assert "3 rollouts of 4 prompts, 0.12 passes over 100" in of(findings, "length")[0]
-    assert scene.source is not None and scene.source.next(1)[0].id == "0", "it is as it was before"
+    assert context.source is not None and context.source.next(1)[0].id == "0", "it is as it was before"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from real_memory import Alive, as_wide_as_the_vocabulary, batch, deepseek, pair, qwen3, qwen3_moe
 from safetensors.torch import load_file
 
+from tests.check.real_memory import Alive, as_wide_as_the_vocabulary, batch, deepseek, pair, qwen3, qwen3_moe
 from whet.algo.sft import sft_loss
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
@@ -18,6 +18,8 @@ from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.train.torch_native.packing import pack
 from whet.types import Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 SHAPES = {
     "tied": lambda: qwen3(tie_word_embeddings=True),
@@ -111,7 +113,7 @@ def test_the_cache_is_that_of_a_rollout(shape, dtype):
 def test_the_rows_for_decoding_are_those_of_a_rollout(shape, num, new_tokens):
     """In the last case a row of 512 places is more than the cache of 336 tokens: the reply ends without one."""
     meta, model = pair(SHAPES[shape]())
-    engine = EngineCore(model, cache_tokens=330, block_size=16, max_running=6, max_batch_tokens=64)
+    engine = EngineCore(model, EmbeddedConfig(cache_tokens=330, block_size=16, max_running=6, max_batch_tokens=64))
     for i in range(num):
         engine.add(Request(f"r{i}", (1, 2, 3 + i), SamplingParams(new_tokens), f"c{i}"))
     most = 0

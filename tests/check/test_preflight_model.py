@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_run import look, module, of
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Gemma2Config
 
+from tests.check.small_run import look, module, of
 from whet.check import model as preflight_model
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
@@ -20,14 +20,14 @@ def change_json(path, **changes):
 
 
 def test_a_sound_folder_is_described(here):
-    findings, scene = look("device", "model", "attention", "tokenizer")
+    findings, context = look("device", "model", "attention", "tokenizer")
     assert {finding.status for finding in findings} == {"ok"}
     loaded = load_causal(here / "model", ModelConfig(path="x", device="cpu"), trainable=False)
     count = sum(p.numel() for p in loaded.hf.parameters())
     description, weights = of(findings, "model")
     assert "Qwen3ForCausalLM, 2 layers" in description and f"{count / 1e6:.1f}M parameters" in description
     assert f"{len(load_file(here / 'model/model.safetensors'))} tensors in 1 file" in weights and "float32" in weights
-    assert all(p.is_meta for p in scene.model.hf.parameters()), "nothing was loaded"
+    assert all(p.is_meta for p in context.model.hf.parameters()), "nothing was loaded"
     names = of(findings, "tokenizer")[1]
     assert names == "eos '<|im_end|>' (2), pad '<|endoftext|>' (0); a turn ends at '<|im_end|>' (2)"
 
@@ -75,9 +75,9 @@ def test_no_model_folder_no_config_and_damaged_weights_fail(here):
     assert "there is no model folder 'gone'" in of(look("model", overrides=["model.path=gone"])[0], "model", "FAIL")[0]
     path = here / "model/model.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
-    findings, scene = look("model", "attention", "tokenizer")
+    findings, context = look("model", "attention", "tokenizer")
     assert "is cut short or damaged" in of(findings, "model", "FAIL")[0]
-    assert scene.model is not None and of(findings, "attention", "ok"), "config.json tells enough for these"
+    assert context.model is not None and of(findings, "attention", "ok"), "config.json tells enough for these"
     (here / "model/config.json").unlink()
     findings, _ = look("model", "attention", "tokenizer")
     assert "has no config.json" in of(findings, "model", "FAIL")[0]
@@ -107,10 +107,10 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_have_fails(here):
     tokenizer = AutoTokenizer.from_pretrained(here / "model")
     tokenizer.add_tokens([AddedToken(f"<extra_{i}>") for i in range(5)])
     tokenizer.save_pretrained(here / "model")
-    findings, scene = look("model", "tokenizer")
+    findings, context = look("model", "tokenizer")
     fault = of(findings, "tokenizer", "FAIL")[0]
     assert "has 5 tokens that its model does not have, among them '<extra_0>'" in fault
-    assert scene.renderer is None
+    assert context.renderer is None
 
 
 def test_padding_beyond_the_model_is_told_and_fails_where_a_prompt_has_it(here):

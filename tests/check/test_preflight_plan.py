@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_run import ROWS, SHAPE, look, of
 from typer.testing import CliRunner
 
+from tests.check.small_run import ROWS, SHAPE, look, of
 from tests.conftest import needs_cut_layers
 from whet.check.auto import auto_degrees, with_degrees
 from whet.cli import app
@@ -17,6 +17,8 @@ from whet.quickstart.model import make_model
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import SupervisedRunConfig
 from whet.train.torch_native.config import ParallelConfig
+
+pytestmark = pytest.mark.long
 
 AREAS = ("batch", "algorithm", "device", "model", "memory")
 
@@ -51,20 +53,20 @@ def test_one_layout_may_be_asked_for(here):
 
 def test_a_mesh_is_planned_from_a_runs_file(here):
     whole, _ = look(*AREAS, overrides=["algo.kl_coef=0.1"])
-    halved, scene = look(*AREAS, overrides=["algo.kl_coef=0.1", "train.parallel.shard=2"])
+    halved, context = look(*AREAS, overrides=["algo.kl_coef=0.1", "train.parallel.shard=2"])
     assert "shard 2, planned for the first of 2 processes" in of(halved, "memory", "ok")[0]
     assert of(whole, "memory", "ok")
-    weights = sum(p.nbytes for _, p in scene.model.named_weights())
-    assert scene.memory.bytes_of("parameters") == pytest.approx(weights / 2, rel=0.01)
-    assert scene.memory.bytes_of("reference model") == pytest.approx(weights / 2, rel=0.01)
-    assert scene.memory.bytes_of("engine weights") == weights, "the first process holds the engine's"
+    weights = sum(p.nbytes for _, p in context.model.named_weights())
+    assert context.memory.bytes_of("parameters") == pytest.approx(weights / 2, rel=0.01)
+    assert context.memory.bytes_of("reference model") == pytest.approx(weights / 2, rel=0.01)
+    assert context.memory.bytes_of("engine weights") == weights, "the first process holds the engine's"
 
 
 def test_a_critic_is_shared_out_too(here):
     _, alone = look(*AREAS, overrides=["algo.name=ppo"])
-    _, scene = look(*AREAS, overrides=["algo.name=ppo", "train.parallel.shard=2"])
+    _, context = look(*AREAS, overrides=["algo.name=ppo", "train.parallel.shard=2"])
     for part in ("critic's parameters", "critic's masters and moments"):
-        assert scene.memory.bytes_of(part) == pytest.approx(alone.memory.bytes_of(part) / 2, rel=0.01)
+        assert context.memory.bytes_of(part) == pytest.approx(alone.memory.bytes_of(part) / 2, rel=0.01)
 
 
 def test_auto_is_settled_by_memory(here, monkeypatch):
@@ -168,7 +170,7 @@ def test_an_optimizer_elsewhere_leaves_room(here):
 def test_muon_puts_a_matrix_together_on_a_mesh(here):
     """With what its iteration takes, as one process plans it for a matrix."""
     _, alone = look(*AREAS, overrides=["train.optim.name=muon"])
-    _, scene = look(*AREAS, overrides=["train.optim.name=muon", "train.parallel.shard=2"])
+    _, context = look(*AREAS, overrides=["train.optim.name=muon", "train.parallel.shard=2"])
     assert alone.memory.bytes_of("a matrix put together") == 0
     largest = 48 * 32  # entries of gate, up or down
-    assert 4 * largest < scene.memory.bytes_of("a matrix put together") <= alone.memory.bytes_of("optimizer scratch")
+    assert 4 * largest < context.memory.bytes_of("a matrix put together") <= alone.memory.bytes_of("optimizer scratch")

@@ -4,10 +4,11 @@ import json
 import re
 
 import pytest
-from small_run import look, module, of, write_rows
 
+from tests.check.small_run import look, module, of, write_rows
 from whet.check import play
 from whet.check.tool_calls import arguments_for
+from whet.env.tools import ToolResult
 from whet.types import Task
 
 AREAS = ("model", "tokenizer", "environment")
@@ -24,6 +25,18 @@ class Base:
     async def close(self):
         LOG.append("close")
 """
+RESOURCE = """
+from contextlib import asynccontextmanager
+from whet.env.resources import per_group, per_run
+@asynccontextmanager
+async def sandbox(task):
+    raise OSError("no room")
+    yield
+@asynccontextmanager
+async def server():
+    yield
+    raise OSError("gone")
+"""
 
 
 def findings_of(here, code, *more):
@@ -31,19 +44,19 @@ def findings_of(here, code, *more):
     path = here / "mine.py"
     path.write_text(ENV + code)
     (here / "run.toml").write_text((here / "run.toml").read_text().replace('tools = ["calculator"]', "tools = []"))
-    findings, scene = look(*AREAS, overrides=[f"env.name={path}:Mine", *more])
-    return of(findings, "environment", "FAIL"), of(findings, "environment", "ok"), scene
+    findings, context = look(*AREAS, overrides=[f"env.name={path}:Mine", *more])
+    return of(findings, "environment", "FAIL"), of(findings, "environment", "ok"), context
 
 
 def test_tools_are_listed_asked_and_started(here):
-    findings, scene = look(*AREAS)
+    findings, context = look(*AREAS)
     assert of(findings, "environment") == [
         "environment 'tools' started with train.jsonl:1 and closed",
         "tools has calculator(expression)",
         "calculator: wrong arguments are refused, and the refusal is rendered",
     ]
-    assert [tool["function"]["name"] for tool in scene.tools[""]] == ["calculator"]
-    assert scene.tools["test"] == scene.tools[""] and scene.tasks[""].label == "0"
+    assert [tool["function"]["name"] for tool in context.tools[""]] == ["calculator"]
+    assert context.tools["test"] == context.tools[""] and context.tasks[""].label == "0"
 
 
 def test_no_tool_of_the_users_is_run(here):
@@ -117,9 +130,9 @@ SCHEMAS = [
 
 @pytest.mark.parametrize(("schema", "words"), SCHEMAS)
 def test_a_schema_that_is_none_fails(here, schema, words):
-    fails, _, scene = findings_of(here, f"class Mine(Base):\n    tools = [{schema}]\n")
+    fails, _, context = findings_of(here, f"class Mine(Base):\n    tools = [{schema}]\n")
     assert len(fails) == 2 and re.search(words, fails[0]) and fails[1].startswith("test: "), fails
-    assert not scene.tools, "nobody is told of them"
+    assert not context.tools, "nobody is told of them"
 
 
 MADE = [
@@ -147,7 +160,7 @@ def test_arguments_of_a_schema_that_names_itself_come_to_an_end():
 
 def test_a_tool_that_takes_anything_fails(here, monkeypatch):
     async def obliging(self, arguments, timeout_s):
-        return "as you like"
+        return ToolResult("as you like")
 
     monkeypatch.setattr("whet.env.tools.Tool.__call__", obliging)
     assert "took arguments that it does not have, and answered 'as you like'" in of(look(*AREAS)[0], "environment", "FAIL")[0]
@@ -176,7 +189,7 @@ def test_settings_that_keep_tools_from_use_are_told(here, override, words):
 
 
 def test_an_environment_of_the_users_is_started_and_closed_once_and_never_stepped(here):
-    fails, oks, scene = findings_of(
+    fails, oks, context = findings_of(
         here, """
 class Mine(Base):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"where": {}}}}}]
@@ -197,7 +210,7 @@ class Mine(Base):
         f"test: environment {mine!r} started with test.jsonl:1 and closed",
         f"test: {mine} has look(where)",
     ]
-    assert scene.tasks[""].label == scene.tasks["test"].label == "changed", "the reward is asked about the task that is played"
+    assert context.tasks[""].label == context.tasks["test"].label == "changed", "the reward is asked about the task that is played"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +228,14 @@ class Mine(Base):
             r"changed the task's id from 'check/0#0' to 'other'",
         ),
         ("class Mine(Base):\n    async def start(self, task):\n        pass\n", r"^env.start returned None; it must return the task"),
+        (
+            RESOURCE + "class Mine(Base):\n    def __init__(self, box=per_group(sandbox)):\n        pass\n",
+            r"^the resource sandbox of the prompt train.jsonl:1 could not be opened: OSError: no room \(at .*mine.py:\d+ in sandbox\)",
+        ),
+        (
+            RESOURCE + "class Mine(Base):\n    def __init__(self, server=per_run(server)):\n        pass\n",
+            r"^the resource server of the run could not be closed: OSError: gone \(at .*mine.py:\d+ in server\)",
+        ),
         ("class Mine:\n    tools = ()\n", r"made a Mine, which has no start, step, close"),
         ("Mine = 3\n", r"is a int, not a function or class"),
     ],
@@ -248,7 +269,7 @@ class Late(Base):
         return task
 """
     )
-    findings, scene = look(*AREAS, overrides=[f"evaluate.sets.test.env.name={path}:Late"])
-    assert [tool["function"]["name"] for tool in scene.tools["test"]] == ["late"]
-    assert [tool["function"]["name"] for tool in scene.tools[""]] == ["calculator"]
+    findings, context = look(*AREAS, overrides=[f"evaluate.sets.test.env.name={path}:Late"])
+    assert [tool["function"]["name"] for tool in context.tools["test"]] == ["late"]
+    assert [tool["function"]["name"] for tool in context.tools[""]] == ["calculator"]
     assert f"test: {path}:Late has late()" in of(findings, "environment", "ok")

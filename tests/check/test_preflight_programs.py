@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from small_run import SFT, of
 
+from tests.check.small_run import SFT, of
 from whet.algo.sft import sft_loss
 from whet.build.programs import CONVERSATIONS, PROGRAMS, Objective, Program, step_headlines
 from whet.check.check import check

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
-from small_run import look, of, write_rows
 
+from tests.check.small_run import look, of, write_rows
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.config import load_config

@@ -5,9 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-from small_run import look, module, of, write_rows
 
+from tests.check.small_run import look, module, of, write_rows
 from whet.check import rewards
+
+pytestmark = pytest.mark.long
 
 AREAS = ("model", "tokenizer", "environment", "data", "evaluation", "reward")
 REWARDS = """

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from small_run import RL, look, module, of, write_rows
 
 import whet.check.settings as settings
+from tests.check.small_run import RL, look, module, of, write_rows
 
 
 def only(status, findings, area):
@@ -14,9 +14,9 @@ def only(status, findings, area):
 
 
 def test_the_equation_is_shown_solved(here):
-    findings, scene = look("batch", overrides=["batch.samples_per_step=4", "batch.epochs=3"])
+    findings, context = look("batch", overrides=["batch.samples_per_step=4", "batch.epochs=3"])
     assert only("ok", findings, "batch") == "4 prompts x 2 samples = 4 samples x 2 steps, 3 epochs: 6 optimizer steps a rollout"
-    assert scene.batch.optimizer_steps == 6
+    assert context.batch.optimizer_steps == 6
     findings, _ = look("batch", overrides=["batch.samples_per_step=3"])
     assert "3" in only("FAIL", findings, "batch") and "samples_per_step (3)" in of(findings, "batch")[0]
 
@@ -44,21 +44,21 @@ def test_an_algorithm_that_cannot_be_made_fails(here, override, words):
             return made
         """,
     )  # fmt: skip
-    findings, scene = look("batch", "algorithm", overrides=[override])
+    findings, context = look("batch", "algorithm", overrides=[override])
     text = only("FAIL", findings, "algorithm").replace("algos.py:asks", "asks")
     assert re.search(words, text), text
-    assert scene.algorithm is None
+    assert context.algorithm is None
 
 
 def test_greedy_trajectories_are_told_of(here):
-    findings, scene = look("batch", "algorithm", overrides=["algo.name=remax", "batch.samples_per_prompt=1"])
+    findings, context = look("batch", "algorithm", overrides=["algo.name=remax", "batch.samples_per_prompt=1"])
     assert of(findings, "algorithm", "ok") == [
         "remax, needs baseline",
         "4 prompts x (1 sample + 1 greedy) = 8 trajectories a rollout; the greedy ones are compared with, not trained on",
     ]
-    assert scene.plays_greedily and scene.played_per_prompt == 2
-    _, scene = look("batch", "algorithm")
-    assert not scene.plays_greedily and scene.played_per_prompt == 2
+    assert context.plays_greedily and context.played_per_prompt == 2
+    _, context = look("batch", "algorithm")
+    assert not context.plays_greedily and context.played_per_prompt == 2
 
 
 @pytest.mark.parametrize("override", ["rollout.temperature=0", "rollout.min_p=0.1"])
@@ -70,11 +70,11 @@ def test_what_cannot_be_trained_on_fails_beside_a_sound_algorithm(here, override
 
 def test_the_length_is_that_of_the_run(here):
     areas = ("batch", "model", "tokenizer", "environment", "data", "length")
-    findings, scene = look(*areas)
+    findings, context = look(*areas)
     assert only("ok", findings, "length") == "3 rollouts of 4 prompts, 1.00 passes over 12; 3 optimizer steps"
     (here / "run.toml").write_text(RL.replace("num_rollouts = 3", "num_epochs = 2.5"))
-    findings, scene = look(*areas, overrides=["batch.samples_per_step=2"])
-    assert scene.total == 7 and "28 optimizer steps" in only("ok", findings, "length")
+    findings, context = look(*areas, overrides=["batch.samples_per_step=2"])
+    assert context.total == 7 and "28 optimizer steps" in only("ok", findings, "length")
     findings, _ = look(*areas, overrides=["num_rollouts=3"])
     assert "exactly one of num_rollouts (here 3) and num_epochs (here 2.5)" in only("FAIL", findings, "length")
 
@@ -90,9 +90,9 @@ def test_a_rollout_of_more_prompts_than_there_are_and_a_warm_up_without_end_are_
 
 
 def test_supervised_runs_have_a_length_too(here):
-    findings, scene = look("batch", "model", "tokenizer", "data", "length", file="sft.toml")
+    findings, context = look("batch", "model", "tokenizer", "data", "length", file="sft.toml")
     assert only("ok", findings, "length") == "4 steps of 3 conversations, 1.00 passes over 12; 4 optimizer steps"
-    assert only("ok", findings, "batch") == "3 conversations a step" and scene.total == 4
+    assert only("ok", findings, "batch") == "3 conversations a step" and context.total == 4
 
 
 def test_packages_and_trackers_that_are_asked_for(here, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.run_state import RunState
+from whet.checkpoint.run_state import RunState, SavedModels
 from whet.checkpoint.store import CheckpointStore
 from whet.types import Progress
 
@@ -28,7 +28,7 @@ class Log:
 def test_a_checkpoint_that_is_not_written_does_not_hide_why_the_run_ends(tmp_path):
     notes = []
     store = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig(async_save=True))
-    state = RunState(store, Unwritable(), Log(), parts={}, others={}, config="", facts={}, note=notes.append)  # type: ignore[arg-type]
+    state = RunState(store, SavedModels(Unwritable()), Log(), parts={}, others={}, config="", facts={}, note=notes.append)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="the cause"), state.whole():
         state.save(Progress(), {})
         raise KeyError("the cause")
@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_before_it_learned_anything_binds_no_other(tmp_pa
     def state(facts, *counts):
         store, log, notes = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig()), Lines(), []
         parts, others = {"data": counts[0]}, {"plays": counts[1]}
-        made = RunState(store, Weights(), log, parts=parts, others=others, config="", facts=facts, note=notes.append)  # type: ignore[arg-type]
+        made = RunState(store, SavedModels(Weights()), log, parts=parts, others=others, config="", facts=facts, note=notes.append)  # type: ignore[arg-type]
         return made, log, notes
 
     before = {"config_hash": "one", "code": {"a.py:f": "one"}}

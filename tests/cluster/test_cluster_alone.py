@@ -11,10 +11,12 @@ import tomllib
 
 import psutil
 import pytest
-from cluster_run import ROOT, begin, config_of, ended, family_of, make_files, rank_of, wait_for_lines
 
+from tests.cluster.cluster_run import ROOT, begin, config_of, ended, family_of, make_files, rank_of, wait_for_lines
 from whet.cluster import connection, head
 from whet.cluster.ray_job import store_at
+
+pytestmark = pytest.mark.long
 
 GONE_S = 15.0
 """For all processes of a killed run to be gone."""

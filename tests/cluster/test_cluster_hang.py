@@ -6,7 +6,10 @@ import json
 import signal
 
 import pytest
-from cluster_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+
+from tests.cluster.cluster_run import ROOT, begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
+
+pytestmark = pytest.mark.long
 
 TRAIN = {"parallel": {"shard": 2}, "exchange_timeout_s": 6.0}
 PLANT = """

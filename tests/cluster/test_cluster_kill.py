@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 
+from tests.cluster.cluster_run import begin, config_of, ended, family_of, make_files, metrics_of, rank_of, wait_for_lines
 from tests.e2e.tiny_run import QUESTIONS
 from whet.observe.records import read_records
+
+pytestmark = pytest.mark.long
 
 DEADLINE_S = 90
 OURS = ("whet.runs.rank", "whet.cluster.engine_worker")

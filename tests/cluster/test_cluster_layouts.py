@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT, SHAPE, begin, ended
 
+from tests.cluster.cluster_run import ROOT, SHAPE, begin, ended
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config
 from whet.runs import commands
 from whet.settings.rl import RunConfig
+
+pytestmark = pytest.mark.long
 
 ROLLOUTS = 10
 LAYOUTS = {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cluster_run import PRIVATE, begin, cluster_by, config_of, ended, folder_with_one_process, metrics_of
+
+from tests.cluster.cluster_run import PRIVATE, begin, cluster_by, config_of, ended, folder_with_one_process, metrics_of
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

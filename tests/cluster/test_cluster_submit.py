@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_run import PRIVATE, cluster_by, config_of, folder_with_one_process, metrics_of
 
+from tests.cluster.cluster_run import PRIVATE, cluster_by, config_of, folder_with_one_process, metrics_of
 from whet.config import dump_toml
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from cluster_run import (
+
+from tests.cluster.cluster_run import (
     begin,
     config_of,
     ended,
@@ -17,7 +18,6 @@ from cluster_run import (
     rank_of,
     wait_for_lines,
 )
-
 from tests.e2e.tiny_pairs import make_pairs, pair_settings
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import RewardModelRunConfig
@@ -39,6 +39,7 @@ def test_what_a_process_is_told_is_the_whole_configuration(folder):
     assert again.evaluate.sets["x"].rollout.model_fields_set == {"temperature"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [{}, pytest.param(RAY, marks=pytest.mark.slow)], ids=["local", "ray"])
 def test_a_job_is_started_and_trains_as_one_process_does(folder, where):
     name = "ray" if where else "local"
@@ -51,6 +52,7 @@ def test_a_job_is_started_and_trains_as_one_process_does(folder, where):
     assert not (folder / name / "processes.log").exists(), "nothing was said"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [{}, RAY], ids=["local", "ray"])
 def test_a_job_without_rollouts_is_started_likewise(tmp_path, where):
@@ -62,6 +64,7 @@ def test_a_job_without_rollouts_is_started_likewise(tmp_path, where):
     assert "step 8/8" in out and (tmp_path / "pairs/model/model.safetensors").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ray_runs_a_single_process_too(folder):
     status, _, err = ended(begin(config_of(folder, "ray_one", **RAY)))
@@ -69,6 +72,7 @@ def test_ray_runs_a_single_process_too(folder):
     assert metrics_of(folder, "ray_one") == metrics_of(folder, "alone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [{}, pytest.param(RAY, marks=pytest.mark.slow)], ids=["local", "ray"])
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_and_the_others_end(folder, where, victim):
@@ -85,6 +89,7 @@ def test_a_killed_rank_is_named_and_the_others_end(folder, where, victim):
     assert not [p for p in family if p.is_running() and p.status() != "zombie"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [{}, RAY], ids=["local", "ray"])
 def test_a_stopped_job_saves_and_goes_on(folder, where):
@@ -103,6 +108,7 @@ def test_a_stopped_job_saves_and_goes_on(folder, where):
     assert [row["step"] for row in metrics_of(folder, name)] == list(range(1, done + 2))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_leaders_words_and_status_are_the_jobs(folder):
     run = begin(config_of(folder, "refused", train={"parallel": {"shard": 2}}, reward={"name": "no_such_reward_anywhere"}))

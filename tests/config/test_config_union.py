@@ -154,6 +154,16 @@ def test_a_table_per_kind_is_told_where_its_keys_stand():
     assert told("shape.plain={}") == ["shape.plain: the settings of plain stand in [shape] itself; leave out [shape.plain]"]
 
 
+def test_a_long_table_per_kind_is_one_error_with_the_table_to_write():
+    keys = [f"shape.steep.{key}" for key in ("slope=1", "rte=2", "nothing_like_it=3", "part.depth=4")]
+    assert told(*keys, "shape.name=steep") == [
+        "shape.steep: the settings of steep stand in [shape] itself; write\n"
+        '[shape]\nname = "steep"\nslope = 1\nrate = 2\nnothing_like_it = 3\npart.depth = 4'
+    ]
+    (other,) = told(*keys)
+    assert other.startswith('shape.steep: the settings of steep stand in [shape] itself, and shape.name is "plain"; write\n[shape]\n')
+
+
 def test_all_problems_are_told_at_once():
     assert told("shape.name=wavy", "seed=x", "shape.rate=-1", "shape.slop=1", "shape.steep.slope=1", "shape.options={}") == [
         'seed = "x": expected an integer',

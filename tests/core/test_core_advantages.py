@@ -4,10 +4,10 @@ import statistics
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.advantages import (
     best_of_group,
     group_advantages,

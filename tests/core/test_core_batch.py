@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.batch import PER_SAMPLE, batch_of, one_per_trajectory
 from whet.types import Origin
 

@@ -5,13 +5,14 @@ import statistics
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
+from tests.parity.verl_metrics import batch_mismatch, spread_of
 from whet.core.choices import Correction, Rejection
 from whet.core.correction import correct, divergence, geometric_weight, kept, normalizer, sampling_log_ratio, vetoed, within
-from whet.core.mismatch import batch_mismatch, effective_sample_size, mismatch_of, spread_of
+from whet.core.mismatch import effective_sample_size, mismatch_of
 
 SAMPLES = st.lists(st.lists(st.tuples(st.floats(-2, 2), st.booleans()), min_size=1, max_size=5), min_size=1, max_size=4)
 

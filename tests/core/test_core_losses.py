@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.losses import (
     MAX_EXPONENT,
     cispo,

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.returns import discounted_returns, gae, rewards_on_tokens, scores, time_steps, turn_returns
 from whet.types import Origin, Sample
 

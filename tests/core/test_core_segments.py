@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import torch
-from core_batches import batch, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.segments import chains_of, per_sample_count, per_sample_max, per_sample_mean, per_sample_sum, reverse_scan
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=6)

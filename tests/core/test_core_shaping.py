@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from whet.core.distill import distilled
-from whet.core.shaping import overlong_penalty
+from whet.reward.published.dapo import overlong_penalty
 
 
 @pytest.mark.parametrize(

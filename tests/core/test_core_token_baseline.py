@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.token_baseline import optimal_token_baseline
 from whet.types import Origin, Sample
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_batches import batch, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.core_batches import batch, sample
 from whet.core.weights import (
     REDUCERS,
     build_reducer,

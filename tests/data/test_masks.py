@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from chat_templates import KINDS, THINKING, tokenizer_of
 from pydantic import ValidationError
 
+from tests.data.chat_templates import KINDS, THINKING, tokenizer_of
 from whet.data.config import SupervisedConfig
 from whet.data.masks import frame_lengths, mask_conversation
 from whet.data.messages import messages_from

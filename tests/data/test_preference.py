@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from chat_templates import tokenizer_of
 
+from tests.data.chat_templates import tokenizer_of
 from whet.data.config import PreferenceConfig
 from whet.data.preference import preference_source
 from whet.data.template import Renderer

@@ -6,11 +6,11 @@ import json
 from copy import deepcopy
 
 import pytest
-from chat_templates import KINDS, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 
+from tests.data.chat_templates import KINDS, tokenizer_of
+from tests.data.tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from whet.data.masks import mask_conversation
 from whet.data.template import Renderer
 from whet.types import Message, Task, ToolCall

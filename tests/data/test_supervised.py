@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from chat_templates import tokenizer_of
 from pydantic import ValidationError
 
+from tests.data.chat_templates import tokenizer_of
 from whet.data.config import SupervisedConfig
 from whet.data.source import SourceConfig, TaskSource
 from whet.data.supervised import Conversation, SupervisedSource, read_conversations, supervised_source

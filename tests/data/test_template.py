@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
-from chat_templates import KINDS, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from tokenizers import AddedToken
 
+from tests.data.chat_templates import KINDS, tokenizer_of
+from tests.data.tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from whet.data.config import ChatConfig
 from whet.data.parsers import parse_none
 from whet.data.template import MARK, Renderer, load_renderer, load_tokenizer

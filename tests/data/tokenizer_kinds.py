@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from chat_templates import LLAMA2
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tests.data.chat_templates import LLAMA2
 
 PHI3 = """\
 {% for message in messages %}{% if message.role == 'user' %}{{ '<|user|>\\n' + message.content + '<|end|>\\n' }}\

@@ -1,6 +1,8 @@
-"""The quickstart in a process of its own that kills itself with SIGKILL at a given moment:
-`killed_quickstart.py CONFIG_JSON MOMENT_JSON [REWARD]`. A REWARD takes the place of the quickstart's own, for a run so short that it solves
-nothing.
+"""Starts of the quickstart, one after another, each in a process of its own that kills itself with SIGKILL at a given moment:
+`python -m tests.e2e.killed_quickstart STARTS_JSON [REWARD]`, a list of [settings, moment or null]. Prints the exit status of
+each. A REWARD takes the place of the quickstart's own, for a run so short that it solves nothing.
+
+The processes are forks of this one, so that the imports are paid for once.
 
 A moment is {"run", "step", "place", "count"}: once the run in folder `run` (warmup, rl, evaluation_warmup ...) has logged step `step` or
 gone on from a later one, the `count`-th time that the process passes `place` is its last. Nothing is cleaned up: that is the point.
@@ -10,6 +12,8 @@ import json
 import os
 import signal
 import sys
+import traceback
+from collections.abc import Callable
 
 import torch
 
@@ -89,14 +93,32 @@ def plant(moment: Moment) -> None:
         around(whet.checkpoint.store, name, None, after=lambda *_: moment.passed("save"))  # eight times a save
 
 
-def main() -> None:
-    config = whet.quickstart.run.QuickstartConfig.model_validate_json(sys.argv[1])
-    moment = json.loads(sys.argv[2])
+def forked(run: Callable[[], object]) -> int:
+    """The exit status of a fork that runs this; less than 0: the signal that ended it."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 1
+    try:
+        run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def start(settings: dict, moment: dict | None) -> None:
     if moment is not None:
         plant(Moment(**moment))
-    if len(sys.argv) > 3:
-        reward_by(sys.argv[3])
-    whet.quickstart.run.run_quickstart(config)
+    whet.quickstart.run.run_quickstart(whet.quickstart.run.QuickstartConfig.model_validate(settings))
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        reward_by(sys.argv[2])
+    print(json.dumps([forked(lambda each=each: start(*each)) for each in json.loads(sys.argv[1])]))
 
 
 def reward_by(reference: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from two_turns import QUESTION
 
+from tests.e2e.two_turns import QUESTION
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig

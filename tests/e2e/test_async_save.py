@@ -8,12 +8,14 @@ import signal
 import time
 
 import pytest
-from test_rollout_kill import starts
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
 import whet.checkpoint.store
+from tests.e2e.test_rollout_kill import starts
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.checkpoint.store import read_checkpoint
 from whet.runs.commands import train
+
+pytestmark = pytest.mark.long
 
 LATER = {"interval": 1, "keep": 9, "async_save": True}
 

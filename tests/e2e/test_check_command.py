@@ -12,12 +12,15 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+from tests.typed import whet_here
 from whet.check import doctor
 from whet.check.check import AREAS, check
 from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
 from whet.quickstart.model import CHAT_TEMPLATE
 from whet.quickstart.run import QuickstartConfig, make_files
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/check.md").read_text()
@@ -69,7 +72,7 @@ def test_the_pages_example_is_what_the_command_prints(folder):
 
 def test_the_pages_faults_are_found_and_end_with_status_2(folder):
     command, *output = blocks("console")[1].splitlines()
-    done = whet(folder, *command.split()[2:])
+    done = whet_here(*command.split()[2:], cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     printed = stable(done.stdout).splitlines()
     assert output[0] == "..."

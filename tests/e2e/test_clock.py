@@ -7,9 +7,8 @@ import random
 import time
 from pathlib import Path
 
-from tiny_run import make_files, metrics_of, run_config, weights_of
-
 import whet
+from tests.e2e.tiny_run import make_files, metrics_of, run_config, weights_of
 from whet.runs.commands import train
 
 TIMES_OF_DAY = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}

@@ -2,17 +2,17 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.typed import whet, whet_here
 from whet.observe.records import read_records
 from whet.quickstart.model import SmallModelConfig, make_model
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
+
 # The first rows of GSM8K's test and training set (Cobbe et al. 2021, MIT license), answers shortened to their labels.
 ROWS = [
     ("Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes of babysitting. How much did she earn?", "10.\n#### 10"),
@@ -32,12 +32,6 @@ def folder(tmp_path_factory):
     lines = [json.dumps({"question": q, "answer": a}) for q, a in ROWS]
     (folder / "gsm8k.jsonl").write_text("\n".join(lines) + "\n")
     return folder
-
-
-def whet(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "whet", *arguments], capture_output=True, text=True, timeout=240, cwd=cwd or ROOT, check=False
-    )
 
 
 def gsm8k(folder: Path, run: str, *more: str) -> list[str]:
@@ -74,9 +68,9 @@ def test_a_second_start_resumes_and_equals_one_long_run(folder):
     from safetensors.torch import load_file
 
     steady = ("deterministic=true", "train.optim.lr=1e-3", "algo.entropy_coef=0.01", "observe.records_every=0")
-    whole = whet("train", *gsm8k(folder, "whole", *steady, "num_rollouts=4"))
+    whole = whet_here("train", *gsm8k(folder, "whole", *steady, "num_rollouts=4"))
     assert whole.returncode == 0, whole.stderr
-    assert whet("train", *gsm8k(folder, "parts", *steady, "num_rollouts=2")).returncode == 0
+    assert whet_here("train", *gsm8k(folder, "parts", *steady, "num_rollouts=2")).returncode == 0
     second = whet("train", *gsm8k(folder, "parts", *steady, "num_rollouts=4"))
     assert second.returncode == 0, second.stderr
     assert "resumed from" in second.stdout and "num_rollouts = 4 (was 2)" in second.stderr
@@ -91,7 +85,7 @@ def test_a_second_start_resumes_and_equals_one_long_run(folder):
 
 def test_evaluate_alone_writes_what_it_played(folder):
     several = ("evaluate.sets.gsm8k.samples_per_prompt=4", "evaluate.sets.gsm8k.rollout.temperature=1.0")
-    done = whet("evaluate", *gsm8k(folder, "evaluation", *several))
+    done = whet_here("evaluate", *gsm8k(folder, "evaluation", *several))
     assert done.returncode == 0, done.stderr
     assert "mean@4" in done.stdout and "pass@4" in done.stdout
     assert len(read_records(folder / "evaluation/evaluate_1/evaluations/gsm8k/rollouts")) == 16
@@ -100,24 +94,24 @@ def test_evaluate_alone_writes_what_it_played(folder):
 
 def test_an_evaluation_may_have_its_replies_keep_to_a_form(folder):
     form = "evaluate.sets.gsm8k.rollout.regex="
-    done = whet("evaluate", *gsm8k(folder, "formed", form + "#### [0-9]{1,3}", "evaluate.sets.gsm8k.rollout.temperature=1.0"))
+    done = whet_here("evaluate", *gsm8k(folder, "formed", form + "#### [0-9]{1,3}", "evaluate.sets.gsm8k.rollout.temperature=1.0"))
     assert done.returncode == 0, done.stderr
     played = read_records(folder / "formed/evaluate_1/evaluations/gsm8k/rollouts")
     replies = [record["turns"][0]["content"] for record in played]
     assert len(replies) == 4 and all(re.fullmatch("#### [0-9]{1,3}", reply) for reply in replies), replies
-    wrong = whet("evaluate", *gsm8k(folder, "unformed", form + "(a"))
+    wrong = whet_here("evaluate", *gsm8k(folder, "unformed", form + "(a"))
     assert wrong.returncode != 0 and "rollout.regex: " in wrong.stderr and "unclosed group" in wrong.stderr
-    trained = whet("train", *gsm8k(folder, "trained", "rollout.regex=a"))
+    trained = whet_here("train", *gsm8k(folder, "trained", "rollout.regex=a"))
     assert trained.returncode != 0 and "rollout.regex=a cannot be trained on" in trained.stderr
 
 
 def test_generate_writes_rollouts(folder):
-    done = whet("generate", *gsm8k(folder, "unused"), "--output", str(folder / "rollouts"), "--prompts", "3")
+    done = whet_here("generate", *gsm8k(folder, "unused"), "--output", str(folder / "rollouts"), "--prompts", "3")
     assert done.returncode == 0, done.stderr
     rows = read_records(folder / "rollouts/rollouts")
     assert len(rows) == 12
     assert all(row["reward"] is not None for row in rows)
-    again = whet("generate", *gsm8k(folder, "unused"), "--output", str(folder / "rollouts"), "--prompts", "1")
+    again = whet_here("generate", *gsm8k(folder, "unused"), "--output", str(folder / "rollouts"), "--prompts", "1")
     assert again.returncode == 2 and "holds records already; remove it, or choose another folder with --output" in again.stderr
     assert read_records(folder / "rollouts/rollouts") == rows
 
@@ -131,7 +125,7 @@ def test_sft_learns_its_conversations(folder):
         f'run_dir = "{folder / "sft"}"\nnum_steps = 30\nsamples_per_step = 4\n'
         f'[model]\npath = "{folder / "model"}"\n[data]\npath = "{conversations}"\n[train.optim]\nlr = 1e-2\n'
     )
-    done = whet("sft", str(config))
+    done = whet_here("sft", str(config))
     assert done.returncode == 0, done.stderr
     losses = [row["sft/loss"] for row in metrics(folder / "sft")]
     assert losses[-1] < 0.5 * losses[0]
@@ -151,7 +145,17 @@ def test_sft_learns_its_conversations(folder):
     ],
 )
 def test_mistakes_are_told_in_words(folder, arguments, words):
+    check_told(whet_here("train", *gsm8k(folder, "mistakes"), *arguments), arguments, words)
+
+
+def test_a_process_ends_with_the_status_and_the_words_of_a_mistake(folder):
+    arguments = ["algo.clip_hihg=0.3"]
     done = whet("train", *gsm8k(folder, "mistakes"), *arguments)
+    check_told(done, arguments, ["clip_hihg", "clip_high"])
+    assert done.stderr.startswith("error: ") and not done.stdout
+
+
+def check_told(done, arguments: list[str], words: list[str]) -> None:
     assert done.returncode == 2
     assert 'File "' not in done.stderr.replace("bad_reward.py", "") or "bad_reward" in arguments[0]
     for word in words:
@@ -159,12 +163,12 @@ def test_mistakes_are_told_in_words(folder, arguments, words):
 
 
 def test_help_and_keys_explain_every_setting():
-    assert "--keys" in whet("train", "--help").stdout
-    keys = whet("train", "--keys").stdout
+    assert "--keys" in whet_here("train", "--help").stdout
+    keys = whet_here("train", "--keys").stdout
     for key in ("algo.clip_high", "engine.embedded.cache_tokens", "batch.samples_per_prompt"):
         assert key in keys.replace("\n", "")
 
 
 def test_version_names_what_it_stands_on():
-    out = whet("version").stdout
+    out = whet_here("version").stdout
     assert "whet 0." in out and f"torch {torch.__version__.split('+')[0]}" in out

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from typer.testing import CliRunner
 
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.algo.policy import PolicyGradient
 from whet.cli import app
 from whet.core.nonfinite import NonFinite
@@ -17,8 +17,10 @@ from whet.engine.embedded import engine as engine_module
 from whet.engine.embedded.core import EngineCore
 from whet.engine.publish import EnginePublisher, SyncError
 from whet.observe.records import read_records
-from whet.rollout.report import RolloutFailed
+from whet.rollout.metrics import RolloutFailed
 from whet.runs.commands import evaluate, train
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_pairs import make_pairs, pair_settings, write
-from tiny_run import metrics_of, weights_of
 
+from tests.e2e.tiny_pairs import make_pairs, pair_settings, write
+from tests.e2e.tiny_run import metrics_of, weights_of
 from whet.check.check import check
 from whet.core.nonfinite import NonFinite
 from whet.model import forest_check

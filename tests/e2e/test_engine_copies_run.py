@@ -7,11 +7,13 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
 from whet.runs.commands import train
+
+pytestmark = pytest.mark.long
 
 COPIES = {"embedded": {"copies": 2, "cache_tokens": 2048}}
 

@@ -7,14 +7,16 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-from test_engine_copies_run import workers_of_this_process
-from tiny_run import make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.test_engine_copies_run import workers_of_this_process
+from tests.e2e.tiny_run import make_files, metrics_of, run_config, weights_of
 from whet.engine.base import EngineFailed
 from whet.engine.pool.reply import PooledReply
 from whet.engine.workers.copies import EngineCopies
 from whet.observe.records import read_records
 from whet.runs.commands import train
+
+pytestmark = pytest.mark.long
 
 ENGINE = {"embedded": {"copies": 2, "cache_tokens": 2048}, "pool": {"restart_backoff_s": 0.1, "health_every_s": 0.5}}
 LONG = {"max_turn_tokens": 90, "max_tokens": 200}

@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_run import make_files, run_config
 
+from tests.e2e.tiny_run import make_files, run_config
 from whet.observe.records import read_records
 from whet.runs.commands import evaluate, train
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module", params=["whole", "adapter"])

@@ -7,19 +7,23 @@ import json
 import re
 import sys
 import tomllib
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from tiny_run import make_files, metrics_of, run_config
 
+from tests.e2e.tiny_run import make_files, metrics_of, run_config
 from whet.data.parsers import parse_hermes
 from whet.env.build import EnvConfig, build_env_factory
+from whet.env.resources import Resources
 from whet.observe.records import read_records
 from whet.rollout.control import ControlConfig
-from whet.rollout.filters import build_filters
+from whet.rollout.filters import build_selection
 from whet.runs.commands import train
 from whet.settings.rl import RunConfig
 from whet.types import Group, Outcome, Rewards, Task, Trajectory
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text()
@@ -75,11 +79,30 @@ def tool_answer() -> str:
     return asyncio.run(env.step(parse_hermes(call))).messages[0].content
 
 
+def shared_answers() -> list[list[str]]:
+    """The sums that the page's shop tells the trajectories of two tasks."""
+    make = build_env_factory(EnvConfig(name="tools", tools=["my_shop:order"]))
+
+    async def main():
+        async with aclosing(Resources()) as run:
+            found = []
+            for task, names in (("a", ("apple", "pear")), ("b", ("pear",))):
+                group, answers = run.of_group(Task(task, "p")), []
+                for name in names:
+                    call = '<tool_call>{"name": "order", "arguments": {"name": "%s"}}</tool_call>'
+                    step = await make(**await group.open(make.needs)).step(parse_hermes(call % name))
+                    answers += re.findall(r"cost (\d+)", step.messages[0].content)
+                found.append(answers)
+            return found
+
+    return asyncio.run(main())
+
+
 def filter_says(score: float) -> str | None:
     """What the page's filter says of a group in which every trajectory has one score."""
     task = Task("t", "p")
     trajectory = Trajectory("t/0", task, (), Outcome.COMPLETED, Rewards(score))
-    (keep,), order = build_filters(ControlConfig.model_validate(tomllib.loads(block(SECTIONS["Filters and order"], "toml"))["control"]))
+    (keep,), order = build_selection(ControlConfig.model_validate(tomllib.loads(block(SECTIONS["Filters and order"], "toml"))["control"]))
     assert order is not None
     return keep(Group(task, (trajectory,)))
 
@@ -89,6 +112,7 @@ SEEN = {
     "A reward of siblings": lambda rows, lines: {round(3 * row["reward"]) for row in rows} == {0, 1, 2},
     "A tool": lambda rows, lines: tool_answer() == "42",
     "An environment": lambda rows, lines: {row["order"] for row in rows} == {0, 1} and lines[0]["response/turns"] == 3,
+    "A resource": lambda rows, lines: shared_answers() == [["2", "5"], ["3"]] and len(rows) == 12,
     "A trajectory": lambda rows, lines: len(rows) == 24 and all(any(row["loss_mask"]) for row in rows),
     "Filters and order": lambda rows, lines: filter_says(1.0) == "too_easy" and filter_says(0.5) is None,
     "Whole rollouts": lambda rows, lines: sum(row["dropped"] == "longest" for row in rows) == 6,

@@ -6,9 +6,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny_run import make_files
 from typer.testing import CliRunner
 
+from tests.e2e.tiny_run import make_files
 from whet.cli import app
 from whet.observe.records import read_records
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.config import HookFailed
 from whet.observe.records import read_records
 from whet.runs.commands import train
@@ -76,7 +76,7 @@ class Shortest:
     async def __call__(self, ask):
         self.asked += 1
         wanted = ask.wanted
-        groups = await ask.player.play(ask.source.next(wanted.groups + 1), wanted.samples_per_prompt, ask.seed)
+        groups = await ask.runner.play(ask.source.next(wanted.groups + 1), wanted.samples_per_prompt, ask.seed)
         longest = max(groups, key=lambda g: sum(len(t.response) for t in g.trajectories))
         return [replace(g, dropped="longest") if g is longest else g for g in groups]
 

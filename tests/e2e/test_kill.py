@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.tiny_run import is_measurement
 from whet.observe.records import read_records
-from whet.observe.trackers import is_measurement
 from whet.quickstart.run import QuickstartConfig
+
+pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 1200
@@ -30,18 +32,18 @@ SHORT_MOMENTS = [
 ]
 
 
-def start(config: QuickstartConfig, moment: tuple | None = None, *reward: str) -> int:
-    planted = None if moment is None else dict(zip(("run", "step", "place", "count"), moment, strict=True))
-    done = subprocess.run(
-        [sys.executable, HERE / "killed_quickstart.py", config.model_dump_json(), json.dumps(planted), *reward],
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
+def starts(each: list[tuple[QuickstartConfig, tuple | None]], *reward: str) -> list[int]:
+    """The exit status of each start: a configuration, and a moment (run, step, place, count) or None."""
+    names = ("run", "step", "place", "count")
+    told = [
+        (config.model_dump(mode="json"), None if moment is None else dict(zip(names, moment, strict=True))) for config, moment in each
+    ]
+    command = [sys.executable, "-m", "tests.e2e.killed_quickstart", json.dumps(told), *reward]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=TIMEOUT_S * len(told), check=False)
+    assert done.returncode == 0, done.stderr
+    statuses = json.loads(done.stdout.splitlines()[-1])
+    assert set(statuses) <= {0, -signal.SIGKILL}, done.stderr
+    return statuses
 
 
 def results_of(run_dir: Path) -> dict:
@@ -73,10 +75,8 @@ def check_equal(found: dict, expected: dict) -> None:
 def test_a_run_killed_again_and_again_equals_an_undisturbed_one(tmp_path):
     undisturbed, killed = (QuickstartConfig(**SHORT, run_dir=str(tmp_path / name)) for name in ("undisturbed", "killed"))
     reward = f"{HERE / 'length_reward.py'}:score"
-    assert start(undisturbed, None, reward) == 0
-    ends = [start(killed, moment, reward) for moment in SHORT_MOMENTS]
-    assert ends == [-signal.SIGKILL] * len(ends)
-    assert start(killed, None, reward) == 0
+    first, *ends, last = starts([(undisturbed, None), *((killed, moment) for moment in SHORT_MOMENTS), (killed, None)], reward)
+    assert first == last == 0 and ends == [-signal.SIGKILL] * len(SHORT_MOMENTS)
     expected = results_of(tmp_path / "undisturbed")
     check_equal(results_of(tmp_path / "killed"), expected)
     assert expected["rl weights"] != expected["warmup weights"], "the reinforcement learning moved the weights"
@@ -103,9 +103,8 @@ def random_moments(config: QuickstartConfig, num: int, seed: int) -> list[tuple]
 @pytest.mark.timeout(4 * 3600)
 def test_the_quickstart_killed_at_twenty_random_moments_equals_an_undisturbed_one(tmp_path):
     undisturbed, killed = (QuickstartConfig(run_dir=str(tmp_path / name)) for name in ("undisturbed", "killed"))
-    assert start(undisturbed) == 0
     moments = random_moments(killed, 20, seed=0)
-    ends = [start(killed, moment) for moment in moments]
+    first, *ends, last = starts([(undisturbed, None), *((killed, moment) for moment in moments), (killed, None)])
     assert ends.count(-signal.SIGKILL) == len(moments), list(zip(moments, ends, strict=True))
-    assert start(killed) == 0
+    assert first == last == 0
     check_equal(results_of(tmp_path / "killed"), results_of(tmp_path / "undisturbed"))

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from learning import chance_of_wanted, make_start, rl_config
 
+from tests.e2e.learning import chance_of_wanted, make_start, rl_config
 from whet.observe.records import read_records
 from whet.runs.commands import train
 from whet.types import Origin

@@ -4,15 +4,17 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny_pairs import make_pairs, pair_settings
-from tiny_run import make_files, metrics_of, run_config
 from transformers import AutoModelForCausalLM
 
+from tests.e2e.tiny_pairs import make_pairs, pair_settings
+from tests.e2e.tiny_run import make_files, metrics_of, run_config
 from whet.check.check import check
 from whet.config import dump_toml
 from whet.runs.commands import train
 from whet.runs.supervised import train_on_data
 from whet.settings.supervised import DpoRunConfig
+
+pytestmark = pytest.mark.long
 
 LORA = {"optim": {"lr": 2e-2}, "lora": {"rank": 4, "export_merged": True}}
 FILE = "model/adapter_model.safetensors"

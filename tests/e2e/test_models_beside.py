@@ -6,15 +6,17 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_run import SHAPE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 from transformers import AutoModelForSequenceClassification
 
+from tests.e2e.tiny_run import SHAPE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.core.nonfinite import NonFinite
 from whet.model import forest_check
 from whet.observe.records import read_records
 from whet.quickstart.model import make_model
 from whet.runs.commands import train
 from whet.runs.replay import replay_batch
+
+pytestmark = pytest.mark.long
 
 CHANGING = {"checkpoint": {"interval": 1, "keep": 9}}
 PPO = {

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from sampling_spy import Spy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.e2e.sampling_spy import Spy
 from whet.config import load_config
 from whet.observe.records import read_records
 from whet.quickstart.problems import draw_many
@@ -58,7 +58,7 @@ def test_the_mask_is_what_was_sampled(quickstart):
     folder, _, spy = quickstart
     assert spy.steps == 5
     assert spy.environment_tokens > 100, "tools were called, so replies were in context"
-    assert spy.trained == spy.sampled
+    spy.check()
     for row in read_records(folder / "run/rl/rollouts"):
         assert [o == Origin.MODEL for o in row["origin"]] == row["loss_mask"]
 

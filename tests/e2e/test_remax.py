@@ -5,10 +5,10 @@ import math
 import shutil
 
 import pytest
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.observe.records import read_records
-from whet.rollout.report import RolloutFailed
+from whet.rollout.metrics import RolloutFailed
 from whet.runs.commands import generate, train
 
 REMAX = {"algo": {"name": "remax"}, "checkpoint": {"interval": 1, "keep": 9}}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny_run import make_files, metrics_of, run_config
 
+from tests.e2e.tiny_run import make_files, metrics_of, run_config
 from whet.runs.commands import train
 
 

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
-from tiny_pairs import BAD, GOOD, make_pairs, pair_settings
-from tiny_run import QUESTIONS, make_files, metrics_of, run_config, weights_of
 from transformers import AutoModelForSequenceClassification
 
+from tests.e2e.tiny_pairs import BAD, GOOD, make_pairs, pair_settings
+from tests.e2e.tiny_run import QUESTIONS, make_files, metrics_of, run_config, weights_of
 from whet.check.check import check
 from whet.config import dump_toml
 from whet.core.nonfinite import NonFinite

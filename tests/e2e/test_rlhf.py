@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import metrics_of
 
+from tests.e2e.tiny_run import metrics_of
 from whet.check.check import check
 from whet.config import load_config
 from whet.runs.commands import train
 from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import RewardModelRunConfig, SupervisedRunConfig
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/rlhf"

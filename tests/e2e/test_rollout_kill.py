@@ -11,14 +11,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_stop import ask_at
-from tiny_run import HERE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.test_stop import ask_at
+from tests.e2e.tiny_run import HERE, checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.engine.embedded.core import EngineCore
 from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
 from whet.runs.commands import train
 from whet.stop import Stopped
+
+pytestmark = pytest.mark.long
 
 KILLED = -signal.SIGKILL
 ASIDE = ("timings", "task_origin")
@@ -50,7 +52,7 @@ def starts(*each) -> list[int]:
         names = ("step", "place", "count")
         planted = None if moment is None else {"run": Path(config.run_dir).name, **dict(zip(names, moment, strict=True))}
         told.append([config.model_dump(mode="json"), planted])
-    command = [sys.executable, HERE / "killed_run.py", json.dumps(told)]
+    command = [sys.executable, "-m", "tests.e2e.killed_run", json.dumps(told)]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     statuses = json.loads(done.stdout.splitlines()[-1])
@@ -179,13 +181,13 @@ def test_a_stop_keeps_half_finished_trajectories_and_goes_on_with_their_tokens(f
 def test_the_engine_has_a_version_before_groups_are_begun_in_the_place_of_those_that_made_it(folder, monkeypatch):
     """Else they would be one version older than the bound allows for."""
     seen = []
-    inner = Rollouts.learned
+    inner = Rollouts.on_trained
 
-    def learned(self):
-        seen.append(self._player.engine.version)
+    def on_trained(self):
+        seen.append(self._runner.engine.version)
         inner(self)
 
-    monkeypatch.setattr(Rollouts, "learned", learned)
+    monkeypatch.setattr(Rollouts, "on_trained", on_trained)
     train(overlapping(folder, "order", num_rollouts=3))
     assert seen == [1, 2, 3]
     assert all(row["staleness/max"] <= 2 for row in metrics_of(folder / "order"))

@@ -12,6 +12,8 @@ import pytest
 
 from whet.quickstart.model import SmallModelConfig, make_model
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["A robe takes two bolts of blue fiber. How many bolts are that?", "James runs three sprints. How many sprints does he run?"]
 REWARD = """

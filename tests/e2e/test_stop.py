@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 
+from tests.e2e.tiny_run import checkpoints_of, make_files, metrics_of, run_config, weights_of
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
 from whet.model.config import ModelConfig
@@ -22,6 +22,8 @@ from whet.runs.commands import train
 from whet.runs.supervised import train_on_data
 from whet.settings.supervised import SupervisedRunConfig
 from whet.stop import Stop, Stopped, on_signals
+
+pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 

@@ -45,10 +45,17 @@ def over(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return settings | {key: settings[key] | value if key in tables else value for key, value in changes.items()}
 
 
+def is_measurement(name: str) -> bool:
+    """True if a key of `metrics.jsonl` describes the machine (dates, durations, rates, memory, ways of
+    weights) and not the training: only such keys differ between two runs of the same settings in
+    deterministic mode."""
+    if name.startswith("sync/"):
+        return name != "sync/probe_nats"
+    return name in ("time", "train/mfu") or name.startswith(("time/", "tokens_per_second/", "tflop_per_device_s/", "memory/"))
+
+
 def metrics_of(run_dir: Path) -> list[dict]:
     """What was logged, without what tells of the machine."""
-    from whet.observe.trackers import is_measurement
-
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not is_measurement(key)} for line in lines]
 

@@ -18,6 +18,7 @@ from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.stops import Decode
+from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.engine.workers.dialing import Invitation
 from whet.engine.workers.launch import LocalWorker
 from whet.model.causal import CausalModel, random_causal
@@ -86,7 +87,8 @@ def engine_of(
     """An engine with its own thread, small unless told otherwise."""
     config = EmbeddedConfig(**({"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 256} | sizes))
     thread = ThreadPoolExecutor(1, "engine-test")
-    return EmbeddedEngine(model, config, thread, shares_weights=shares, deterministic=deterministic, decode=decode, grammars=grammars)
+    tokenizer = EngineTokenizer(decode, grammars)
+    return EmbeddedEngine(model, config, thread, shares_weights=shares, deterministic=deterministic, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

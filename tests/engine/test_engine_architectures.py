@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 import torch
-from engine_setup import SHAPE, VOCAB, Reply, engine_of, plain_logprobs, reply_to, serve
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -30,6 +29,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.engine.engine_setup import SHAPE, VOCAB, Reply, engine_of, plain_logprobs, reply_to, serve
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams

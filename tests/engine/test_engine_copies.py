@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 
+from tests.engine.engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
@@ -28,7 +28,7 @@ from whet.model.digest import digests_of
 from whet.model.shared import attach, share
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
-from whet.transport.land import Arrived, copy_weights
+from whet.transport.apply import Arrived, copy_weights
 from whet.types import Finish, Request, SamplingParams, Scored
 
 SIZES = EmbeddedConfig(cache_tokens=2048, block_size=4, max_running=32, max_batch_tokens=256, copies=2)
@@ -38,8 +38,9 @@ def model(seed=0):
     return random_causal(CONFIGS["small"](), ModelConfig(path="", dtype="float64", device="cpu"), seed=seed)
 
 
-def copies_of(held, *, devices=("cpu", "cpu"), deterministic=False, **more):
-    return EngineCopies(held, SIZES, devices, deterministic=deterministic, **more)
+def copies_of(held, *, devices=(), deterministic=False, **more):
+    sizes = SIZES.model_copy(update={"copy_devices": devices})
+    return EngineCopies(held, sizes, deterministic=deterministic, **more)
 
 
 def requests(num, max_tokens=12, temperature=1.0):
@@ -150,13 +151,13 @@ def test_a_fault_in_the_shared_weights_is_caught_and_named(engine, fault, words,
 
 def test_copies_that_disagree_are_not_believed(engine, monkeypatch):
     asyncio.run(publish(engine, model(1)))
-    call = type(engine.members[1]).call
+    score = type(engine.members[1]).score
 
-    async def wrong(self, method, *arguments):
-        found = await call(self, method, *arguments)
-        return Scored((found.logprobs[0] + 0.5, *found.logprobs[1:])) if method == "score" and self is engine.members[1] else found
+    async def wrong(self, *arguments):
+        found = await score(self, *arguments)
+        return Scored((found.logprobs[0] + 0.5, *found.logprobs[1:])) if self is engine.members[1] else found
 
-    monkeypatch.setattr(type(engine.members[1]), "call", wrong)
+    monkeypatch.setattr(type(engine.members[1]), "score", wrong)
     with pytest.raises(EngineFailed, match=r"engine copy 1 scores the same tokens 0\.5 nats away from engine copy 0"):
         asyncio.run(engine.score((1, 2, 3)))
 
@@ -211,7 +212,7 @@ def test_an_id_may_be_used_again_while_answers_to_the_last_are_on_their_way(engi
         expected = (await reply_to(copy, replace(wanted, id="alone"))).tokens
         before = copy.generate(given_up)
         await anext(before)
-        with copy._lock:  # nothing reaches the copy meanwhile, and it goes on with what it has
+        with copy._calls._lock:  # nothing reaches the copy meanwhile, and it goes on with what it has
             await before.aclose()
             asked = asyncio.ensure_future(reply_to(copy, wanted))
             await asyncio.sleep(0.2)
@@ -220,11 +221,12 @@ def test_an_id_may_be_used_again_while_answers_to_the_last_are_on_their_way(engi
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
 
 
+@pytest.mark.long
 def test_a_copy_that_dies_is_named_and_the_others_take_over_its_requests():
     told = []
 
     async def main():
-        engine = copies_of(model(), pool=PoolConfig(restarts=0), tell=told.append)
+        engine = copies_of(model(), pool=PoolConfig(restarts=0), on_incident=told.append)
         children = [found._links[0].process.child for found in engine.members]
         memory = engine._memory._named
         try:
@@ -259,6 +261,7 @@ def test_a_copy_that_dies_is_named_and_the_others_take_over_its_requests():
 QUICK = PoolConfig(restart_backoff_s=0.05, health_every_s=0.2, health_timeout_s=2.0)
 
 
+@pytest.mark.long
 def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_changes(tmp_path, monkeypatch):
     """One copy is killed in decoding, the other is stopped, then one is killed while it takes over weights."""
     spy = tmp_path / "py-spy"
@@ -269,7 +272,7 @@ def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_chang
 
     async def restored(engine, count):
         async with asyncio.timeout(DEADLINE_S):
-            while engine._keeper.num_restarts < count or len(engine._keeper.up) < 2:
+            while engine._supervisor.num_restarts < count or len(engine._supervisor.up) < 2:
                 await asyncio.sleep(0.02)
 
     def disturb(engine, slot, number):
@@ -284,20 +287,20 @@ def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_chang
         return await playing
 
     async def main():
-        engine = copies_of(model(0), pool=QUICK, tell=told.append)
+        engine = copies_of(model(0), pool=QUICK, on_incident=told.append)
         try:
             asked = [*requests(6, 150), *(replace(request, id=f"g{request.id}") for request in requests(2, 150, 0.0))]
             killed = await disturbed(engine, asked, 0, signal.SIGKILL)
             await restored(engine, 1)
             stopped = await disturbed(engine, asked, 1, signal.SIGSTOP)
             await restored(engine, 2)
-            send = engine._sender.send
+            send = engine._weights._sender.send
 
             def cut(ticket, weights):
                 disturb(engine, 0, signal.SIGKILL)
                 return send(ticket, weights)
 
-            monkeypatch.setattr(engine._sender, "send", cut)
+            monkeypatch.setattr(engine._weights._sender, "send", cut)
             long = asyncio.ensure_future(play(engine, requests(4, 200)))
             await publish(engine, model(3))
             assert {len(tokens) for tokens, _, _ in await long} == {200}
@@ -320,12 +323,13 @@ def test_copies_that_die_hang_and_miss_an_update_are_replaced_and_no_reply_chang
     assert cut.name == "engine copy 0" and "killed by signal 9" in cut.cause
 
 
+@pytest.mark.long
 def test_copies_end_with_a_trainer_that_was_killed():
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_engine_copies as t; e = t.copies_of(t.model());"
+        "import tests.engine.test_engine_copies as t; e = t.copies_of(t.model());"
         "print(*[c._links[0].process.child.pid for c in e.members], flush=True); import time; time.sleep(600)"
     )
-    trainer = subprocess.Popen([sys.executable, "-c", script, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     pids = [int(pid) for pid in trainer.stdout.readline().split()]
     trainer.kill()

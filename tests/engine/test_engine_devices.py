@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_setup import engine_of, serve_all, tiny
 
+from tests.engine.engine_setup import engine_of, serve_all, tiny
 from whet.engine.embedded import static
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.paged import grouped_attention
 from whet.engine.embedded.sampler import sample
@@ -73,7 +74,7 @@ def test_graphs_are_captured_one_at_a_time_and_bear_with_other_threads(monkeypat
 
     for name, value in {"Stream": Recorded, "CUDAGraph": Recorded, "graph": graph, "stream": stream, "current_stream": Recorded}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    core = EngineCore(tiny(), cache_tokens=64, block_size=4, max_running=2, max_batch_tokens=16, static_decode=True)
+    core = EngineCore(tiny(), EmbeddedConfig(cache_tokens=64, block_size=4, max_running=2, max_batch_tokens=16, static_decode=True))
     core.add(Request("a", (1, 2, 3), SamplingParams(4)))
     core.step()
     core.step()

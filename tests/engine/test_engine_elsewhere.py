@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply_to
 
+from tests.engine.engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply_to
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
@@ -53,7 +53,6 @@ def copies_of(transport, folder):
     return EngineCopies(
         model(),
         SIZES,
-        ["cpu"] * 2,
         deterministic=False,
         sync=Syncing(SyncConfig(transport=transport, timeout_s=60.0), folder),
         launcher=DialingLauncher(begin, "127.0.0.2"),
@@ -73,6 +72,7 @@ async def alone(trainer):
         await engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["broadcast", *(pytest.param(each, marks=pytest.mark.slow) for each in ("disk", "delta"))])
 def test_it_begins_with_the_first_weights_gets_every_version_and_comes_back(transport, tmp_path):
     engine, trainer = copies_of(transport, tmp_path / "versions"), model(5)
@@ -92,7 +92,7 @@ def test_it_begins_with_the_first_weights_gets_every_version_and_comes_back(tran
         assert await replies(engine) == await alone(trainer)
         engine.slots[1].member._links[0].process.kill()
         back = State.BEHIND if transport == "broadcast" else State.SERVING
-        while engine._keeper.num_restarts < 1 or engine.slots[1].state is not back:
+        while engine._supervisor.num_restarts < 1 or engine.slots[1].state is not back:
             await replies(engine)
         await publish(3)
         assert engine.slots[1].state is State.SERVING and await replies(engine) == await alone(trainer)
@@ -103,12 +103,14 @@ def test_it_begins_with_the_first_weights_gets_every_version_and_comes_back(tran
         engine.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["auto", "shared"])
 def test_memory_cannot_be_shared_with_another_machine(transport, tmp_path):
     with pytest.raises(EngineFailed, match=r"engine copy 1 was placed on far, .* set sync\.transport to broadcast, delta or disk, or give"):
         copies_of(transport, tmp_path)
 
 
+@pytest.mark.long
 def test_first_weights_that_were_changed_on_their_way_are_named(tmp_path, monkeypatch):
     piece = first_weights.FirstWeights.piece
 

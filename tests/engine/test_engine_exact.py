@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from engine_setup import VOCAB, Reply, engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 
+from tests.engine.engine_setup import VOCAB, Reply, engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 from whet.types import Finish, Request, SamplingParams
 
 KINDS = ("qwen3", "qwen2", "llama")

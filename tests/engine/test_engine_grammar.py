@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_setup import SHAPE, engine_of, plain_logprobs, reply_to, serve, serve_all
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from tests.engine.engine_setup import SHAPE, engine_of, plain_logprobs, reply_to, serve, serve_all
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded import core as core_module
@@ -17,11 +17,14 @@ from whet.engine.embedded import grammar as grammar_module
 from whet.engine.embedded import grammar_trial
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.embedded.tokenizer import TokenizerFolder
 from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.quickstart.model import SmallModelConfig, make_model
 from whet.types import Finish, Grammar, Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 VOCAB = 304
 """More than the tokenizer has, as many models do."""
@@ -347,7 +350,7 @@ def test_a_grammar_that_becomes_too_much_ends_its_own_request_alone(model, token
 def test_copies_read_grammars_too(folder, tokenizer):
     held = random_causal(config(), ModelConfig(path="", dtype="float64", device="cpu"), seed=0)
     sizes = EmbeddedConfig(cache_tokens=2048, block_size=4, copies=1)
-    engine = EngineCopies(held, sizes, ["cpu"], deterministic=False, tokenizer=folder)
+    engine = EngineCopies(held, sizes, deterministic=False, tokenizer=TokenizerFolder(folder))
     try:
 
         async def play():

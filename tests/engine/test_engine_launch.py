@@ -10,8 +10,8 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 
 import pytest
-from engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 
+from tests.engine.engine_setup import CONFIGS, DEADLINE_S, elsewhere, engine_of, reply_to
 from whet.cluster import process
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
@@ -22,6 +22,8 @@ from whet.engine.workers.launch import LocalLauncher
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 SIZES = EmbeddedConfig(cache_tokens=512, block_size=4, max_running=8, max_batch_tokens=128, copies=2)
 def model():
@@ -48,7 +50,7 @@ def test_workers_that_dial_back_serve_like_children(monkeypatch):
         invited.append((name, invitation, silent, rude))
         return elsewhere(name, invitation)
 
-    engine = EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=DialingLauncher(begin))
+    engine = EngineCopies(model(), SIZES, deterministic=False, launcher=DialingLauncher(begin))
     asked = [Request(f"r{i}", (1, 2, 3 + i), SamplingParams(8, seed=i)) for i in range(4)]
 
     async def play(engine):
@@ -208,7 +210,7 @@ def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monk
 def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     dead = DialingLauncher(lambda name, invitation, _: elsewhere(name, invitation, "raise SystemExit('no such device')"))
     with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nit said last:\n    no such device"):
-        EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=dead)
+        EngineCopies(model(), SIZES, deterministic=False, launcher=dead)
     started = []
 
     def idle(name, invitation, given_up):
@@ -216,7 +218,7 @@ def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
         return started[-1]
 
     with pytest.raises(EngineFailed, match=r"engine copy 0 did not dial back to 127\.0\.0\.1 within 0\.5 s"):
-        EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=DialingLauncher(idle, timeout_s=0.5))
+        EngineCopies(model(), SIZES, deterministic=False, launcher=DialingLauncher(idle, timeout_s=0.5))
     assert started[0].ended(DEADLINE_S) is not None, "and nothing is left of it"
 
 
@@ -244,13 +246,13 @@ def test_what_cannot_dial_is_refused():
         DialingLauncher(lambda *_: pytest.fail("nothing is begun"), address="192.0.2.1").start("w", "a setup", given_up=threading.Event())  # type: ignore[arg-type]
     ranks = SIZES.model_copy(update={"copies": 1, "tensor_parallel": 2})
     with pytest.raises(ValueError, match=r"only those that are started on this machine can be one copy"):
-        EngineCopies(model(), ranks, ["cpu"] * 2, deterministic=False, launcher=DialingLauncher(lambda *_: pytest.fail("nothing is begun")))
+        EngineCopies(model(), ranks, deterministic=False, launcher=DialingLauncher(lambda *_: pytest.fail("nothing is begun")))
 
 
 def test_a_copy_that_does_not_start_is_named_with_its_last_words(monkeypatch):
     monkeypatch.setattr(launch.sys, "executable", "/bin/false")
     with pytest.raises(EngineFailed, match=r"engine copy 0 did not start \(exit status 1\)"):
-        EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False, launcher=LocalLauncher())
+        EngineCopies(model(), SIZES, deterministic=False, launcher=LocalLauncher())
 
 
 def test_workers_are_told_of_no_token(monkeypatch):
@@ -265,7 +267,7 @@ def test_workers_are_told_of_no_token(monkeypatch):
 
     monkeypatch.setattr(launch.subprocess, "Popen", popen)
     with pytest.raises(OSError, match="not now"):
-        EngineCopies(model(), SIZES, ["cpu"] * 2, deterministic=False)
+        EngineCopies(model(), SIZES, deterministic=False)
     with pytest.raises(OSError, match="not now"):
         process.LocalProcess(process.Command(("-c", ""), "", {"MORE": "1"}, is_trainer=False), lambda event: None)
     with pytest.raises(OSError, match="not now"):

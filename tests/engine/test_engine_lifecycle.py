@@ -8,7 +8,8 @@ import threading
 
 import pytest
 import torch
-from engine_setup import (
+
+from tests.engine.engine_setup import (
     DEADLINE_S,
     VOCAB,
     Reply,
@@ -21,7 +22,6 @@ from engine_setup import (
     serve_all,
     tiny,
 )
-
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.causal import prepare, random_causal
@@ -743,6 +743,6 @@ def test_a_score_counts_as_a_step_and_new_weights_do_not():
         score = engine.core.score
         engine.core.score = lambda *asked: seen.append(engine._runner.step_s) or score(*asked)
         await engine.score((1, 2, 3))
-        assert seen[-1] > 0 == (await engine.vitals()).step_s
+        assert seen[-1] > 0 == (await engine.health()).step_s
 
     serve(engine, play)

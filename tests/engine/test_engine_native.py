@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_setup import CONFIGS, SHAPE, VOCAB, plain_logprobs, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
+from tests.engine.engine_setup import CONFIGS, SHAPE, VOCAB, plain_logprobs, tiny
 from whet.engine.embedded import core
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.compiled import library as compiled
 from whet.engine.embedded.compiled import native
 from whet.engine.embedded.compiled.library import NotCompiled
 from whet.engine.embedded.compiled.native import checked
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
 from whet.types import Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
 SHAPES = {
@@ -53,9 +56,8 @@ def model_of(kind: str) -> CausalModel:
 
 
 def core_of(model: CausalModel, *, compiled: bool = True, **sizes: int) -> EngineCore:
-    return EngineCore(
-        model, **({"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 64} | sizes), compiled=compiled
-    )
+    sizes = {"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 64} | sizes
+    return EngineCore(model, EmbeddedConfig(**sizes, compiled=compiled))
 
 
 def played(engine: EngineCore, lengths: tuple[int, ...], new_tokens: int = 24) -> list[Sequence]:
@@ -102,11 +104,11 @@ def test_a_sequence_has_the_same_bits_in_any_company_and_with_any_number_of_thre
             tokens = [(5 * j + 11 * i) % VOCAB for j in range(lengths[i])]
             blocks = [free.pop() for _ in range(-(-len(tokens) // 4))]
             sequences.append(Sequence(Request(str(i), tuple(tokens), SamplingParams(1)), i, tokens, blocks=blocks))
-        while any(s.pending > 1 for s in sequences):
-            behind = [s for s in sequences if s.pending > 1]
+        while any(s.num_pending_tokens > 1 for s in sequences):
+            behind = [s for s in sequences if s.num_pending_tokens > 1]
             step.hidden(behind, store)
             for s in behind:
-                s.cached += 1
+                s.num_cached_tokens += 1
         return dict(zip(chosen, step.hidden(sequences, store), strict=True))
 
     with torch.inference_mode():

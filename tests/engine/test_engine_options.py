@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from engine_setup import VOCAB, Reply, engine_of, plain, plain_logprobs, serve_all, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.engine_setup import VOCAB, Reply, engine_of, plain, plain_logprobs, serve_all, tiny
 from whet.engine.base import EngineRefused
 from whet.engine.embedded.sampler import uniforms
 from whet.engine.embedded.scheduler import Sequence

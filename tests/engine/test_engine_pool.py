@@ -6,22 +6,23 @@ import asyncio
 import itertools
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.engine.base import Capabilities, EngineFailed, EngineLost, StaleCache, Vitals
+from tests.fakes import FakeMember, FakeSender, by_place, drawn
+from whet.engine.base import EngineFailed, StaleCache
 from whet.engine.pool import requests as requests_module
 from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig
-from whet.engine.pool.member import NotYet, Slot, State
+from whet.engine.pool.member import Slot, State
 from whet.engine.pool.pool import EnginePool, breaker_of
-from whet.engine.pool.published import in_time
+from whet.engine.pool.proof import in_time
 from whet.engine.pool.reply import HANDOVER_TOKENS, PooledReply
-from whet.types import Chunk, Finish, Receipt, Request, SamplingParams, Scored
+from whet.engine.pool.weights import WeightSync
+from whet.transport.base import Stream
+from whet.types import Chunk, Finish, Request, SamplingParams, Scored
 
 QUICK = PoolConfig(
     restarts=2,
@@ -35,155 +36,22 @@ QUICK = PoolConfig(
 DEADLINE_S = 20
 
 
-def drawn(seed, place):
-    return (seed * 1000 + place * 7) % 97
-
-
-@dataclass(eq=False)
-class Played:
-    """Draws by (seed, place), in chunks; it can be made to fail, to hang and to die."""
-
-    name: str
-    weights: str = "first"
-    version: int = 0
-    pace_s: float = 0.001
-    capabilities: Capabilities = field(default_factory=lambda: Capabilities(1000, False, False))
-    begun: list = field(default_factory=list)
-    conversations: set = field(default_factory=set)
-    fails: bool = False
-    hangs: bool = False
-    step_s: float = 0.0
-    paused: bool = False
-    asleep: bool = False
-    running: int = 0
-    dead: bool = False
-    updates: list = field(default_factory=list)
-    on_take: object = None
-    stacks_s: float = 0.0
-    """How long it takes to read its stacks."""
-
-    async def _here(self):
-        while self.hangs and not self.dead:
-            await asyncio.sleep(0.005)
-        if self.dead:
-            raise EngineLost(f"{self.name} died")
-
-    def open(self, conversation):
-        self.conversations.add(conversation)
-
-    def release(self, conversation):
-        self.conversations.discard(conversation)
-
-    async def generate(self, request):
-        self.begun.append(request)
-        self.running += 1
-        try:
-            async for chunk in self._sample(request):
-                yield chunk
-        finally:
-            self.running -= 1
-
-    async def _sample(self, request):
-        end = len(request.tokens) + request.sampling.max_tokens
-        pending = []
-        for place in range(len(request.tokens), end):
-            await asyncio.sleep(self.pace_s)
-            await self._here()
-            while self.paused:
-                await asyncio.sleep(0.001)
-                await self._here()
-            if self.fails:
-                raise EngineFailed(f"{self.name}: a step failed")
-            pending.append((drawn(request.sampling.seed, place), self.version))
-            last = place == end - 1
-            if last or len(pending) >= request.chunk_tokens > 0 or pending[0][1] != self.version:
-                tokens = tuple(token for token, _ in pending)
-                yield Chunk(tokens, tuple(-float(t) for t in tokens), self.version, Finish.LENGTH if last else None)
-                pending = []
-
-    async def abort(self, request_id):
-        await self._here()
-
-    async def score(self, tokens, temperature=1.0, top_logprobs=0):
-        await self._here()
-        return Scored((float(len(self.weights)),))
-
-    async def pause(self):
-        await self._here()
-        self.paused = True
-
-    async def resume(self):
-        await self._here()
-        self.paused = False
-
-    async def flush(self):
-        await self._here()
-
-    async def sleep(self):
-        await self._here()
-        self.asleep = True
-
-    async def vitals(self):
-        await self._here()
-        return Vitals(1.0, self.step_s)
-
-    async def take(self, weights, version):
-        if self.on_take is not None:
-            self.on_take(self)
-        await self._here()
-        assert self.paused or not self.running, "weights change while it samples"
-        self.weights, self.version, self.asleep = weights, version, False
-        self.updates.append(version)
-        return Receipt(version, {"w": weights}, {"w": weights})
-
-    def stacks(self, *, lost):
-        time.sleep(self.stacks_s)
-        return "" if self.dead else f"{self.name} waits"
-
-    def kill(self):
-        self.dead = True
-
-    def end(self):
-        self.dead = True
-
-
-class Shelf:
-    """Where new weights lie."""
-
-    def __init__(self):
-        self.lies, self.sends_once = "first", False
-
-    async def spread(self, weights, version, members, have):
-        ((_, self.lies),) = weights
-        found = []
-        for name in members:
-            with suppress(EngineLost):
-                found.append(await have(name, lambda member: member.take(self.lies, version)))
-        odd = [receipt for receipt in found if receipt.resident != found[0].resident]
-        return (odd or found or [None])[0]
-
-    async def catch_up(self, member, version):
-        if self.sends_once:
-            raise NotYet("it was sent once")
-        return await member.take(self.lies, version)
-
-
 class World:
     """A pool of played engines, and who was made."""
 
     def __init__(self, num=2, config=QUICK, deterministic=False, start=None):
         self.made, self.told = [], []
-        self._start = start
+        self._start, self.sender = start, FakeSender()
         self.pool = EnginePool(
             [Slot(f"e{i}", self.starter(f"e{i}"), self.make(f"e{i}"), breaker_of(config)) for i in range(num)],
-            Shelf(),
+            WeightSync(self.sender, {}),
             config,
             deterministic=deterministic,
-            tell=self.told.append,
+            on_incident=self.told.append,
         )
 
     def make(self, name):
-        self.made.append(Played(name))
+        self.made.append(FakeMember(by_place, name=name, sender=self.sender, pace_s=0.001))
         return self.made[-1]
 
     def starter(self, name):
@@ -249,7 +117,7 @@ def test_new_requests_go_where_the_fewest_are_and_conversations_stay():
         await read(pool, asked("loose", 5))
 
     world.run(play)
-    served = [sorted(request.conversation for request in engine.begun) for engine in world.made]
+    served = [sorted(request.conversation for request in engine.requests) for engine in world.made]
     assert served == [["a", "a", "d", "d"], ["b", "b"], ["", "c", "c"]]
     assert world.made[1].conversations == {"b", "f"}
 
@@ -272,7 +140,7 @@ def test_what_a_dead_member_had_begun_goes_on_elsewhere_and_nothing_is_lost_or_t
 
     chunks = world.run(play)
     assert tokens_of(chunks) == expected() and [x for c in chunks for x in c.logprobs] == [-float(t) for t in expected()]
-    again = world.made[1].begun[0]
+    again = world.made[1].requests[0]
     assert again.id == "r" and again.num_begun >= 40 - HANDOVER_TOKENS and again.tokens[3:] == tuple(expected()[: again.num_begun])
     assert again.sampling.max_tokens == 100 - again.num_begun and again.num_begun % (chunk or HANDOVER_TOKENS) == 0
     assert (len(chunks) == 1) == (chunk == 0)
@@ -306,13 +174,13 @@ def test_a_member_that_comes_back_while_it_is_ended_samples_nothing_more():
 
     async def play(pool):
         pool.open("c")
-        reading = asyncio.ensure_future(read(pool, asked("r", 400, conversation="c", chunk=8)))
+        reading = asyncio.ensure_future(read(pool, asked("r", 400, conversation="c", chunk=1)))
         await until(lambda: sampled(pool, "r") >= 32)
         world.made[0].hangs = True
         await until(lambda: pool.slots[0].member is None)
         world.made[0].hangs = False
         assert not world.made[0].dead
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         assert world.made[0].dead, "it is gone before weights change"
         before = sampled(pool, "r")
         chunks = await reading
@@ -437,12 +305,12 @@ def test_who_fails_again_and_again_is_left_alone_and_then_tried_with_one_request
         world.made[0].fails = True
         for i in range(6):
             assert tokens_of(await read(pool, asked(f"r{i}", 5))) == expected(5), "another takes what failed"
-        assert pool.slots[0].breaker.state == "open" and len(world.made[0].begun) == 3
+        assert pool.slots[0].breaker.state == "open" and len(world.made[0].requests) == 3
         await asyncio.sleep(0.12)
         assert pool.slots[0].breaker.state == "half_open"
         world.made[0].fails = False
         await asyncio.gather(*(read(pool, asked(f"s{i}", 20)) for i in range(3)))
-        assert len(world.made[0].begun) == 4 and pool.slots[0].breaker.state == "closed"
+        assert len(world.made[0].requests) == 4 and pool.slots[0].breaker.state == "closed"
 
     world.run(play)
     first, last = world.told
@@ -453,18 +321,16 @@ def test_who_fails_again_and_again_is_left_alone_and_then_tried_with_one_request
 def test_a_stale_cache_is_told_once_and_nothing_is_tried_again():
     world = World(2)
 
-    async def stale(request):
-        raise StaleCache("cache block 3 holds keys and values of the weights of 1 update(s) ago")
-        yield
+    stale = StaleCache("cache block 3 holds keys and values of the weights of 1 update(s) ago")
 
     async def play(pool):
-        world.made[0]._sample = stale
+        world.made[0].script = lambda request: [stale]
         for conversation in "ab":
             pool.open(conversation)
         for i in range(2):
             with pytest.raises(StaleCache, match="cache block 3"):
                 await read(pool, asked(f"r{i}", conversation="a"))
-        assert not world.made[1].begun and pool.slots[0].breaker.state == "closed"
+        assert not world.made[1].requests and pool.slots[0].breaker.state == "closed"
 
     world.run(play)
     (told,) = world.told
@@ -493,7 +359,7 @@ def test_an_aborted_request_of_a_member_that_hangs_has_what_was_handed_over(monk
 def test_members_end_side_by_side():
     world, meeting = World(3), threading.Barrier(3)
     for engine in world.made:
-        engine.end = lambda: meeting.wait(DEADLINE_S)
+        engine.stop = lambda: meeting.wait(DEADLINE_S)
 
     async def play(pool):
         await read(pool, asked("r", 5))
@@ -516,19 +382,16 @@ def test_an_answer_that_this_process_had_no_time_to_hear_counts():
 def test_a_member_that_comes_while_a_version_is_torn_waits_for_the_next_one():
     world = World(2)
 
-    async def cut(*_):
-        raise OSError("the wire was cut")
-
     async def play(pool):
-        await pool.update([("w", "second")], 1)
-        whole, pool._weights.spread = pool._weights.spread, cut
-        pool._weights.lies = "half of the third"
+        await pool.update(Stream([("w", "second")]), 1)
+        world.sender.cut = True
+        world.sender.text = "half of the third"
         with pytest.raises(OSError, match="cut"):
-            await pool.update([("w", "third")], 2)
+            await pool.update(Stream([("w", "third")]), 2)
         world.made[0].dead = True
         await until(lambda: pool.slots[0].state is State.BEHIND)
-        pool._weights.spread = whole
-        await pool.update([("w", "third")], 2)
+        world.sender.cut = False
+        await pool.update(Stream([("w", "third")]), 2)
         assert pool.slots[0].state is State.SERVING and world.made[2].weights == "third"
         assert tokens_of(await read(pool, asked("r"))) == expected()
 
@@ -550,7 +413,7 @@ def test_a_conversation_whose_member_leaves_has_another_home():
         assert home.member.conversations == {"a"}
         for i in range(3):
             await read(pool, asked(f"next{i}", 5, conversation="a"))
-        assert len(home.member.begun) == 4
+        assert len(home.member.requests) == 4
 
     world.run(play)
 
@@ -565,7 +428,7 @@ def test_what_every_member_fails_with_fails():
             await read(pool, asked("r"))
 
     world.run(play)
-    assert [len(engine.begun) for engine in world.made] == [1, 1]
+    assert [len(engine.requests) for engine in world.made] == [1, 1]
 
 
 def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_weights_before_it_serves():
@@ -574,8 +437,8 @@ def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_we
     async def play(pool):
         reading = [asyncio.ensure_future(read(pool, asked(f"r{i}", seed=i))) for i in range(2)]
         await asyncio.sleep(0.03)
-        world.made[0].on_take = Played.kill
-        receipt = await pool.update([("w", "second")], 1)
+        world.made[0].on_take = FakeMember.kill
+        receipt = await pool.update(Stream([("w", "second")]), 1)
         assert receipt.version == 1 and receipt.resident == {"w": "second"} and pool.version == 1
         assert (await pool.score((1, 2))).logprobs == (6.0,)
         await until(lambda: pool.slots[0].state is State.SERVING)
@@ -585,21 +448,21 @@ def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_we
 
     world.run(play)
     assert [engine.updates for engine in world.made] == [[], [1], [1]]
-    assert world.made[2].weights == "second" and all(request.tokens for request in world.made[2].begun)
+    assert world.made[2].weights == "second" and all(request.tokens for request in world.made[2].requests)
 
 
 def test_a_member_that_comes_back_while_the_others_sleep_sleeps_too_until_the_next_version():
     world = World(2)
 
     async def play(pool):
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         await pool.score((1, 2))
         await pool.sleep()
         world.made[0].kill()
         await pool.abort("nothing")
         await until(lambda: len(world.made) == 3 and pool.slots[0].state is State.SERVING)
         assert [engine.asleep for engine in world.made[1:]] == [True, True]
-        await pool.update([("w", "third")], 2)
+        await pool.update(Stream([("w", "third")]), 2)
         assert [engine.asleep for engine in world.made[1:]] == [False, False]
         assert tokens_of(await read(pool, asked("after"))) == expected()
 
@@ -609,18 +472,15 @@ def test_a_member_that_comes_back_while_the_others_sleep_sleeps_too_until_the_ne
 def test_a_version_that_arrives_in_part_is_told_with_all_stacks_and_nothing_is_sampled():
     world = World(2)
 
-    async def cut(*_):
-        raise OSError("the wire was cut")
-
     async def play(pool):
-        whole, pool._weights.spread = pool._weights.spread, cut
+        world.sender.cut = True
         with pytest.raises(OSError, match="cut"):
-            await pool.update([("w", "second")], 1)
+            await pool.update(Stream([("w", "second")]), 1)
         for call in (read(pool, asked("r")), pool.score((1, 2)), pool.resume()):
             with pytest.raises(EngineFailed, match="half of version 1, and sample nothing: OSError: the wire was cut"):
                 await call
-        pool._weights.spread = whole
-        await pool.update([("w", "second")], 1)
+        world.sender.cut = False
+        await pool.update(Stream([("w", "second")]), 1)
         assert tokens_of(await read(pool, asked("r"))) == expected()
 
     world.run(play)
@@ -630,19 +490,19 @@ def test_a_version_that_arrives_in_part_is_told_with_all_stacks_and_nothing_is_s
 
 def test_a_member_that_cannot_catch_up_waits_for_the_next_version():
     world = World(2)
-    world.pool._weights.sends_once = True
+    world.sender.sends_once = True
 
     async def play(pool):
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         world.made[0].dead = True
         await read(pool, asked("r"))
         await until(lambda: pool.slots[0].state is State.BEHIND)
         await asyncio.gather(*(read(pool, asked(f"r{i}", 5)) for i in range(4)))
-        assert (await pool.score((1, 2))).logprobs == (6.0,) and not world.made[2].begun
-        assert world.told[-1].cause == "it was sent once" and world.told[-1].then == "e0 samples nothing until then"
-        await pool.update([("w", "third")], 2)
+        assert (await pool.score((1, 2))).logprobs == (6.0,) and not world.made[2].requests
+        assert world.told[-1].cause == "it was sent once (sync.transport)" and world.told[-1].then == "e0 samples nothing until then"
+        await pool.update(Stream([("w", "third")]), 2)
         await asyncio.gather(*(read(pool, asked(f"s{i}", 5)) for i in range(4)))
-        assert len(world.made[2].begun) == 2 and world.made[2].updates == [2]
+        assert len(world.made[2].requests) == 2 and world.made[2].updates == [2]
         for engine in world.made[1:]:
             engine.dead = True
         with pytest.raises(EngineFailed, match=r"no engine is left that holds version 2: .*it was sent once"):
@@ -655,8 +515,8 @@ def test_all_killed_during_an_update_come_back_with_it():
     world = World(1)
 
     async def play(pool):
-        world.made[0].on_take = Played.kill
-        receipt = await pool.update([("w", "second")], 1)
+        world.made[0].on_take = FakeMember.kill
+        receipt = await pool.update(Stream([("w", "second")]), 1)
         assert receipt.resident == {"w": "second"} and pool.version == 1
         await read(pool, asked("after", 5))
 
@@ -667,10 +527,10 @@ def test_all_killed_during_an_update_come_back_with_it():
 @pytest.mark.parametrize("apart", [1e-4, float("nan")])
 def test_members_whose_machines_round_otherwise_agree(apart):
     world = World(2, start=lambda made: setattr(made, "score", lambda *_: asyncio.sleep(0, Scored((6.0 + apart,)))))
-    world.pool._keeper.published.tolerance = 1e-3
+    world.pool._supervisor.published.tolerance = 1e-3
 
     async def play(pool):
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         await pool.score((1, 2))
         world.made[0].dead = True
         await read(pool, asked("r"))
@@ -687,7 +547,7 @@ def test_members_whose_machines_round_otherwise_agree(apart):
 def test_a_member_that_comes_back_with_other_weights_never_serves(fault):
     def start(made):
         if fault == "weights":
-            made.take = lambda weights, version: Played.take(made, "other", version)
+            made.take = lambda weights, version: FakeMember.take(made, "other", version)
         if fault == "probe":
             made.score = lambda *_: asyncio.sleep(0, Scored((0.5,)))
         made.hangs = fault == "hang"
@@ -695,7 +555,7 @@ def test_a_member_that_comes_back_with_other_weights_never_serves(fault):
     world = World(2, start=start)
 
     async def play(pool):
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         await pool.score((1, 2))
         world.made[0].dead = True
         await read(pool, asked("r"))
@@ -704,7 +564,7 @@ def test_a_member_that_comes_back_with_other_weights_never_serves(fault):
     world.run(play)
     words = {"weights": "e0 holds other weights than were published as version 1: w", "probe": "scores the probe", "hang": "no answer"}
     assert words[fault] in world.told[-1].cause
-    assert len(world.made) == 4 and not world.made[2].begun and world.made[2].dead
+    assert len(world.made) == 4 and not world.made[2].requests and world.made[2].dead
 
 
 def test_paused_members_stay_paused_when_they_are_replaced():
@@ -727,7 +587,7 @@ def test_members_join_and_leave_while_requests_run():
     world = World(1)
 
     async def play(pool):
-        await pool.update([("w", "second")], 1)
+        await pool.update(Stream([("w", "second")]), 1)
         pool.open("a")
         reading = asyncio.ensure_future(read(pool, asked("r", conversation="a")))
         await asyncio.sleep(0.02)
@@ -747,8 +607,8 @@ def test_members_join_and_leave_while_requests_run():
 
     world.run(play)
     first, second, third = world.made
-    assert first.dead and [request.id for request in second.begun] == ["next", "long"] and second.updates == third.updates == [1]
-    assert third.begun[0].id == "long" and world.told == []
+    assert first.dead and [request.id for request in second.requests] == ["next", "long"] and second.updates == third.updates == [1]
+    assert third.requests[0].id == "long" and world.told == []
 
 
 def test_a_request_is_aborted_while_it_waits_for_a_member():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from whet.engine.base import Capabilities, EngineLost
-from whet.engine.pool.keeper import in_time
+from whet.engine.pool.supervisor import in_time
 from whet.engine.workers.launch import ExitStatus, Link
 from whet.engine.workers.processes import CopyProcess
 from whet.engine.workers.setup import Setup
@@ -24,7 +24,7 @@ class Silent:
         mine, self._theirs = socket.socketpair()
         self.link = Link(Connection(mine.detach()), self)
         self._connection = Connection(self._theirs.detach())
-        self._connection.send(("ready", Capabilities(4096, False, False)))
+        self._connection.send(Capabilities(4096, False, False))
         self._killing = threading.Lock()
 
     def start(self, name, setup, pipes=(), *, given_up):
@@ -45,7 +45,7 @@ class Silent:
         return []
 
 
-SETUP = Setup(None, None, "cpu", False, 1, None, False)
+SETUP = Setup(None, None, "cpu", False, 1, None)
 
 
 def test_requests_to_a_copy_that_reads_nothing_hold_nobody_up(tmp_path):
@@ -60,7 +60,7 @@ def test_requests_to_a_copy_that_reads_nothing_hold_nobody_up(tmp_path):
 
         asked = [asyncio.create_task(one(number)) for number in range(200)]
         with pytest.raises(EngineLost, match="a look at its health"):
-            await in_time(copy.vitals(), "a look at its health", 0.3)
+            await in_time(copy.health(), "a look at its health", 0.3)
         await asyncio.to_thread(copy.kill)
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
         assert {type(error) for error in found} == {EngineLost}

@@ -375,7 +375,7 @@ def test_rows_for_decoding_that_outlive_an_update_stop_the_run():
 @pytest.mark.parametrize("which", ["keys", "values"])
 def test_the_probe_reads_the_rows_that_decoding_reads(which, monkeypatch):
     """A fault in the rows alone, the blocks as they should be, shows in the probe."""
-    take = rows_module.SeatsOn.take
+    take = rows_module.RowIndices.take
 
     def wrong(self, *args):
         keys, values = take(self, *args)
@@ -383,7 +383,7 @@ def test_the_probe_reads_the_rows_that_decoding_reads(which, monkeypatch):
 
     async def play(engine, publisher):
         await publisher.publish(1)
-        monkeypatch.setattr(rows_module.SeatsOn, "take", wrong)
+        monkeypatch.setattr(rows_module.RowIndices, "take", wrong)
         with pytest.raises(SyncError, match=r"scores the probe .* nats away"):
             await publisher.publish(2)
 

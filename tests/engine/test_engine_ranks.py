@@ -10,9 +10,9 @@ from multiprocessing.connection import Client, Listener
 import pytest
 import torch
 import torch.distributed as dist
-from engine_setup import CONFIGS, DEADLINE_S, SHAPE, engine_of, reply_to
 from transformers import Qwen3Config, Qwen3MoeConfig
 
+from tests.engine.engine_setup import CONFIGS, DEADLINE_S, SHAPE, engine_of, reply_to
 from tests.parallel.ranks import on_ranks
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
@@ -23,10 +23,12 @@ from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import differences, digests_of
+from whet.transport.apply import copy_weights
 from whet.transport.base import SharedTicket
-from whet.transport.land import copy_weights
 from whet.transport.receive import Receiver
 from whet.types import Finish, Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 KINDS = {
@@ -87,7 +89,7 @@ def assert_same(found, expected, tolerance):
 
 def engine_over(held, copies=1, ranks=2, **more):
     sizes = EmbeddedConfig(**SIZES, copies=copies, tensor_parallel=ranks)
-    return EngineCopies(held, sizes, ["cpu"] * (copies * ranks), deterministic=False, **more)
+    return EngineCopies(held, sizes, deterministic=False, **more)
 
 
 def met(path):
@@ -110,18 +112,18 @@ def lead(path, kind, dtype, new, spoil):
         with torch.no_grad():
             dict(staged.named_weights())[spoil].view(-1)[-1] += 1e-3
     ranks = met(path)
-    core = EngineCore(held, **TIGHT, ranks=ranks)
+    core = EngineCore(held, EmbeddedConfig(**TIGHT), ranks=ranks)
     if not first:
         ranks.follow(core, Receiver("rank", staged, dict, dict))
         return None
     out = [said(core)]
     copy_weights(dict(core.model.named_weights()), list(staged.named_weights()))
-    core.ranks.tell("take", SharedTicket(1))
+    core.ranks.broadcast("take", SharedTicket(1))
     core.begin_version(1)
     digests = core.ranks.digests(core.model)
     out.append(said(core))
     wrong = differences(digests_of(staged.named_state()), digests)
-    ranks._followers[0].close()
+    ranks._pipes[0].close()
     return out, wrong, core.scheduler.num_preempted
 
 
@@ -141,7 +143,7 @@ def test_two_ranks_say_what_one_process_says_before_and_after_new_weights(tmp_pa
     told, wrong, num_preempted = found
     assert wrong == [] and num_preempted > 0
     for seed, (replies, score) in zip((0, 1), told, strict=True):
-        theirs, scored = said(EngineCore(model(kind, dtype, seed), **TIGHT))
+        theirs, scored = said(EngineCore(model(kind, dtype, seed), EmbeddedConfig(**TIGHT)))
         for (tokens, logprobs), (own, expected) in zip(replies, theirs, strict=True):
             assert tokens == own and logprobs == pytest.approx(expected, abs=tolerance)
         assert score.logprobs == pytest.approx(scored.logprobs, abs=tolerance)
@@ -269,9 +271,9 @@ def test_a_rank_that_does_not_start_is_named_and_leaves_no_process(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    sizes = EmbeddedConfig(**SIZES, tensor_parallel=2)
+    sizes = EmbeddedConfig(**SIZES, tensor_parallel=2, copy_devices=["cpu", "cuda:0"])
     with pytest.raises(EngineFailed, match=r"engine copy 0, rank 1 did not start \(exit status 1\)"):
-        EngineCopies(model(), sizes, ["cpu", "cuda:0"], deterministic=False)
+        EngineCopies(model(), sizes, deterministic=False)
     assert len(started) == 2 and all(child.poll() is not None for child in started)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_setup import SHAPE, engine_of, reply_to, serve
-from test_engine_architectures import model_of
 from torch import nn
 from transformers import (
     BloomConfig,
@@ -22,6 +20,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from tests.engine.engine_setup import SHAPE, engine_of, reply_to, serve
+from tests.engine.test_engine_architectures import model_of
 from whet.engine.base import EngineRefused
 from whet.model.attention import whet_attention
 from whet.model.causal import random_causal

@@ -6,17 +6,19 @@ import random
 
 import pytest
 import torch
-from engine_setup import VOCAB, plain, plain_logprobs, tiny
 
+from tests.engine.engine_setup import VOCAB, plain, plain_logprobs, tiny
 from whet.engine.base import StaleCache
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.rows import Shelf, capacity_for
+from whet.engine.embedded.rows import DecodeSlab, capacity_for
 from whet.engine.embedded.scheduler import Sequence
 from whet.types import Request, SamplingParams
 
 
 def core(**sizes: int) -> EngineCore:
-    return EngineCore(tiny(), **({"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 64} | sizes))
+    sizes = {"cache_tokens": 2048, "block_size": 4, "max_running": 32, "max_batch_tokens": 64} | sizes
+    return EngineCore(tiny(), EmbeddedConfig(**sizes))
 
 
 def ask(name: str, num_prompt: int, max_tokens: int) -> Request:
@@ -28,16 +30,16 @@ def ask(name: str, num_prompt: int, max_tokens: int) -> Request:
 def check_rows(engine: EngineCore) -> int:
     """Compare every row with the blocks of its sequence; how many there were."""
     count = 0
-    for shelf in engine.rows._shelves.values():
-        assert len(shelf.members) == len(shelf.lengths) <= shelf.num_rows
-        for row, (sequence, length) in enumerate(zip(shelf.members, shelf.lengths, strict=True)):
-            if sequence.cached != length:
+    for slab in engine.rows._slabs.values():
+        assert len(slab.members) == len(slab.lengths) <= slab.num_rows
+        for row, (sequence, length) in enumerate(zip(slab.members, slab.lengths, strict=True)):
+            if sequence.num_cached_tokens != length:
                 continue  # it went back to the queue in this step
             count += 1
             blocks = torch.tensor([sequence.blocks], device=engine.model.device)
-            for layer, pair in shelf.layers.items():
+            for layer, pair in slab.layers.items():
                 for kept, held in zip(pair, engine.store.read(layer, blocks), strict=True):
-                    assert torch.equal(kept[row, :, :length], held[0, :, :length]), (shelf.capacity, row, layer)
+                    assert torch.equal(kept[row, :, :length], held[0, :, :length]), (slab.capacity, row, layer)
     return count
 
 
@@ -60,7 +62,7 @@ def test_rows_hold_what_the_blocks_hold_whoever_comes_and_goes(cache_tokens):
         if engine.has_work:
             done = [item.sequence for item in engine.step() if item.finish is not None]
             seen += check_rows(engine)
-            held = {capacity: shelf.num_rows for capacity, shelf in engine.rows._shelves.items()}
+            held = {capacity: slab.num_rows for capacity, slab in engine.rows._slabs.items()}
             assert sum(capacity * num for capacity, num in held.items()) <= engine.store.num_blocks * 4
             resized += sum(held[c] < sizes[c] for c in held.keys() & sizes.keys())
             sizes = held
@@ -72,17 +74,17 @@ def test_rows_hold_what_the_blocks_hold_whoever_comes_and_goes(cache_tokens):
 
 
 def test_who_stays_keeps_its_row_and_a_hole_is_filled_from_the_end():
-    a, b, c, d = (Sequence(ask(name, 3, 1), i, [1, 2, 3], cached=9) for i, name in enumerate("abcd"))
-    shelf = Shelf(16)
-    first = shelf.arrange([a, b, c], max_rows=8)
+    a, b, c, d = (Sequence(ask(name, 3, 1), i, [1, 2, 3], num_cached_tokens=9) for i, name in enumerate("abcd"))
+    slab = DecodeSlab(16)
+    first = slab.assign([a, b, c], max_rows=8)
     assert (first.sequences, first.moves, first.loads) == ([a, b, c], [], [0, 1, 2])
     for sequence in (a, b, c):
-        sequence.cached += 1
-    second = shelf.arrange([c, b], max_rows=8)
+        sequence.num_cached_tokens += 1
+    second = slab.assign([c, b], max_rows=8)
     assert (second.sequences, second.moves, second.loads) == ([c, b], [(2, 0)], [])
-    c.cached += 1
-    b.cached += 2  # it got a token elsewhere, so that its row is a token short
-    third = shelf.arrange([b, c, d], max_rows=8)
+    c.num_cached_tokens += 1
+    b.num_cached_tokens += 2  # it got a token elsewhere, so that its row is a token short
+    third = slab.assign([b, c, d], max_rows=8)
     assert (third.sequences, third.moves, third.loads) == ([c, b, d], [], [1, 2])
 
 
@@ -101,7 +103,7 @@ def test_who_finds_no_room_is_gathered_and_says_the_same():
     most = 0
     while engine.has_work:
         for item in engine.step():
-            most = max(most, sum(len(shelf.members) for shelf in engine.rows._shelves.values()))
+            most = max(most, sum(len(slab.members) for slab in engine.rows._slabs.values()))
             if item.finish is not None:
                 replies[item.sequence.request.id] = item.sequence
                 engine.finish(item.sequence)

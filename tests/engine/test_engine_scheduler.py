@@ -43,16 +43,16 @@ class Machine:
         planned = self.scheduler.plan()
         self.pool.check_fresh(block for sequence, _ in planned for block in sequence.blocks)
         for sequence, new in planned:
-            for position in range(sequence.cached, sequence.cached + new):
+            for position in range(sequence.num_cached_tokens, sequence.num_cached_tokens + new):
                 block = sequence.blocks[position // self.pool.block_size]
                 assert not self.pool.shared(block), "a shared block was about to be written"
                 self.slots[self.slot(sequence, position)] = sequence.tokens[position]
         for sequence, new in planned:
             self.scheduler.advance(sequence, new)
         for sequence, _ in planned:
-            held = [self.slots[self.slot(sequence, p)] for p in range(sequence.cached)]
-            assert held == sequence.tokens[: sequence.cached], "a sequence does not find its own tokens"
-            if sequence.pending == 0:
+            held = [self.slots[self.slot(sequence, p)] for p in range(sequence.num_cached_tokens)]
+            assert held == sequence.tokens[: sequence.num_cached_tokens], "a sequence does not find its own tokens"
+            if sequence.num_pending_tokens == 0:
                 sequence.tokens.append(1000 + len(sequence.tokens))
         return dict(planned)
 
@@ -128,14 +128,14 @@ def test_the_last_in_line_is_preempted_and_comes_back_with_all_its_tokens():
     first, last = machine.add(range(8), 9), machine.add(range(20, 28), 9)
     while machine.scheduler.num_preempted == 0:
         machine.step()
-    assert machine.scheduler.running == [first] and last.blocks == [] and last.cached == 0
+    assert machine.scheduler.running == [first] and last.blocks == [] and last.num_cached_tokens == 0
     sampled = last.tokens[8:]
     assert sampled
     while machine.scheduler.waiting:
         machine.step()
         if first.num_sampled == 9 and first in machine.scheduler.running:
             machine.scheduler.finish(first)
-    assert last.tokens[8 : 8 + len(sampled)] == sampled and last.pending in (0, 1)
+    assert last.tokens[8 : 8 + len(sampled)] == sampled and last.num_pending_tokens in (0, 1)
     machine.end(last)
 
 
@@ -203,9 +203,9 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_cache():
     machine = Machine(8)
     first, last = machine.add(range(8), 9), machine.add(range(20, 28), 9)  # 2 blocks each, a third with the next token
     machine.step()
-    blocks = machine.scheduler.lend(20)
-    assert machine.scheduler.running == [first] and machine.scheduler.waiting == [last] and last.pending == 9
-    machine.scheduler.give_back(blocks)
+    blocks = machine.scheduler.allocate(20)
+    assert machine.scheduler.running == [first] and machine.scheduler.waiting == [last] and last.num_pending_tokens == 9
+    machine.scheduler.free(blocks)
     assert machine.step() == {first: 1, last: 5}, "one of its two blocks was lent"
     machine.end(first, last)
 
@@ -254,9 +254,9 @@ def test_lent_blocks_come_from_idle_caches_and_then_from_the_last_in_line():
     machine = Machine(6)
     first, last = machine.add(range(8), name="a"), machine.add(range(20, 28), name="b")
     machine.step()
-    blocks = machine.scheduler.lend(12)
+    blocks = machine.scheduler.allocate(12)
     assert len(blocks) == 3 and machine.scheduler.running == [first] and machine.scheduler.waiting == [last]
-    machine.scheduler.give_back(blocks)
+    machine.scheduler.free(blocks)
     assert blocks == []
     machine.end(first, last)
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 import torch
-from engine_setup import DEVICE, SHAPE, engine_of, reply_to, tiny
 from transformers import Qwen3Config
 
+from tests.engine.engine_setup import DEVICE, SHAPE, engine_of, reply_to, tiny
 from whet.engine.base import EngineFailed
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig

@@ -2,8 +2,8 @@
 
 
 import pytest
-from engine_setup import DEVICE, engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 
+from tests.engine.engine_setup import DEVICE, engine_of, plain, plain_logprobs, reply_to, serve, serve_all, tiny
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.static import StaticDecode
@@ -34,7 +34,7 @@ def test_tokens_and_logprobs_are_those_of_ordinary_steps(kind, dtype, tolerance)
 
 
 def test_a_step_keeps_its_tensors_and_what_pads_it_writes_nowhere_else():
-    core = EngineCore(tiny(), **SIZES, static_decode=True)
+    core = EngineCore(tiny(), EmbeddedConfig(**SIZES, static_decode=True))
     one = core.add(Request("a", (1, 2, 3), SamplingParams(40)))
     for i in range(2):
         core.add(Request(f"b{i}", (4, 5, 6 + i), SamplingParams(40)))
@@ -45,7 +45,8 @@ def test_a_step_keeps_its_tensors_and_what_pads_it_writes_nowhere_else():
     step = static._steps[4, 1]
     kept = step._inputs.data_ptr()
     before = {layer: [pool.clone() for pool in pair] for layer, pair in core.store._layers.items()}
-    slots = {s.blocks[s.cached // 4] * 4 + s.cached % 4 for s in core.scheduler.running if s.cached // 4 < len(s.blocks)}
+    places = [(s.blocks, s.num_cached_tokens) for s in core.scheduler.running]
+    slots = {blocks[at // 4] * 4 + at % 4 for blocks, at in places if at // 4 < len(blocks)}
     core.step()
     for layer, pair in core.store._layers.items():
         for pool, old in zip(pair, before[layer], strict=True):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from engine_setup import VOCAB, engine_of, plain, serve, serve_all, tiny
 
+from tests.engine.engine_setup import VOCAB, engine_of, plain, serve, serve_all, tiny
 from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.logits import adjusted
 from whet.engine.embedded.sampler import sample
@@ -18,6 +18,8 @@ from whet.engine.embedded.scheduler import Sequence
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.types import Chunk, Finish, Request, SamplingParams
+
+pytestmark = pytest.mark.long
 
 NUM_GROUPS = 290
 SEEDS = (0, 1)

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from engine_setup import CONFIGS, engine_of, reply_to
 
+from tests.engine.engine_setup import CONFIGS, engine_of, reply_to
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig
@@ -39,7 +39,7 @@ def model(seed=0):
 def copies_of(transport, folder, *, ranks=1, timeout_s=60.0, pool=None):
     sizes = EmbeddedConfig(copies=2 // ranks, tensor_parallel=ranks, **SIZES)
     sync = Syncing(SyncConfig(transport=transport, timeout_s=timeout_s), folder)
-    return EngineCopies(model(), sizes, ["cpu"] * 2, deterministic=False, sync=sync, pool=pool or PoolConfig(restarts=0))
+    return EngineCopies(model(), sizes, deterministic=False, sync=sync, pool=pool or PoolConfig(restarts=0))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("transport", "ranks"),
     [
@@ -113,22 +114,23 @@ def test_every_copy_holds_each_version_and_samples_from_it(engines, transport, r
     assert asyncio.run(main()) == asyncio.run(one())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["broadcast", slow("shared"), slow("ipc"), slow("disk"), slow("delta")])
 def test_a_slow_copy_is_named_at_the_deadline_and_nothing_is_sampled(transport, tmp_path):
     shorter = {"update_timeout_s": 1.0} if transport == "broadcast" else {}  # who waits for another is not late
     engine = copies_of(transport, tmp_path, timeout_s=3.0, pool=PoolConfig(restarts=0, **shorter))
     stopped = engine.members[1]._links[0].process.child.pid
-    call = type(engine.members[1]).call
+    update = type(engine.members[1]).update
 
-    async def stop_then(self, method, *arguments):
-        if method == "begin" and self is engine.members[1]:
+    async def stop_then(self, ticket, version):
+        if self is engine.members[1]:
             os.kill(stopped, signal.SIGSTOP)
-        return await call(self, method, *arguments)
+        return await update(self, ticket, version)
 
     async def main():
         await publish(engine, model(1), 1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(engine.members[1]), "call", stop_then)
+            patch.setattr(type(engine.members[1]), "update", stop_then)
             began = time.monotonic()
             with pytest.raises(SyncError, match=r"version 2: .*engine copy 1"):
                 await publish(engine, model(2), 2)
@@ -150,6 +152,7 @@ def test_a_slow_copy_is_named_at_the_deadline_and_nothing_is_sampled(transport, 
         engine.end()
 
 
+@pytest.mark.long
 def test_a_copy_that_dies_while_all_take_part_in_a_broadcast_is_named(tmp_path):
     engine = copies_of("broadcast", tmp_path)
     trainer = model(1)
@@ -176,6 +179,7 @@ def test_a_copy_that_dies_while_all_take_part_in_a_broadcast_is_named(tmp_path):
         engine.end()
 
 
+@pytest.mark.long
 def test_what_is_changed_on_its_way_is_named(tmp_path):
     """No checksum of the transport's own tells: the file holds what was written, and it is the wrong thing."""
     engine, trainer = copies_of("delta", tmp_path), model(6)

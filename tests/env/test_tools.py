@@ -48,7 +48,7 @@ def odd_names(_x: int, model_y: int, json: str, schema: str = "s") -> str:
 
 
 def call(function, arguments, timeout_s: float | None = 10.0):
-    return asyncio.run(Tool(function)(arguments, timeout_s))
+    return asyncio.run(Tool(function)(arguments, timeout_s)).content
 
 
 def test_the_schema_is_openai_s():

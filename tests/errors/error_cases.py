@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from error_bench import Case
-from error_code import CODE
-from error_configuration import CONFIGURATION
-from error_control import CONTROL
-from error_data import DATA
-from error_dependable import DEPENDABLE
-from error_hooks import HOOKS
-from error_model import MODEL
-from error_run import RUN
+from tests.errors.error_bench import Case
+from tests.errors.error_code import CODE
+from tests.errors.error_configuration import CONFIGURATION
+from tests.errors.error_control import CONTROL
+from tests.errors.error_data import DATA
+from tests.errors.error_dependable import DEPENDABLE
+from tests.errors.error_hooks import HOOKS
+from tests.errors.error_model import MODEL
+from tests.errors.error_run import RUN
 
 PARTS: dict[str, tuple[Case, ...]] = {
     "Configuration": CONFIGURATION,

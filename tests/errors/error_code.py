@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from error_bench import Bench, Case, Told, together, with_message
 from transformers import AutoTokenizer
 
+from tests.errors.error_bench import Bench, Case, Told, together, with_message
 from whet.observe.records import read_records
 from whet.types import Origin
 

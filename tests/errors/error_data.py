@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
-from error_bench import Bench, Case, Told, together
 from pyarrow import parquet
+
+from tests.errors.error_bench import Bench, Case, Told, together
 
 GOOD = '{"prompt": "What is 2+3?", "label": "5"}\n'
 

@@ -9,10 +9,10 @@ import random
 from pathlib import Path
 
 import pytest
-from error_bench import Bench, Case, Told, together, with_message
 from safetensors import SafetensorError
 
 import whet.model.tensor_files as tensor_files
+from tests.errors.error_bench import Bench, Case, Told, together, with_message
 from whet.runfolder.journal import STARTS
 from whet.runfolder.lock import claim
 from whet.train.kept import read_kept

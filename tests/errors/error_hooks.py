@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from error_bench import Bench, Case, Told, together
+from tests.errors.error_bench import Bench, Case, Told, together
 
 MINE = '''\
 """What a run calls between its parts."""

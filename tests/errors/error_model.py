@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from error_bench import Bench, Case, Told, together
 from huggingface_hub import constants
 from transformers import AutoTokenizer
+
+from tests.errors.error_bench import Bench, Case, Told, together
 
 
 def no_folder(bench: Bench) -> Told:

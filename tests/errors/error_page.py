@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from error_bench import Case
-from error_cases import PARTS
+from tests.errors.error_bench import Case
+from tests.errors.error_cases import PARTS
 
 WIDTH = 110
 """Characters of a line of prose."""

@@ -11,9 +11,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from error_bench import Bench, Case, Shared, check_kept, check_trained, make_shared, snapshot
-from error_cases import CASES, PARTS
-from error_page import HEAD, PAGE, page, section, sections_of
+
+from tests.errors.error_bench import Bench, Case, Shared, check_kept, check_trained, make_shared, snapshot
+from tests.errors.error_cases import CASES, PARTS
+from tests.errors.error_page import HEAD, PAGE, page, section, sections_of
 
 WRITE = os.environ.get("WHET_WRITE_DOCS") == "1"
 
@@ -70,6 +71,7 @@ MENDED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "fresh"), MENDED)
 def test_once_mended_it_trains(case: Case, fresh: bool, shared: Shared, tmp_path):
     with Bench.open(shared, tmp_path / "home", fresh=fresh) as bench:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from error_bench import Bench, make_shared
+
+from tests.errors.error_bench import Bench, make_shared
+
+pytestmark = pytest.mark.long
 
 CODE = """
 def score(trajectory):
@@ -23,6 +26,11 @@ def asks(text):
 GOOD = "return trajectory.turns[0].tokens[0] % 7 / 7"
 BAD = "return {}[0]"
 SCORED = ("reward.name=mine.py:score",)
+MODES = [
+    pytest.param((), id="plain"),
+    pytest.param(("deterministic=true",), id="deterministic"),
+    pytest.param(("control.max_staleness=1",), id="overlapping"),
+]
 TOOL = ('env.tools=["mine.py:look_up"]', "env.parser=mine.py:asks", *SCORED)
 
 
@@ -80,7 +88,7 @@ def break_helper(bench: Bench):
     return "run.toml", SCORED, mend
 
 
-@pytest.mark.parametrize("more", [(), ("deterministic=true",), ("control.max_staleness=1",)], ids=["plain", "deterministic", "overlapping"])
+@pytest.mark.parametrize("more", MODES)
 @pytest.mark.parametrize("broken", [break_reward, break_tool, break_limit, break_name, break_label_key, break_helper])
 def test_the_same_command_trains_once_it_is_mended(broken, more, shared, tmp_path):
     with Bench.open(shared, tmp_path / "home", fresh=True) as bench:
@@ -93,7 +101,7 @@ def test_the_same_command_trains_once_it_is_mended(broken, more, shared, tmp_pat
         assert len(bench.updates()) == 2
 
 
-@pytest.mark.parametrize("more", [(), ("deterministic=true",), ("control.max_staleness=1",)], ids=["plain", "deterministic", "overlapping"])
+@pytest.mark.parametrize("more", MODES)
 @pytest.mark.parametrize("broken", [break_reward, break_tool, break_limit])
 def test_after_an_update_too(broken, more, shared, tmp_path):
     with Bench.open(shared, tmp_path / "home", fresh=True) as bench:

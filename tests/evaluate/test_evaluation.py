@@ -6,14 +6,13 @@ from pydantic import ValidationError
 from whet.evaluate.config import EvaluationSetConfig
 from whet.evaluate.evaluation import EvaluationSet
 from whet.observe.metrics import flatten
-from whet.rollout.overrides import RolloutOverrides
-from whet.rollout.report import RolloutFailed
-from whet.rollout.sampling import RolloutConfig
+from whet.rollout.metrics import RolloutFailed
+from whet.rollout.sampling import RolloutConfig, RolloutOverrides
 from whet.types import Failure, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 
 class Scripted:
-    """A player that gives back groups made from totals; None stands for a trajectory that failed."""
+    """A runner that gives back groups made from totals; None stands for a trajectory that failed."""
 
     def __init__(self, totals):
         self.totals = totals

@@ -19,6 +19,7 @@ sys.path.append(str(BENCHMARKS))
 from gpu.gather import names, pins  # noqa: E402
 from gpu.packages import KEPT, Requirement, resolve, wanted, wheels_in  # noqa: E402
 from gpu.plan import SECTIONS, TOTAL_S  # noqa: E402
+from gpu.suite_device import FILES, SMALL  # noqa: E402
 
 MACHINE = {
     "torch": "class cuda:\n    is_available = staticmethod(lambda: False)\n\ndevice = str\n",
@@ -97,6 +98,11 @@ def runs(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] not in "ZX" if Path("/proc/self").exists() else os.kill(pid, 0) is None
     except OSError:
         return False
+
+
+def test_the_files_of_tests_on_a_device_exist():
+    assert set(SMALL) <= set(FILES)
+    assert [file for file in FILES if not (ROOT / file).is_file()] == []
 
 
 def test_a_section_that_goes_wrong_is_told_and_the_others_run(tmp_path):

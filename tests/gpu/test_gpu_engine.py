@@ -11,6 +11,7 @@ from transformers import Qwen3Config
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import token_mean
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.sampler import sample
 from whet.model.causal import random_causal
@@ -33,7 +34,7 @@ def model(device, dtype="float32", seed=0, **settings):
 
 def core_of(held, *, static, **sizes):
     sizes = {"cache_tokens": 2048, "block_size": 4, "max_running": 16, "max_batch_tokens": 256} | sizes
-    return EngineCore(held, **sizes, static_decode=static)
+    return EngineCore(held, EmbeddedConfig(**sizes, static_decode=static))
 
 
 def asked():

@@ -191,7 +191,7 @@ def test_recomputed_layers_are_recomputed_without_contents_too():
     assert not plain.hf.training and not again.hf.training
 
 
-@pytest.mark.parametrize("read", [headers.weight_files, folders.weight_files], ids=["headers", "folders"])
+@pytest.mark.parametrize("read", [headers.weight_files, folders.indexed_files], ids=["headers", "folders"])
 @pytest.mark.parametrize(
     "text",
     [

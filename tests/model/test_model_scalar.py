@@ -180,6 +180,24 @@ def test_a_forward_that_differs_is_caught():
         model.check()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_that_cancel_to_almost_zero_are_no_difference(dtype):
+    torch.manual_seed(0)
+    hf = Qwen3ForSequenceClassification._from_config(qwen3(num_labels=1), attn_implementation="whet")
+    model = ScalarModel(hf.to(DEVICE, getattr(torch, dtype)).eval())
+    seen = []
+    handle = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2).float()))
+    model.check()
+    handle.remove()
+    weight = model.head.weight
+    states = torch.cat(seen).T  # [hidden, positions]: fewer positions than hidden sizes, so a head can be orthogonal to all
+    assert states.shape[1] < states.shape[0]
+    orthogonal = weight.float() - (states @ torch.linalg.lstsq(states, weight.float().T).solution).T
+    with torch.no_grad():
+        weight.copy_(orthogonal)
+    model.check()
+
+
 def test_what_leaks_between_the_segments_of_a_row_is_caught_under_a_head_of_zeros(causal):
     model = load_scalar(causal, config(), trainable=False, new_head="zeros")
 

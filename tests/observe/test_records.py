@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from whet.evaluate.recorded import read_trajectories
 from whet.observe import records
 from whet.observe.records import SCHEMA, RecordWriter, drop_records, read_records, read_table
 from whet.types import (
@@ -125,6 +126,8 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "error": None,
         "timings": {"engine": 0.5, "env": 0.125},
         "counts": {"tool_calls": 1},
+        "stop": None,
+        "notes": [],
         "tokens": [1, 2, 7, 8, 9, 5],
         "origin": [0, 0, 1, 1, 2, 1],
         "loss_mask": [False, False, True, True, False, True],
@@ -211,6 +214,28 @@ def test_a_folder_reads_in_order_whatever_columns_each_file_has(tmp_path):
         read_table(tmp_path)
     with pytest.raises(ValueError, match="no records at"):
         read_table(tmp_path / "rollouts" / "rollout_000011.parquet")
+
+
+def test_records_have_a_version_and_one_that_is_not_known_is_refused(tmp_path):
+    path = RecordWriter(tmp_path).write(1, GROUPS, [SAMPLE])
+    assert pq.read_schema(path).metadata[b"whet.records_version"] == b"2"
+    table = pq.read_table(path)
+    for version in (b"3", b"0", b"two"):
+        pq.write_table(table.replace_schema_metadata({b"whet.records_version": version}), path)
+        what = rf"rollout_000001.parquet has records of version '{version.decode()}'; this whet reads versions 1 to 2"
+        for read in (lambda: read_table(path), lambda: read_table(path.parent), lambda: list(read_trajectories(str(path)))):
+            with pytest.raises(ValueError, match=what):
+                read()
+
+
+def test_records_without_a_version_are_of_version_1_and_read_with_newer_ones(tmp_path):
+    writer = RecordWriter(tmp_path)
+    old, new = writer.write(0, GROUPS, [SAMPLE]), writer.write(1, GROUPS, [SAMPLE])
+    pq.write_table(pq.read_table(old).drop_columns(["stop", "notes"]).replace_schema_metadata(), old)
+    assert read_records(old) == [{key: value for key, value in row.items() if key not in ("stop", "notes")} | {"rollout_id": 0}
+                                 for row in read_records(new)]  # fmt: skip
+    assert [row["notes"] for row in read_records(old.parent)] == [None] * 3 + [[]] * 3
+    assert [(t.id, t.stop) for t in read_trajectories(str(old.parent))] == 2 * [(t.id, None) for g in GROUPS for t in g.trajectories]
 
 
 def test_a_rollout_of_nothing_is_an_empty_file(tmp_path):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
-from tiny_models import backend_of, model_of, step_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import backend_of, model_of, step_of
 from whet.model.shards import whole
 from whet.train.torch_native.config import OptimConfig, ParallelConfig
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.optim_8bit import blocks_of
+
+pytestmark = pytest.mark.long
 
 CONFIG = OptimConfig(name="adamw_8bit", lr=0.01, weight_decay=0.1, clip_grad=None)
 CUTS = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
-from test_parallel_more import pairs
-from tiny_models import backend_of, relative, samples
 
 from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
+from tests.parallel.ranks import on_ranks
+from tests.parallel.test_parallel_more import pairs
+from tests.parallel.tiny_models import backend_of, relative, samples
 from whet.algo.base import StepPlan
 from whet.algo.preference_config import RewardModelConfig
 from whet.algo.reward_model import reward_model_loss
@@ -25,6 +25,8 @@ from whet.train.batching import plan_batch
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import ParallelConfig
 from whet.types import Progress
+
+pytestmark = pytest.mark.long
 
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48)
 LARGER = SmallModelConfig(hidden_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64)

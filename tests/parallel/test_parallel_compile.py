@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import ranks
 import torch
-from ranks import on_ranks
-from tiny_models import alone, relative, three_steps
 
+from tests.parallel import ranks
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import alone, relative, three_steps
 from whet.train.torch_native.config import ParallelConfig
+
+pytestmark = pytest.mark.long
 
 
 def compiled(compiler, kind, degrees, recompute):

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_models import model_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.parallel.tiny_models import model_of
 from whet.model.contents import _in_place_of
 from whet.model.parallel_plan import cuts_of
 from whet.runs import job
-from whet.train.alarm import _num_begun
+from whet.train.watchdog import _num_begun
 
 
 def test_a_part_that_is_kept_elsewhere_than_its_mesh_stays_there():
@@ -40,7 +40,7 @@ class Joining(Exception):
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("auto", "cpu:gloo,cuda:nccl"), ("cuda", "cpu:gloo,cuda:nccl")])
 def test_a_job_takes_cuda_only_where_its_model_does(device, backend, monkeypatch):
-    """And NCCL's own limit comes after the alarm's, which says which process did not come."""
+    """And NCCL's own limit comes after the watchdog's, which says which process did not come."""
     taken = []
 
     def meet(kind, *, timeout, **_):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
-from tiny_models import alone, relative, three_steps
 
+from tests.lots import long_after
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import alone, relative, three_steps
 from whet.train.torch_native.config import ParallelConfig
 
 
@@ -68,7 +69,7 @@ MATRIX = [(kind, LOSSES[i % 3], degrees) for i, (kind, degrees) in enumerate((k,
 MATRIX += [("moe", LOSSES[i % 3], degrees) for i, degrees in enumerate(EXPERTS)]
 
 
-@pytest.mark.parametrize(("kind", "algorithm", "degrees"), QUICK)
+@pytest.mark.parametrize(("kind", "algorithm", "degrees"), long_after(4, QUICK))
 def test_a_mesh_is_one_process(kind, algorithm, degrees):
     assert_equal_to_one_process(kind, algorithm, ParallelConfig(**degrees))
 
@@ -79,6 +80,7 @@ def test_every_mesh_is_one_process(kind, algorithm, degrees):
     assert_equal_to_one_process(kind, algorithm, ParallelConfig(**degrees))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "degrees", "what"),
     [

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import as_job
 from safetensors.torch import load_file
 
 from tests.e2e.tiny_run import make_files, metrics_of, over, run_config
+from tests.parallel.ranks import as_job
 from whet.algo.base import Need
 from whet.config import dump_toml
 from whet.data.template import load_tokenizer
@@ -22,6 +22,8 @@ from whet.model.scalar import load_scalar
 from whet.runs.job import train
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import STOPS
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 import torch
-from ranks import in_fake_world
-from tiny_models import SIZES, backend_of, samples
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3MoeConfig
 
+from tests.parallel.ranks import in_fake_world
+from tests.parallel.tiny_models import SIZES, backend_of, samples
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
@@ -20,6 +20,8 @@ from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.train.torch_native.config import ParallelConfig
 from whet.train.torch_native.mesh import mesh_of
+
+pytestmark = pytest.mark.long
 
 WIDE = {**SIZES, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128, "vocab_size": 256}
 MOE = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}

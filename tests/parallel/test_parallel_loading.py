@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
 from safetensors.torch import load_file, save_file
-from tiny_models import backend_of, model_of, samples
 from torch.distributed.tensor import DTensor
 
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import backend_of, model_of, samples
 from whet.algo.base import Need
 from whet.core.batch import batch_of
 from whet.model.causal import load_causal
@@ -16,6 +16,8 @@ from whet.model.config import LoraConfig, ModelConfig
 from whet.model.pieces import Files
 from whet.model.scalar import load_scalar
 from whet.train.torch_native.config import ParallelConfig
+
+pytestmark = pytest.mark.long
 
 LAYOUTS = [
     ("tied", {"shard": 2}, "float32", {}),

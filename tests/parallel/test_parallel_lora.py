@@ -8,15 +8,17 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
 from safetensors.torch import load_file
-from tiny_models import STEPS, backend_of, model_of, relative, step_of
 from transformers import AutoModelForCausalLM
 
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import STEPS, backend_of, model_of, relative, step_of
 from whet.algo.base import Need
 from whet.model.config import LoraConfig
 from whet.model.shards import spread_like, whole
 from whet.train.torch_native.config import ParallelConfig
+
+pytestmark = pytest.mark.long
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 

@@ -10,11 +10,11 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
-from tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
 
+from tests.parallel.ranks import on_ranks
+from tests.parallel.tiny_models import SIZES, backend_of, model_of, relative, samples, step_of
 from whet.algo.base import LossTerms, Need
 from whet.algo.dpo import dpo_loss
 from whet.algo.preference_config import DpoConfig
@@ -31,6 +31,8 @@ from whet.model.scalar import ScalarModel
 from whet.model.shards import whole
 from whet.train.torch_native.config import ParallelConfig
 from whet.types import UNSAMPLED, Origin, Pair, Sample
+
+pytestmark = pytest.mark.long
 
 SHARD = ParallelConfig(shard=2)
 MIXED = ParallelConfig(context=2, tensor=2)
@@ -207,7 +209,10 @@ def moved(degrees, folder, what):
     return {name: w.detach().clone() for name, w in backend.named_weights()} | state
 
 
-@pytest.mark.parametrize(("first", "then"), [(None, SHARD), (SHARD, None), (SHARD, ParallelConfig(shard=2, tensor=2)), (MIXED, SHARD)])
+MOVES = [(None, SHARD), (SHARD, None), (SHARD, ParallelConfig(shard=2, tensor=2)), (MIXED, SHARD)]
+
+
+@pytest.mark.parametrize(("first", "then"), MOVES)
 def test_a_checkpoint_is_read_by_other_degrees(first, then, tmp_path):
     def run(degrees, what):
         return [moved(None, tmp_path, what)] if degrees is None else on_ranks(degrees.num_ranks, moved, degrees, tmp_path, what)
@@ -287,7 +292,9 @@ def copied(degrees, kind):
     return first.annotate(batch, Need.REF_LOGPROBS).ref_logprobs, second.annotate(batch, Need.REF_LOGPROBS).ref_logprobs
 
 
-@pytest.mark.parametrize(("kind", "degrees"), [("tied", ParallelConfig(shard=2, tensor=2)), ("moe", ParallelConfig(shard=2, expert=2))])
+@pytest.mark.parametrize(
+    ("kind", "degrees"), [("tied", ParallelConfig(shard=2, tensor=2)), ("moe", ParallelConfig(shard=2, expert=2))]
+)
 def test_a_reference_becomes_a_copy_of_the_policy(kind, degrees):
     for policy, reference in on_ranks(degrees.num_ranks, copied, degrees, kind):
         assert torch.equal(policy, reference)

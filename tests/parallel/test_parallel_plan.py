@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import in_fake_world, on_ranks
-from sent import SentBytes
-from test_parallel_layouts import LAYOUTS, layout
-from test_parallel_layouts import model_of as wide_model
-from tiny_models import CONFIGS, SIZES, backend_of, model_of
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config
 
+from tests.parallel.ranks import in_fake_world, on_ranks
+from tests.parallel.sent import SentBytes
+from tests.parallel.test_parallel_layouts import LAYOUTS, layout
+from tests.parallel.test_parallel_layouts import model_of as wide_model
+from tests.parallel.tiny_models import CONFIGS, SIZES, backend_of, model_of
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of
 from whet.core.weights import REDUCERS
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.lora import add_adapter
 from whet.model.meta import meta_causal
-from whet.plan.layouts import Devices, Step, choose, degrees_for, layouts, reasons
+from whet.plan.layouts import DeviceSet, StepSizes, choose, degrees_for, layouts, reasons
 from whet.plan.memory import Workload, checkpoint_bytes
 from whet.plan.mesh_memory import MeshPlanner, check_spread, local_tensors
 from whet.plan.traffic import Passes, flows_of, groups_of
 from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import Origin, Sample
+
+pytestmark = pytest.mark.long
 
 CONFIG = ModelConfig(path="tiny", device="cpu")
 LENGTH = 32
@@ -114,7 +116,10 @@ SENT = [
 ADAPTED = [("dense", {"tensor": 2}, False), ("dense", {"shard": 2, "tensor": 2}, True), ("moe", {"shard": 2, "expert": 2}, False)]
 
 
-@pytest.mark.parametrize(("kind", "degrees", "recompute", "lora"), [(*each, None) for each in SENT] + [(*each, LORA) for each in ADAPTED])
+SENT_BY = [*((*each, None) for each in SENT), *((*each, LORA) for each in ADAPTED)]
+
+
+@pytest.mark.parametrize(("kind", "degrees", "recompute", "lora"), SENT_BY)
 def test_what_a_rank_sends_is_what_the_formula_says(kind, degrees, recompute, lora):
     degrees = ParallelConfig(**degrees)
     counted = on_ranks(degrees.num_ranks, sent_in_a_step, kind, degrees, recompute, lora)
@@ -128,11 +133,11 @@ def test_what_a_rank_sends_is_what_the_formula_says(kind, degrees, recompute, lo
 
 
 def devices(count, memory, per_node=8):
-    return Devices(count, memory, per_node)
+    return DeviceSet(count, memory, per_node)
 
 
 def step_of(samples=64, longest=LENGTH, budget=LENGTH):
-    return Step(samples, longest, budget, lambda row_ranks: Workload(TrainConfig(max_tokens_per_device=budget), (longest,)))
+    return StepSizes(samples, longest, budget, lambda row_ranks: Workload(TrainConfig(max_tokens_per_device=budget), (longest,)))
 
 
 DEEP = {**SIZES, "num_hidden_layers": 6, "hidden_size": 64, "vocab_size": 256}

@@ -7,14 +7,16 @@ from functools import partial
 
 import pytest
 import torch
-from ranks import as_job
 from safetensors.torch import load_file
 
 from tests.e2e.tiny_pairs import BAD, GOOD, make_pairs, pair_settings, write
 from tests.e2e.tiny_run import QUESTIONS, SHAPE, metrics_of
+from tests.parallel.ranks import as_job
 from whet.runs.job import train
 from whet.settings.supervised import RUN_CONFIGS
-from whet.train.lead import Job
+from whet.train.controller import Job
+
+pytestmark = pytest.mark.long
 
 TRAIN = {"optim": {"lr": 1e-3}, "max_tokens_per_device": 100}
 LORA = {"lora": {"rank": 2}}
@@ -53,7 +55,7 @@ def exported(path):
     ("kind", "degrees", "changes"),
     [
         ("sft", {"shard": 2}, {}),
-        ("dpo", {"shard": 2}, {}),
+        pytest.param("dpo", {"shard": 2}, {}),
         ("rm", {"tensor": 2}, {}),
         pytest.param("sft", {"tensor": 2}, {}, marks=pytest.mark.slow),
         pytest.param("sft", {"context": 2}, {}, marks=pytest.mark.slow),
@@ -104,23 +106,23 @@ def test_settings_of_an_engine_have_no_effect(folder):
         config_of(folder, "sft", "refused", cluster={"backend": "ray", "layout": "async"})
 
 
-def told(config):
-    """What the first process told the others of the reference."""
-    calls, tell = [], Job.tell
+def renewals(config):
+    """Arguments of the calls to renew the reference that the controller broadcast."""
+    calls, broadcast = [], Job.broadcast
 
-    def telling(self, call):
-        calls.append((call.what, call.args))
-        return tell(self, call)
+    def recorded(self, call):
+        calls.append((call.method, call.args))
+        return broadcast(self, call)
 
-    Job.tell = telling
+    Job.broadcast = recorded
     train(config)
-    return [args for what, args in calls if what == "renew_reference"]
+    return [args for method, args in calls if method == "renew_reference"]
 
 
-def test_a_reference_becomes_the_restored_policy_without_a_weight_in_what_is_told(folder):
+def test_a_reference_becomes_the_restored_policy_without_a_weight_in_the_call(folder):
     train(config_of(folder, "dpo", "dpo-before", checkpoint={"interval": 4}))
     restored = {"checkpoint": {"restore": {"path": str(folder / "dpo-before")}}}
     train(config_of(folder, "dpo", "dpo-after-alone", **restored))
-    assert as_job(2, told, config_of(folder, "dpo", "dpo-after", {"shard": 2}, **restored)) == [[()], []]
+    assert as_job(2, renewals, config_of(folder, "dpo", "dpo-after", {"shard": 2}, **restored)) == [[()], []]
     job, alone = ([row["dpo/loss"] for row in metrics_of(folder / f"dpo-after{name}") if "dpo/loss" in row] for name in ("", "-alone"))
     assert job[0] == pytest.approx(0.693147, abs=1e-5) and job == pytest.approx(alone, rel=1e-4, abs=2e-5)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.parity.golden_batches import Rows, by_source
+from tests.parity.verl_metrics import batch_mismatch, spread_of
 from whet.algo.correction_presets import PRESETS, Preset
 from whet.core.batch import TrainBatch
 from whet.core.choices import Correction, Rejection
 from whet.core.correction import correct, divergence, kept, level_log_ratio, normalizer, sampling_log_ratio, vetoed, within
 from whet.core.losses import ratio_of
-from whet.core.mismatch import batch_mismatch, effective_sample_size, mismatch_of, spread_of
+from whet.core.mismatch import effective_sample_size, mismatch_of
 from whet.core.segments import per_sample_max, per_sample_mean
 from whet.core.whiten import masked_mean
 
@@ -105,7 +106,7 @@ def _mismatch_columns(rows: Rows, train: Tensor, rollout: Tensor) -> dict[str, A
     """slime's per-token columns; its chi-squares are each sample's own."""
     batch = rows.batch
     found = mismatch_of(batch, train, rollout)
-    difference = found.log_ppl_difference
+    difference = found.train_log_ppl - found.rollout_log_ppl
     per_sample = {
         "training_log_ppl": found.train_log_ppl,
         "training_ppl": found.train_log_ppl.exp(),

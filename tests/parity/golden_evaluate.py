@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 
 from tests.parity.golden_batches import by_source
+from tests.parity.resampling import sample_statistics
 from whet.core.advantages import nothing_to_compare
-from whet.core.shaping import overlong_penalty
 from whet.data.files import split_slice
-from whet.evaluate.bootstrap import sample_statistics
 from whet.evaluate.passk import pass_at_k
 from whet.reward.base import read_score
+from whet.reward.published.dapo import overlong_penalty
 from whet.train.batching import due
 
 

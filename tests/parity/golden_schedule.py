@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from tests.parity.context import context_slices
 from tests.parity.golden_batches import by_source
+from tests.parity.schedule import SchedulePlan, schedule_steps
 from whet.train.balance import balanced_parts
-from whet.train.context import context_slices
-from whet.train.schedule import SchedulePlan, schedule_steps
 from whet.train.torch_native.packing import pack
 
 

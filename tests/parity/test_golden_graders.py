@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from golden_graders import ADAPTERS, dapo_overlong
-from golden_masks import ADAPTERS as MASK_ADAPTERS
+
+from tests.parity.golden_graders import ADAPTERS, dapo_overlong
+from tests.parity.golden_masks import ADAPTERS as MASK_ADAPTERS
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
 

@@ -1,8 +1,9 @@
 """The adapters of the graders' cases, on cases written here by hand from the rules that the graders have."""
 
 import pytest
-from golden_evaluate import ADAPTERS as GOLDEN_MISC
-from golden_graders import ADAPTERS
+
+from tests.parity.golden_evaluate import ADAPTERS as GOLDEN_MISC
+from tests.parity.golden_graders import ADAPTERS
 
 
 def case(response, label, reward, *, params=None, **outputs):

@@ -8,11 +8,13 @@ import json
 import time
 
 import pytest
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.math.symbolic import MAX_STEPS
 from whet.reward.pool import WorkerPool
+
+pytestmark = pytest.mark.long
 
 LIMIT_S = 15.0
 """For any one of them, on a machine that other work shares; they take a second or two at most."""

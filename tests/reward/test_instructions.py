@@ -4,8 +4,8 @@ import asyncio
 import string
 
 import pytest
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.instructions import INSTRUCTIONS, InstructionError, bind_instruction
 from whet.reward.instructions.words import language, sentences, tokens

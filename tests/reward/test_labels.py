@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 
 import pytest
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.build import REWARDS
-from whet.reward.labels import READERS, SHOWN, told_rows, unusable_rows
+from whet.reward.labels import READERS, SHOWN, text_of_faults, unusable_rows
 from whet.types import Task
 
 ANY_ROW = ("overlong", "random", "model", "remote")
@@ -75,6 +75,6 @@ def test_each_part_of_a_sum_reads_its_rows_and_a_function_of_the_users_none():
 
 
 def test_the_first_few_are_quoted():
-    assert told_rows("of training", ["task 'a' has none"], 9) == "task 'a' has none"
-    text = told_rows("of training", [f"task {i}" for i in range(SHOWN + 2)], 9)
+    assert text_of_faults("of training", ["task 'a' has none"], 9) == "task 'a' has none"
+    text = text_of_faults("of training", [f"task {i}" for i in range(SHOWN + 2)], 9)
     assert text.startswith("7 of the 9 rows of training cannot be scored:\n  task 0\n") and text.endswith("\n  and 2 more")

@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, build_reward
 
 ROWS = [

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import reward_samples
-from reward_samples import make_trajectory
 
+from tests.reward import reward_samples
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import RewardConfig, RewardError, RewardTimeout, build_reward
 from whet.reward.pool import WorkerPool
 from whet.types import Failure, Message, Rewards, ToolCall
@@ -216,14 +216,14 @@ def test_close_ends_calls_processes_and_descriptors():
 
 def test_workers_end_with_their_parent():
     code = (
-        "import asyncio, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_reward_function import build, make_trajectory\n"
+        "import asyncio\n"
+        "from tests.reward.test_reward_function import build, make_trajectory\n"
         "reward = build('hang_if_asked', timeout_s=600)\n"
         "print(int(asyncio.run(reward(make_trajectory('go'))).total), flush=True)\n"
         "asyncio.run(reward(make_trajectory('hang')))\n"
     )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as parent:
         worker = int(parent.stdout.readline())
         assert is_alive(worker)
         parent.send_signal(signal.SIGKILL)

@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, build_reward
 from whet.reward.math.arithmetic import parse_formula
 from whet.reward.math.values import difference_is_zero

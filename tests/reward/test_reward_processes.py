@@ -15,6 +15,8 @@ from whet.reward import RewardConfig, RewardError, RewardTimeout, build_group_re
 from whet.reward.pool import WorkerPool
 from whet.runfolder.child_environment import child_environment, passes
 
+pytestmark = pytest.mark.long
+
 CODE = '''
 import os, signal, subprocess, sys, threading, time
 
@@ -227,7 +229,7 @@ def test_a_function_that_needs_a_key_has_it_named_in_the_settings(code, monkeypa
     monkeypatch.setenv("JUDGE_KEY", "secret")
     scores = code.parent / "scores.py"
     scores.write_text("import os\ndef has_key(trajectory):\n    return float(os.environ.get('JUDGE_KEY') == 'secret')\n")
-    from reward_samples import make_trajectory
+    from tests.reward.reward_samples import make_trajectory
 
     for environment, total in (([], 0.0), (["JUDGE_KEY"], 1.0)):
         reward = build_reward(RewardConfig.model_validate({"name": f"{scores}:has_key", "environment": environment}))

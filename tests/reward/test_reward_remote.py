@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from loopback_server import answer, computed, drop, hang, raw, serving, slow, trickle
-from reward_samples import make_trajectory
 
+from tests.reward.loopback_server import answer, computed, drop, hang, raw, serving, slow, trickle
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import RewardConfig, RewardError, RewardTimeout, build_reward
 from whet.types import Rewards
 

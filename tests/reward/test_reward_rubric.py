@@ -4,9 +4,9 @@ import asyncio
 import json
 
 import pytest
-from loopback_server import answer, computed, drop, hang, raw, serving
-from reward_samples import make_trajectory
 
+from tests.reward.loopback_server import answer, computed, drop, hang, raw, serving
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import LabelError, RewardConfig, RewardError, RewardTimeout, build_reward
 from whet.reward.judge import JudgeRequest, chat_payload, read_grades
 

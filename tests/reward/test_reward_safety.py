@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_samples import make_trajectory
 
+from tests.reward.reward_samples import make_trajectory
 from whet.reward import RewardConfig, build_reward
 from whet.reward.build import REWARDS
 from whet.reward.math.arithmetic import parse_formula

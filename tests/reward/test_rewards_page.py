@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loopback_server import answer, serving
-from reward_samples import make_trajectory
 
+from tests.reward.loopback_server import answer, serving
+from tests.reward.reward_samples import make_trajectory
 from whet.evaluate.recorded import read_trajectories
 from whet.reward import RewardConfig, build_reward
 from whet.reward.base import place_token_rewards

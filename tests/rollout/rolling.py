@@ -10,17 +10,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scripted import RENDERER, STOP, ids
-
-from whet.engine.base import Capabilities
-from whet.env.base import SingleTurn
+from tests.fakes import FakeEngine, repeats
+from tests.rollout.scripted import RENDERER, STOP, ids
+from whet.env.base import EnvFactory, SingleTurn
 from whet.env.limits import Limits
 from whet.rollout.control import ControlConfig
-from whet.rollout.player import Player
+from whet.rollout.filters import Selection
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, Rollouts, RolloutSpec
-from whet.types import Chunk, Finish, Group, Message, Progress, Rewards, SamplingParams, Task
+from whet.types import Group, Message, Progress, Rewards, SamplingParams, Task
 
-NEVER = 10**9
+WORDS = (*ids("The answer is 36."), STOP)
+"""The reply of `word_engine`."""
+
+
+def word_engine() -> FakeEngine:
+    """An engine that says the same to everybody, and stands still while it is paused, and in `holds`."""
+    return FakeEngine(repeats(WORDS))
 
 
 @dataclass
@@ -31,7 +37,7 @@ class Endless:
     epoch: int = 0
 
     def __len__(self) -> int:
-        return NEVER
+        return 10**9
 
     def next(self, n: int) -> list[Task]:
         new = [f"q{len(self.given) + i}" for i in range(n)]
@@ -46,69 +52,6 @@ class Endless:
 
     def restore(self, state: Any) -> None:
         self.given = [f"q{i}" for i in range(state)]
-
-
-@dataclass
-class WordEngine:
-    """Says the same to everybody, a token at a time, and stands still where it is told to: while paused, and in `holds`."""
-
-    text: str = "The answer is 36."
-    version: int = 0
-    capabilities: Capabilities = field(default_factory=lambda: Capabilities(10_000, False, False))
-    holds: dict[str, int] = field(default_factory=dict)
-    """Conversations that get no more than so many tokens of a turn."""
-    begun: list[str] = field(default_factory=list)
-    """The conversation of each request."""
-    sampled: list[str] = field(default_factory=list)
-    """The conversation of each token."""
-    running: set[str] = field(default_factory=set)
-    opened: Counter[str] = field(default_factory=Counter)
-    paused: bool = False
-    _aborted: set[str] = field(default_factory=set)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return (*ids(self.text), STOP)
-
-    def open(self, conversation: str) -> None:
-        self.opened[conversation] += 1
-
-    def release(self, conversation: str) -> None:
-        self.opened[conversation] -= 1
-
-    async def busy_s(self) -> float:
-        return 0.0
-
-    async def pause(self) -> None:
-        self.paused = True
-
-    async def resume(self) -> None:
-        self.paused = False
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self.running:
-            self._aborted.add(request_id)
-
-    async def generate(self, request: Any) -> Any:
-        self.begun.append(request.conversation)
-        self.running.add(request.id)
-        try:
-            for place in range(request.num_begun, len(self.tokens)):
-                await asyncio.sleep(0)
-                while (self.paused or place >= self.holds.get(request.conversation, NEVER)) and request.id not in self._aborted:
-                    await asyncio.sleep(0)
-                if request.id in self._aborted:
-                    yield Chunk((), (), self.version, Finish.ABORT)
-                    return
-                self.sampled.append(request.conversation)
-                last = place == len(self.tokens) - 1
-                yield Chunk((self.tokens[place],), (-0.01 * (place + 1),), self.version, Finish.STOP if last else None)
-        finally:
-            self.running.discard(request.id)
-            self._aborted.discard(request.id)
-
-    def check_idle(self) -> None:
-        assert not self.running and not +self.opened and not self._aborted
 
 
 async def one(trajectory: Any) -> Rewards:
@@ -142,9 +85,10 @@ class World:
     keep: Callable[[Group], str | None] = lambda group: None
     order: Any = None
     make_env: Any = SingleTurn
+    """A function, or a factory."""
     timeout_s: float | None = None
     deterministic: bool = False
-    engine: Any = field(default_factory=WordEngine)
+    engine: Any = field(default_factory=word_engine)
     source: Endless = field(default_factory=Endless)
     limits: Limits = field(default_factory=lambda: Limits(3, 500, 50))
     max_in_flight: int | None = None
@@ -159,15 +103,16 @@ class World:
         self.rollouts = self.new()
 
     @property
-    def player(self) -> Player:
-        made = Player(self.engine, self.renderer, self.make_env, Scored(self.reward), self.params, self.limits, self.timeout_s)
+    def runner(self) -> TrajectoryRunner:
+        make = self.make_env if isinstance(self.make_env, EnvFactory) else EnvFactory(self.make_env)
+        made = TrajectoryRunner(self.engine, self.renderer, make, Scored(self.reward), self.params, self.limits, self.timeout_s)
         if self.group_reward is not None:
             made = replace(made, group_reward=Scored(self.group_reward))
         return replace(made, max_in_flight=self.max_in_flight, deterministic=self.deterministic, chunk_tokens=self.chunk_tokens)
 
     def new(self) -> Rollouts:
         wanted = RolloutSpec(self.groups, self.samples, self.baseline)
-        return Rollouts(self.source, self.player, self.control, wanted, self.num_rollouts, 7, [self._judge], self.order)
+        return Rollouts(self.source, self.runner, self.control, wanted, self.num_rollouts, 7, Selection([self._judge], self.order))
 
     def snapshot(self) -> Any:
         """What a checkpoint of this moment holds, as JSON, and the ledger's own part."""
@@ -195,7 +140,7 @@ class World:
         """Where tasks are, by the scheduler's own lists."""
         buffer = self.rollouts._buffer
         lists = {name: getattr(buffer, name) for name in ("waiting", "playing", "ready", "taken")}
-        lists["spare"] = [spare.group_run for spare in buffer.spare]
+        lists["spare"] = [each.group_run for each in buffer.fallbacks]
         return {name: [play.task.id for play in plays] for name, plays in lists.items()}
 
     def check(self) -> None:
@@ -220,9 +165,9 @@ class World:
         self.learned += [group.task.id for group in taken.groups]
         self.progress.rollout_id += 1
         self.progress.version += 1
-        if isinstance(self.engine, WordEngine):
+        if isinstance(self.engine, FakeEngine):
             self.engine.version = self.progress.version
-        self.rollouts.learned()
+        self.rollouts.on_trained()
         self.check()
 
     async def roll(self) -> RolloutResult:

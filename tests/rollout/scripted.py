@@ -1,24 +1,18 @@
-"""An engine that says what it is told to, and what the rollout tests play with."""
+"""What the rollout tests play with: texts as chunks of an engine, tasks and environments."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes import Script
 from whet.data.template import Renderer
-from whet.engine.base import Capabilities
 from whet.env.base import Step
 from whet.env.calculator import calculator
 from whet.quickstart.model import make_tokenizer
-from whet.types import Chunk, Finish, Message, Request, Task
-
-HANG = "hang"
-"""The engine samples nothing more until it is aborted."""
-DEAF = "deaf"
-"""The engine samples nothing more, and does not answer an abort either."""
+from whet.types import Chunk, Finish, Message, Task
 
 TEXTS = ['<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*3"}}\n</tool_call>', "The answer is 36."] * 4
 RENDERER = Renderer(make_tokenizer(TEXTS))
@@ -38,68 +32,6 @@ def chunk(text: str, finish: Finish | None = None, version: int = 0) -> Chunk:
 
 def says(text: str, version: int = 0) -> list[Chunk]:
     return [chunk(text, Finish.STOP, version)]
-
-
-Script = Callable[[Request], Sequence[Any]]
-
-
-@dataclass
-class ScriptedEngine:
-    """Items of a script: a chunk, an exception to raise, HANG or DEAF. Every chunk that it hands over is kept in `sampled`."""
-
-    script: Script
-    version: int = 0
-    capabilities: Capabilities = field(default_factory=lambda: Capabilities(10_000, True, True))
-    requests: list[Request] = field(default_factory=list)
-    sampled: list[tuple[str, Chunk]] = field(default_factory=list)
-    """By conversation."""
-    opened: Counter[str] = field(default_factory=Counter)
-    released: Counter[str] = field(default_factory=Counter)
-    running: set[str] = field(default_factory=set)
-    aborts: dict[str, asyncio.Event] = field(default_factory=dict)
-
-    def open(self, conversation: str) -> None:
-        self.opened[conversation] += 1
-
-    def release(self, conversation: str) -> None:
-        self.released[conversation] += 1
-        assert not any(request.startswith(f"{conversation}/") for request in self.running), "released while it generates"
-
-    async def busy_s(self) -> float:
-        return 0.0
-
-    async def abort(self, request_id: str) -> None:
-        if request_id in self.aborts:
-            self.aborts[request_id].set()
-
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        self.requests.append(request)
-        self.running.add(request.id)
-        self.aborts[request.id] = asyncio.Event()
-        try:
-            for item in self.script(request):
-                await asyncio.sleep(0)
-                if isinstance(item, BaseException):
-                    raise item
-                if item == DEAF:
-                    await asyncio.Event().wait()
-                if item == HANG:
-                    await self.aborts[request.id].wait()
-                    item = Chunk((), (), self.version, Finish.ABORT)
-                self.sampled.append((request.conversation, item))
-                yield item
-        finally:
-            try:
-                for _ in range(20):  # taking a request out takes a while: whoever does not wait for it shows
-                    await asyncio.sleep(0)
-            finally:
-                self.running.discard(request.id)
-
-    def check_idle(self) -> None:
-        """Nothing was left open, and nothing was let go of twice."""
-        assert not self.running
-        assert self.opened == self.released
-        assert set(self.opened.values()) <= {1}
 
 
 @dataclass
@@ -155,6 +87,15 @@ class FakeEnv:
     async def close(self) -> None:
         self.num_closed += 1
         await _do(self.closing)
+
+
+def opens(env: Any) -> Any:
+    """What makes an environment that there is."""
+
+    async def open_env() -> Any:
+        return env
+
+    return open_env
 
 
 async def _do(item: Any) -> Any:

@@ -7,17 +7,18 @@ import json
 from dataclasses import replace
 
 import pytest
-from scripted import ANSWER, CALL, HANG, RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, chunk, run, says
 
+from tests.fakes import HANG, FakeEngine
+from tests.rollout.scripted import ANSWER, CALL, RENDERER, STOP, FakeEnv, ListSource, chunk, run, says
 from whet.core.batch import batch_of
 from whet.engine.base import EngineRefused
-from whet.env.base import Step
+from whet.env.base import EnvFactory, Step
 from whet.env.limits import Limits
 from whet.observe.metrics import flatten
 from whet.reward import RewardError
 from whet.rollout.control import ControlConfig
-from whet.rollout.player import Player, Stalled, greedily
-from whet.rollout.report import RolloutFailed, new_failures, require_valid, rollout_metrics
+from whet.rollout.metrics import RolloutFailed, new_failures, require_valid, rollout_metrics
+from whet.rollout.runner import Stalled, TrajectoryRunner, greedily
 from whet.rollout.samples import samples_of_groups, score_of
 from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
@@ -47,9 +48,9 @@ class ById:
         pass
 
 
-def player(script, reward=None, **changes):
-    engine = ScriptedEngine(script)
-    made = Player(engine, RENDERER, FakeEnv, reward or ById(), SAMPLING, Limits(3, 500, 50), None)
+def runner(script, reward=None, **changes):
+    engine = FakeEngine(script)
+    made = TrajectoryRunner(engine, RENDERER, EnvFactory(FakeEnv), reward or ById(), SAMPLING, Limits(3, 500, 50), None)
     return replace(made, **changes), engine
 
 
@@ -59,9 +60,9 @@ def by_name(request):
 
 
 def test_every_task_is_played_once_more_at_temperature_0_and_nothing_else_changes():
-    who, engine = player(by_name, ById(a_greedy=0.5, b_greedy=1.0))
+    who, engine = runner(by_name, ById(a_greedy=0.5, b_greedy=1.0))
     groups = run(who.play(tasks("a", "b"), 2, 5, True))
-    plain, other = player(by_name)
+    plain, other = runner(by_name)
     without = run(plain.play(tasks("a", "b"), 2, 5))
     assert [[t.turns for t in g.trajectories] for g in groups] == [[t.turns for t in g.trajectories] for g in without]
     assert all(group.baseline is None and group.played == group.trajectories for group in without)
@@ -86,7 +87,7 @@ def test_a_greedy_trajectory_has_turns_with_the_environment_like_any_other():
         envs.append(FakeEnv(steps=(ANSWER, Step(done=True))))
         return envs[-1]
 
-    who, _ = player(lambda request: says(CALL if request.id.endswith("/0") else "36"), make_env=make_env)
+    who, _ = runner(lambda request: says(CALL if request.id.endswith("/0") else "36"), make_env=EnvFactory(make_env))
     (group,) = run(who.play(tasks("a"), 1, 0, True))
     (sampled,), greedy = group.trajectories, group.baseline
     assert greedy is not None and len(greedy.turns) == 2 and len(envs) == 2 and all(env.num_closed == 1 for env in envs)
@@ -101,13 +102,13 @@ def test_no_more_are_under_way_than_may_be():
         under_way.append(len(engine.running))
         return says("x")
 
-    who, engine = player(script, max_in_flight=2)
+    who, engine = runner(script, max_in_flight=2)
     run(who.play(tasks("a", "b", "c"), 2, 0, True))
     assert max(under_way) == 2 and len(engine.requests) == 9
 
 
 def test_samples_know_what_the_greedy_trajectory_scored_and_hold_none_of_its_tokens():
-    who, _ = player(by_name, ById(a_greedy=0.5, b_greedy=-1.0))
+    who, _ = runner(by_name, ById(a_greedy=0.5, b_greedy=-1.0))
     groups = run(who.play(tasks("a", "b"), 2, 0, True))
     samples = samples_of_groups(groups)
     assert [(s.trajectory, s.baseline, s.valid) for s in samples] == [
@@ -120,7 +121,7 @@ def test_samples_know_what_the_greedy_trajectory_scored_and_hold_none_of_its_tok
 
 
 def test_its_score_has_its_token_rewards_in_it():
-    who, _ = player(by_name)
+    who, _ = runner(by_name)
     (group,) = run(who.play(tasks("a"), 1, 0, True))
     assert group.baseline is not None
     turn = group.baseline.turns[0]
@@ -140,7 +141,7 @@ def test_its_score_has_its_token_rewards_in_it():
 )
 def test_a_greedy_trajectory_that_failed_is_no_0_its_task_is_not_trained_on(outcome, place, changes):
     reply = changes.pop("reply", says("greedy"))
-    who, _ = player(lambda request: reply if request.conversation == "a/greedy" else says("x"), **changes)
+    who, _ = runner(lambda request: reply if request.conversation == "a/greedy" else says("x"), **changes)
     groups = run(who.play(tasks("a", "b"), 2, 0, True))
     failed = groups[0].baseline
     assert failed is not None and failed.outcome is outcome and score_of(failed) is None
@@ -158,7 +159,7 @@ def test_a_greedy_trajectory_that_failed_is_no_0_its_task_is_not_trained_on(outc
 
 def test_what_greedy_trajectories_scored_and_cost_is_counted_apart():
     script = lambda request: says("a b c d" if request.conversation == "a/greedy" else "x")  # noqa: E731
-    who, _ = player(script, ById(a_greedy=1.0, b_greedy=RewardError("no"), b_1=RewardError("no")))
+    who, _ = runner(script, ById(a_greedy=1.0, b_greedy=RewardError("no"), b_1=RewardError("no")))
     groups = run(who.play(tasks("a", "b"), 2, 0, True))
     values = flatten(rollout_metrics(groups))
     found = {name.removeprefix("baseline/"): value for name, value in values.items() if name.startswith("baseline/")}
@@ -171,7 +172,7 @@ def test_what_greedy_trajectories_scored_and_cost_is_counted_apart():
 
 
 def test_a_rollout_whose_greedy_trajectories_all_failed_has_failed():
-    who, _ = player(by_name, ById(a_greedy=RewardError("no"), b_greedy=RewardError("no")))
+    who, _ = runner(by_name, ById(a_greedy=RewardError("no"), b_greedy=RewardError("no")))
     groups = run(who.play(tasks("a", "b"), 2, 0, True))
     text = "rollout 3: all 2 greedy trajectories, which the others are compared with, failed\n2 in reward: RewardError: no"
     with pytest.raises(RolloutFailed) as failed:
@@ -180,7 +181,7 @@ def test_a_rollout_whose_greedy_trajectories_all_failed_has_failed():
 
 
 def test_in_deterministic_mode_a_slow_one_stops_the_rollout():
-    who, _ = player(by_name, ById(a_greedy=TimeoutError("slow")), deterministic=True)
+    who, _ = runner(by_name, ById(a_greedy=TimeoutError("slow")), deterministic=True)
     with pytest.raises(Stalled, match="trajectory a/greedy was too slow in reward: slow"):
         run(who.play(tasks("a"), 1, 0, True))
 
@@ -193,7 +194,7 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
         return [chunk("half"), HANG] if request.conversation in hangs else by_name(request)
 
     reward = ById(a_greedy=0.75, c_greedy=RewardError("no"))
-    who, _ = player(script, reward)
+    who, _ = runner(script, reward)
 
     def rollouts(who, source):
         return Rollouts(source, who, ControlConfig(), RolloutSpec(3, 2, baseline=True), 1, 0)
@@ -213,7 +214,7 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
     ended = {each["id"] for play in state["plays"] for each in play["ended"]}
     assert ended == {"a/0", "a/greedy", "b/0", "b/1", "c/0", "c/1"}, "c's greedy one failed"
     hangs.clear()
-    again, engine = player(script, reward)
+    again, engine = runner(script, reward)
 
     async def gone_on():
         source = ListSource(tasks("a", "b", "c"))
@@ -226,7 +227,7 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
 
     groups = run(gone_on())
     assert sorted(request.conversation for request in engine.requests) == ["a/1", "b/greedy", "c/greedy"]
-    undisturbed, _ = player(script, reward)
+    undisturbed, _ = runner(script, reward)
     whole = run(undisturbed.play(tasks("a", "b", "c"), 2, 0, True))
 
     def told(groups):

@@ -8,28 +8,26 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
-from scripted import (
+
+from tests.fakes import HANG, FakeEngine
+from tests.rollout.scripted import (
     ANSWER,
     CALL,
-    HANG,
     RENDERER,
     STOP,
     FakeEnv,
-    ScriptedEngine,
     chunk,
     forever,
     run,
     says,
 )
-
 from whet.engine.base import EngineRefused
-from whet.env.base import Step
+from whet.env.base import EnvFactory, Step
 from whet.env.limits import Limits
 from whet.reward import LabelError, RewardError, RewardTimeout
-from whet.rollout.overrides import RolloutOverrides
-from whet.rollout.player import Player, seed_of
+from whet.rollout.runner import TrajectoryRunner, seed_of
 from whet.rollout.samples import samples_of_groups
-from whet.rollout.sampling import RolloutConfig, check_trainable
+from whet.rollout.sampling import RolloutConfig, RolloutOverrides, check_trainable
 from whet.types import Finish, Grammar, Message, Outcome, Rewards, SamplingParams, Task
 
 PARAMS = SamplingParams(50, stop_token_ids=(STOP,))
@@ -57,9 +55,9 @@ def tasks(*names):
     return [Task(name, (Message("user", name),), name) for name in names]
 
 
-def player(script, reward=None, make_env=FakeEnv, timeout_s=None, limits=Limits(3, 500, 50)):  # noqa: B008
-    engine = ScriptedEngine(script)
-    return Player(engine, RENDERER, make_env, reward or FakeReward(), PARAMS, limits, timeout_s), engine
+def runner(script, reward=None, make_env=FakeEnv, timeout_s=None, limits=Limits(3, 500, 50)):  # noqa: B008
+    engine = FakeEngine(script)
+    return TrajectoryRunner(engine, RENDERER, EnvFactory(make_env), reward or FakeReward(), PARAMS, limits, timeout_s), engine
 
 
 def failure(trajectory):
@@ -68,7 +66,7 @@ def failure(trajectory):
 
 
 def test_groups_come_in_order_with_their_seeds_and_ranks():
-    who, engine = player(lambda request: says(request.id))
+    who, engine = runner(lambda request: says(request.id))
     groups = run(who.play(tasks("a", "b"), 3, seed=5))
     assert [group.task.id for group in groups] == ["a", "b"]
     assert [[t.id for t in group.trajectories] for group in groups] == [["a/0", "a/1", "a/2"], ["b/0", "b/1", "b/2"]]
@@ -89,13 +87,13 @@ def test_seeds_are_the_same_everywhere():
 
 def test_all_conversations_are_announced_before_the_first_request():
     announced: list[int] = []
-    engine_of: list[ScriptedEngine] = []
+    engine_of: list[FakeEngine] = []
 
     def script(request):
         announced.append(len(engine_of[0].opened))
         return says("a")
 
-    who, engine = player(script)
+    who, engine = runner(script)
     engine_of.append(engine)
     run(who.play(tasks("a", "b"), 4, 0))
     assert announced == [8] * 8
@@ -120,7 +118,7 @@ def test_a_failing_reward_is_an_outcome_and_keeps_the_turns(answer, outcome, kin
             raise answer
         return answer
 
-    who, engine = player(lambda request: says("x"), FakeReward({"a/0": give}))
+    who, engine = runner(lambda request: says("x"), FakeReward({"a/0": give}))
     groups = run(who.play(tasks("a"), 2, 0))
     bad, good = groups[0].trajectories
     assert failure(bad) == (outcome, "reward", kind)
@@ -132,7 +130,7 @@ def test_a_failing_reward_is_an_outcome_and_keeps_the_turns(answer, outcome, kin
 
 
 def test_a_bare_number_is_a_reward():
-    who, _ = player(lambda request: says("x"), FakeReward({"a/0": 0.25}))
+    who, _ = runner(lambda request: says("x"), FakeReward({"a/0": 0.25}))
     assert run(who.play(tasks("a"), 1, 0))[0].trajectories[0].rewards == Rewards(0.25)
 
 
@@ -142,7 +140,7 @@ def test_rewards_of_single_tokens_go_to_the_turns_that_they_are_of():
 
     reward = FakeReward()
     reward.__class__ = type("Giving", (FakeReward,), {"__call__": lambda self, trajectory: give(trajectory)})
-    who, _ = player(lambda request: says("x y"), reward)
+    who, _ = runner(lambda request: says("x y"), reward)
     (trajectory,) = run(who.play(tasks("a"), 1, 0))[0].trajectories
     (turn,) = trajectory.turns
     assert len(turn.tokens) > 1 and turn.token_rewards == tuple(0.5 * i for i in range(len(turn.tokens)))
@@ -150,7 +148,7 @@ def test_rewards_of_single_tokens_go_to_the_turns_that_they_are_of():
 
 
 def test_time_over_in_the_reward():
-    who, engine = player(lambda request: says("x"), FakeReward({"a/0": forever}), timeout_s=0.05)
+    who, engine = runner(lambda request: says("x"), FakeReward({"a/0": forever}), timeout_s=0.05)
     (trajectory,) = run(who.play(tasks("a"), 1, 0))[0].trajectories
     assert failure(trajectory) == (Outcome.TIMEOUT, "reward", "TimeoutError")
     assert trajectory.error is not None and "waited for the reward" in trajectory.error.message
@@ -168,7 +166,7 @@ def test_a_label_that_cannot_be_used_stops_the_run_and_lets_go_of_everything():
     def script(request):
         return says("x") if request.conversation.startswith("bad") else [chunk("half"), HANG]
 
-    who, engine = player(script, FakeReward({"bad/0": LabelError("task 'bad' (rows.jsonl:7) has no label")}), make_env)
+    who, engine = runner(script, FakeReward({"bad/0": LabelError("task 'bad' (rows.jsonl:7) has no label")}), make_env)
 
     async def main():
         with pytest.raises(LabelError, match=r"task 'bad' \(rows\.jsonl:7\) has no label"):
@@ -181,11 +179,11 @@ def test_a_label_that_cannot_be_used_stops_the_run_and_lets_go_of_everything():
 
 
 def test_a_cancelled_rollout_lets_go_of_everything():
-    who, engine = player(lambda request: [chunk("half"), HANG])
+    who, engine = runner(lambda request: [chunk("half"), HANG])
 
     async def main():
         job = asyncio.ensure_future(who.play(tasks("a", "b"), 2, 0))
-        while len(engine.sampled) < 4:
+        while len(engine.chunks) < 4:
             await asyncio.sleep(0)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,7 +220,7 @@ def test_every_outcome_is_in_its_group_and_no_token_is_lost():
 
     long = len(RENDERER.prompt(tasks("tokens")[0])) + 60
     reward = FakeReward({"reward_error/0": RewardError("no")})
-    who, engine = player(script, reward, Env, timeout_s=0.3, limits=Limits(3, long, 40))
+    who, engine = runner(script, reward, Env, timeout_s=0.3, limits=Limits(3, long, 40))
     groups = run(who.play(tasks(*scripts), 1, 0))
     engine.check_idle()
     outcomes = {group.task.id: group.trajectories[0].outcome for group in groups}
@@ -243,14 +241,14 @@ def test_every_outcome_is_in_its_group_and_no_token_is_lost():
         (trajectory,) = group.trajectories
         assert (trajectory.rewards is not None) == trajectory.outcome.valid
         assert (trajectory.error is None) == (trajectory.outcome.valid or group.task.id == "aborted")
-        handed = [t for name, piece in engine.sampled if name == trajectory.id for t in piece.tokens]
+        handed = [t for name, piece in engine.chunks if name == trajectory.id for t in piece.tokens]
         assert [t for turn in trajectory.turns for t in turn.tokens] == handed
     trained = {sample.trajectory: sum(sample.loss_mask) for sample in samples_of_groups(groups)}
-    assert trained == Counter(name for name, piece in engine.sampled for _ in piece.tokens)
+    assert trained == Counter(name for name, piece in engine.chunks for _ in piece.tokens)
 
 
 def test_what_cannot_be_played_is_refused():
-    who, _ = player(lambda request: says("x"))
+    who, _ = runner(lambda request: says("x"))
     with pytest.raises(ValueError, match="different ids"):
         run(who.play(tasks("a", "a"), 1, 0))
     with pytest.raises(ValueError, match="samples_per_prompt must be at least 1, not 0"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from whet.config import ConfigError, HookFailed
 from whet.rollout.control import ControlConfig, FilterConfig
-from whet.rollout.filters import build_filters
+from whet.rollout.filters import build_selection
 from whet.types import Finish, Group, Message, Outcome, Rewards, Task, Trajectory, Turn
 
 TASK = Task("t", "q")
@@ -27,7 +27,7 @@ def group(*rewards, tokens=None):
 
 
 def verdict(name, found, **options):
-    (keep,), order = build_filters(ControlConfig(filters=[FilterConfig(name=name, options=options)]))
+    (keep,), order = build_selection(ControlConfig(filters=[FilterConfig(name=name, options=options)]))
     assert order is None
     return keep(found)
 
@@ -123,7 +123,7 @@ def test_a_filter_of_ones_own_and_an_order(tmp_path):
         verdict(f"{mine}empty", group(1.0))
     with pytest.raises(HookFailed, match=r"breaks' raised AttributeError: .*mine\.py:6 in breaks"):
         verdict(f"{mine}breaks", group(1.0))
-    filters, order = build_filters(ControlConfig(order=f"{mine}turned"))
+    filters, order = build_selection(ControlConfig(order=f"{mine}turned"))
     groups = [group(1.0), group(0.0)]
     assert filters == [] and order is not None and order(groups) == groups[::-1]
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
-from scripted import RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, run, says
 
+from tests.fakes import FakeEngine
+from tests.rollout.scripted import RENDERER, STOP, FakeEnv, ListSource, run, says
 from whet.engine.base import EngineRefused
+from whet.env.base import EnvFactory
 from whet.env.limits import Limits
 from whet.reward import LabelError, RewardConfig, RewardError, RewardTimeout, build_group_reward, build_reward
 from whet.rollout.control import ControlConfig, FilterConfig
-from whet.rollout.filters import build_filters
-from whet.rollout.player import Player, Stalled
-from whet.rollout.report import RolloutFailed
+from whet.rollout.filters import build_selection
+from whet.rollout.metrics import RolloutFailed
+from whet.rollout.runner import Stalled, TrajectoryRunner
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
@@ -110,10 +113,11 @@ def code(tmp_path_factory):
     return path
 
 
-def player(reward, each=None, script=None, deterministic=False):
+def runner(reward, each=None, script=None, deterministic=False):
     script = script or (lambda request: says("word " * (1 + int(request.conversation[-1]))))
-    engine = ScriptedEngine(script)
-    return Player(engine, RENDERER, FakeEnv, each, PARAMS, Limits(3, 500, 50), 60.0, None, deterministic, group_reward=reward)
+    engine = FakeEngine(script)
+    made = TrajectoryRunner(engine, RENDERER, EnvFactory(FakeEnv), each, PARAMS, Limits(3, 500, 50), 60.0, deterministic=deterministic)
+    return replace(made, group_reward=reward)
 
 
 def tasks(*names):
@@ -126,7 +130,7 @@ def played(code, name, each=None, num=3, timeout_s=60.0, options=None, **changes
     reward = build_group_reward(config)
     assert reward is not None
     try:
-        (group,) = run(player(reward, each, **changes).play(tasks("a"), num, 0))
+        (group,) = run(runner(reward, each, **changes).play(tasks("a"), num, 0))
     finally:
         reward.close()
     return group
@@ -220,12 +224,12 @@ class Together:
 
 def rollouts(who, source, num=1, **control):
     config = ControlConfig(**control)
-    return Rollouts(source, who, config, RolloutSpec(num, 2), 3, 0, *build_filters(config))
+    return Rollouts(source, who, config, RolloutSpec(num, 2), 3, 0, build_selection(config))
 
 
 def test_filters_see_what_siblings_scored_together():
     together = Together(a=[Rewards(1.0), Rewards(1.0)])
-    taken = run(rollouts(player(together), ListSource(tasks("a", "b")), filters=[FilterConfig(name="zero_std")]).take(Progress()))
+    taken = run(rollouts(runner(together), ListSource(tasks("a", "b")), filters=[FilterConfig(name="zero_std")]).take(Progress()))
     assert [group.task.id for group in taken.groups] == ["b"] and [t.rewards.total for t in taken.groups[0].trajectories] == [0.0, 1.0]
     assert [(group.task.id, group.dropped) for group in taken.dropped] == [("a", "zero_std_1.0")]
     assert together.asked == [["a/0", "a/1"], ["b/0", "b/1"]]
@@ -233,20 +237,20 @@ def test_filters_see_what_siblings_scored_together():
 
 def test_its_failures_count_as_failures_of_trajectories():
     with pytest.raises(RolloutFailed, match="2 of 2 trajectories failed") as fault:
-        who = player(Together(a=RewardError("no judge")))
+        who = runner(Together(a=RewardError("no judge")))
         run(rollouts(who, ListSource(tasks("a")), max_error_rate=0.5, error_window=1).take(Progress()))
     assert "2 in reward.group: RewardError: no judge" in str(fault.value)
 
 
 def test_a_label_that_it_cannot_use_stops_the_run():
     with pytest.raises(LabelError, match="bad label"):
-        run(rollouts(player(Together(a=LabelError("bad label"))), ListSource(tasks("a"))).take(Progress()))
+        run(rollouts(runner(Together(a=LabelError("bad label"))), ListSource(tasks("a"))).take(Progress()))
     with pytest.raises(LabelError, match="bad label"):
-        run(player(Together(b=LabelError("bad label"))).play(tasks("a", "b"), 2, 0))
+        run(runner(Together(b=LabelError("bad label"))).play(tasks("a", "b"), 2, 0))
 
 
 def test_in_deterministic_mode_a_slow_one_stops_the_run():
-    who = player(Together(a=RewardTimeout("slow")), deterministic=True)
+    who = runner(Together(a=RewardTimeout("slow")), deterministic=True)
     with pytest.raises(Stalled, match=r"a/0 was too slow in reward\.group: slow"):
         run(rollouts(who, ListSource(tasks("a"))).take(Progress()))
 
@@ -258,7 +262,7 @@ def test_a_stop_while_it_is_asked_keeps_what_was_played_and_asks_again():
     async def stopped():
         together = Together(a=forever)
         source = ListSource(tasks("a"))
-        before = rollouts(player(together), source)
+        before = rollouts(runner(together), source)
         taking = asyncio.ensure_future(before.take(Progress()))
         while not together.asked:
             await asyncio.sleep(0)
@@ -274,7 +278,7 @@ def test_a_stop_while_it_is_asked_keeps_what_was_played_and_asks_again():
     together = Together()
     source = ListSource(tasks("a"))
     source.restore(cursor)
-    who = player(together)
+    who = runner(together)
     after = rollouts(who, source)
     after.restore(state)
     (group,) = run(after.take(Progress())).groups

@@ -6,15 +6,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from scripted import RENDERER, STOP, FakeEnv, ListSource, ScriptedEngine, run, says
 
+from tests.fakes import FakeEngine
+from tests.rollout.scripted import RENDERER, STOP, FakeEnv, ListSource, run, says
 from whet.config import ConfigError, Hook, HookFailed
+from whet.env.base import EnvFactory
 from whet.env.limits import Limits
 from whet.observe.metrics import flatten
 from whet.reward import LabelError
 from whet.rollout.control import ControlConfig
 from whet.rollout.own import OwnRollouts
-from whet.rollout.player import Player
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
@@ -39,20 +41,20 @@ class Each:
 
 
 def make(function, reward=None, wanted=RolloutSpec(2, 2)):  # noqa: B008
-    engine = ScriptedEngine(lambda request: says("x"))
-    player = Player(engine, RENDERER, FakeEnv, reward or Each(), PARAMS, Limits(3, 500, 50), 60.0)
+    engine = FakeEngine(lambda request: says("x"))
+    runner = TrajectoryRunner(engine, RENDERER, EnvFactory(FakeEnv), reward or Each(), PARAMS, Limits(3, 500, 50), 60.0)
     source = ListSource(list(TASKS))
     hook = Hook("control.rollout", "my_code:rollout", function)
-    return OwnRollouts(hook, source, player, wanted, 7), source, engine
+    return OwnRollouts(hook, source, runner, wanted, 7), source, engine
 
 
 async def plain(ask):
-    return await ask.player.play(ask.source.next(ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed, ask.wanted.baseline)
+    return await ask.runner.play(ask.source.next(ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed, ask.wanted.baseline)
 
 
 async def best_of_more(ask):
     """Plays twice as many tasks as wanted, and keeps the last ones."""
-    groups = await ask.player.play(ask.source.next(2 * ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed)
+    groups = await ask.runner.play(ask.source.next(2 * ask.wanted.groups), ask.wanted.samples_per_prompt, ask.seed)
     return [replace(g, dropped="worse") if i < ask.wanted.groups else g for i, g in enumerate(groups)]
 
 
@@ -107,7 +109,7 @@ def test_a_rollout_that_was_stopped_gets_its_tasks_again():
         await rollouts.put_back()
         assert source.num_taken == 0
         first = await rollouts.take(Progress())
-        rollouts.learned()
+        rollouts.on_trained()
         await rollouts.put_back()
         assert source.num_taken == 2, "what was learned from is not put back"
         second = await rollouts.take(Progress(1, 1, 0))
@@ -129,7 +131,7 @@ class Hoards:
     async def __call__(self, ask):
         tasks = [*map(ask.source.find, self.kept), *ask.source.next(ask.wanted.groups + 1 - len(self.kept))]
         self.kept = [tasks.pop().id]
-        return await ask.player.play(tasks, ask.wanted.samples_per_prompt, ask.seed)
+        return await ask.runner.play(tasks, ask.wanted.samples_per_prompt, ask.seed)
 
     def state(self):
         return {"kept": self.kept}
@@ -147,7 +149,7 @@ def test_an_object_s_own_state_is_saved_and_put_back_with_the_source():
 
     async def main():
         first = await rollouts.take(Progress())
-        rollouts.learned()
+        rollouts.on_trained()
         state, cursor = rollouts.state(), source.state()
         second = await rollouts.take(Progress())
         await rollouts.put_back()
@@ -168,7 +170,7 @@ def test_a_checkpoint_of_another_scheduler_is_refused():
         with pytest.raises(ValueError, match=r"control\.rollout = 'my_code:rollout': what the checkpoint holds is not its state"):
             make(function)[0].restore(state)
     rollouts, source, _ = make(plain)
-    scheduler = Rollouts(source, rollouts._player, ControlConfig(), RolloutSpec(2, 2), 1, 0)
+    scheduler = Rollouts(source, rollouts._runner, ControlConfig(), RolloutSpec(2, 2), 1, 0)
     with pytest.raises(ValueError, match=r"the checkpoint was made with a control\.rollout"):
         scheduler.restore(rollouts.state())
 
@@ -238,7 +240,7 @@ def test_what_it_raises_is_told_with_its_place_and_whet_s_own_as_it_is(tmp_path)
     (tmp_path / "own.py").write_text("async def rollout(ask):\n    return ask.sauce\n")
     hook = Hook.of("control.rollout", f"{tmp_path}/own.py:rollout", ["ask"], awaited=True)
     rollouts, source, _ = make(plain)
-    broken = OwnRollouts(hook, source, rollouts._player, RolloutSpec(2, 2), 0)
+    broken = OwnRollouts(hook, source, rollouts._runner, RolloutSpec(2, 2), 0)
     with pytest.raises(HookFailed, match=r"control\.rollout = .* raised AttributeError: .*'sauce' \(at .*own\.py:2 in rollout\)"):
         run(broken.take(Progress()))
     labels, _, _ = make(plain, Each(a=LabelError("rows.jsonl:1 has no label")))
@@ -250,7 +252,7 @@ def test_what_it_raises_is_told_with_its_place_and_whet_s_own_as_it_is(tmp_path)
     ("code", "words"),
     [
         ("def rollout(ask): ...", "is a plain function; write it with `async def`"),
-        ("async def rollout(source, player): ...", "cannot be called as f(ask)"),
+        ("async def rollout(source, runner): ...", "cannot be called as f(ask)"),
         ("class rollout:\n    def __init__(self):\n        self.x = 1 / 0\n    async def __call__(self, ask): ...", "ZeroDivisionError"),
         ("class rollout:\n    def __init__(self, size): ...\n    async def __call__(self, ask): ...", "cannot be called as f()"),
         ("class rollout: ...", "not a function or class"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted import HANG, RENDERER, STOP, TASK, FakeEnv, ScriptedEngine, chunk, run, says, turns
 
+from tests.fakes import HANG, FakeEngine
+from tests.rollout.scripted import RENDERER, STOP, TASK, FakeEnv, chunk, ids, opens, run, says, turns
 from whet.env.deadline import Deadline, Pauses
 from whet.env.limits import Limits
 from whet.env.rollout import TrajectoryRun
@@ -19,7 +20,7 @@ LIMITS = Limits(max_turns=4, max_tokens=1000, max_turn_tokens=200)
 def played(engine, play, deadline=None, during=None):
     async def main():
         made = TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS, deadline=deadline() if deadline else Deadline())
-        job = asyncio.ensure_future(made.to_end(FakeEnv(), play))
+        job = asyncio.ensure_future(made.to_end(opens(FakeEnv()), play))
         if during is not None:
             await during(made)
         return await job
@@ -36,17 +37,17 @@ async def twice(run, env):
 
 
 def test_its_turns_are_kept_as_any():
-    trajectory = played(ScriptedEngine(turns(says("a"), says("b"))), twice)
+    trajectory = played(FakeEngine(turns(says("a"), says("b"))), twice)
     assert trajectory.outcome is Outcome.COMPLETED
     assert [turn.message.content for turn in trajectory.turns] == ["a", "b"]
     assert trajectory.turns[1].context == RENDERER.encode("again")
 
 
 def test_an_abort_ends_it_and_it_samples_nothing_more():
-    engine = ScriptedEngine(turns([chunk("half"), HANG], says("b")))
+    engine = FakeEngine(turns([chunk("half"), HANG], says("b")))
 
     async def abort(made):
-        while not engine.sampled:
+        while not engine.chunks:
             await asyncio.sleep(0)
         await engine.abort(made.request)
 
@@ -60,7 +61,7 @@ def test_its_time_ends_wherever_it_is():
     async def idles(run, env):
         await asyncio.Event().wait()
 
-    trajectory = played(ScriptedEngine(turns()), idles, lambda: Deadline.after(0.05))
+    trajectory = played(FakeEngine(turns()), idles, lambda: Deadline.after(0.05))
     assert trajectory.outcome is Outcome.TIMEOUT and trajectory.error.where == "rollout.play"
 
 
@@ -76,8 +77,28 @@ def test_a_pause_does_not_count():
         await asyncio.sleep(0.25)
         pauses.end()
 
-    trajectory = played(ScriptedEngine(turns()), waits, lambda: Deadline.after(0.15, pauses=pauses), pause)
+    trajectory = played(FakeEngine(turns()), waits, lambda: Deadline.after(0.15, pauses=pauses), pause)
     assert trajectory.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "length", "num_turns", "cut"),
+    [
+        (Outcome.TRUNCATED, 1000, 1, 1),
+        (Outcome.COMPLETED, 1000, 1, 0),  # it ended well without the turn
+        (Outcome.TRUNCATED, 1, 4, 0),  # the number of turns cut it
+    ],
+)
+def test_an_answer_that_leaves_no_room_is_counted_as_in_any_trajectory(outcome, length, num_turns, cut):
+    async def play(run, env):
+        await run.sample(RENDERER.prompt(run.task, []), Origin.PROMPT)
+        while await run.sample(ids("a") * length, Origin.ENVIRONMENT) is not None:
+            pass
+        return outcome
+
+    trajectory = played(FakeEngine(lambda request: says("a")), play)
+    assert (trajectory.outcome, len(trajectory.turns)) == (outcome, num_turns)
+    assert trajectory.counts.get("cut_by_answer", 0) == cut
 
 
 @pytest.mark.parametrize("answer", [None, "done", 3])
@@ -85,6 +106,6 @@ def test_what_is_no_outcome_is_told(answer):
     async def ends(run, env):
         return answer
 
-    trajectory = played(ScriptedEngine(turns()), ends)
+    trajectory = played(FakeEngine(turns()), ends)
     assert trajectory.outcome is Outcome.ENV_ERROR
     assert trajectory.error.message.startswith(f"rollout.play returned {answer!r}; return how the trajectory ended")

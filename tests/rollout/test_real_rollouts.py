@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scripted import RENDERER, run
-from tiny_engine import STOPS, TURNS
 from transformers import Qwen3Config
 
+from tests.rollout.scripted import RENDERER, opens, run
+from tests.rollout.tiny_engine import STOPS, TURNS
 from whet.core.batch import batch_of
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.env.base import Step
+from whet.env.base import EnvFactory, Step
 from whet.env.calculator import calculator
 from whet.env.limits import Limits
 from whet.env.rollout import TrajectoryRun
@@ -26,7 +26,7 @@ from whet.env.tools import Tool
 from whet.model.attention import PackedRow
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
-from whet.rollout.player import Player
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.samples import samples_of_groups
 from whet.types import UNSAMPLED, Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task
 
@@ -78,12 +78,12 @@ def collect(model, seed, *, deterministic=True, version=0, timeout_s=None):
             spy = Spy(engine)
             params = SamplingParams(64, stop_token_ids=STOPS)
             tools = [Tool(calculator)]
-            player = Player(
-                spy, TURNS, lambda: ToolEnv(tools), reward, params, Limits(4, 400, 24), timeout_s
+            runner = TrajectoryRunner(
+                spy, TURNS, EnvFactory(lambda: ToolEnv(tools)), reward, params, Limits(4, 400, 24), timeout_s
             )
             tasks = [Task(f"t/{n}", (Message("user", f"{n}*3?"),), str(n)) for n in range(5)]
             try:
-                return await player.play(tasks, 4, seed), spy
+                return await runner.play(tasks, 4, seed), spy
             finally:
                 await engine.close()
 
@@ -203,9 +203,9 @@ def tries(model, num_tries, begun=None):
             params = SamplingParams(64, stop_token_ids=stops, seed=11)
             run_of = TrajectoryRun("t/0/0", task, engine, TURNS, params, Limits(num_tries, 400, 24), chunk_tokens=1)
             if begun is not None:
-                run_of.go_on_from(begun)
+                run_of.resume_from(begun)
             try:
-                return await run_of.to_end(SamePrompt())
+                return await run_of.to_end(opens(SamePrompt()))
             finally:
                 await engine.close()
 

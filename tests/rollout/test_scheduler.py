@@ -7,14 +7,14 @@ import zlib
 from collections import Counter
 
 import pytest
-from rolling import World, names, until, versions
-from scripted import run
 
+from tests.rollout.rolling import WORDS, World, names, until, versions
+from tests.rollout.scripted import run
 from whet.engine.base import EngineRefused
 from whet.observe.metrics import flatten
 from whet.reward import RewardError
 from whet.rollout.control import ControlConfig, FilterConfig
-from whet.rollout.report import RolloutFailed
+from whet.rollout.metrics import RolloutFailed
 from whet.types import Outcome, Rewards
 
 SYNC = ControlConfig()
@@ -40,8 +40,8 @@ def test_what_filters_drop_is_replaced_and_told():
         assert names(second.groups) == of(4, 6) and names(second.dropped) == of(3, 5)
         values = flatten(second.metrics)
         assert values["groups/kept"] == 0.5 and values["groups/dropped/odd"] == 2
-        assert values["rollout/dropped_tokens"] == 4 * len(world.engine.tokens)
-        world.engine.check_idle()
+        assert values["rollout/dropped_tokens"] == 4 * len(WORDS)
+        world.engine.check_idle(reopened=True)
 
     run(main())
 
@@ -232,9 +232,9 @@ def test_those_left_over_come_first_next_time():
         assert names(first.groups) == of(1, 2)
         assert sorted(names(first.dropped)) == of(0, 3) and {group.dropped for group in first.dropped} == {"left_over"}
         assert world.places() == {"waiting": of(0, 3), "playing": [], "ready": [], "taken": [], "spare": []}
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
         world.engine.holds.clear()
-        world.engine.begun.clear()
+        world.engine.requests.clear()
         second = await world.roll()
         assert world.engine.begun[:4] == ["q0/0", "q3/0", "q4/0", "q5/0"]
         assert names(second.groups) == of(0, 3)
@@ -347,7 +347,7 @@ def test_without_refills_dropped_groups_make_a_rollout_full(passes, taken, calle
             assert values.get("groups/dropped/flat", 0) == dropped
         await world.roll()
         await world.rollouts.close()
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
 
     run(main())
 

@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from rolling import WordEngine, World, names, settled, until, versions
-from scripted import FakeEnv, run
 
+from tests.rollout.rolling import WORDS, World, names, settled, until, versions
+from tests.rollout.scripted import FakeEnv, run
 from whet.engine.base import EngineFailed
 from whet.env.base import Resumable, SingleTurn, Step
 from whet.observe.metrics import flatten
@@ -44,12 +44,12 @@ def test_partial_trajectories_go_on_with_all_that_was_sampled():
         assert len(world.engine.sampled) == before, "nobody samples between two rollouts"
         second = await world.roll()
         assert names(second.groups) == of(0)
-        length = len(world.engine.tokens)
+        length = len(WORDS)
         assert versions(second.groups[0]) == [(0,) * length, (0,) * 3 + (1,) * (length - 3)]
-        assert [t.turns[0].tokens for t in second.groups[0].trajectories] == [world.engine.tokens] * 2
+        assert [t.turns[0].tokens for t in second.groups[0].trajectories] == [WORDS] * 2
         assert world.engine.begun.count("q0/1") == 1, "it was not asked for again"
         await world.rollouts.close()
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
 
     run(main())
 
@@ -74,7 +74,7 @@ def test_what_was_begun_too_long_ago_begins_anew(control):
             found = (await world.roll()).groups
         assert min(v for turn in versions(found[0]) for v in turn) >= 2
         await world.rollouts.close()
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
 
     run(main())
 
@@ -94,7 +94,7 @@ def test_the_engine_is_awake_for_an_evaluation_and_stands_still_again():
                 raise KeyError("an evaluation that fails")
         assert world.engine.paused
         async with world.rollouts.engine_awake():
-            await until(lambda: world.engine.sampled.count("q0/0") == len(world.engine.tokens))
+            await until(lambda: world.engine.sampled.count("q0/0") == len(WORDS))
         assert world.engine.paused
         assert names((await world.roll()).groups) == of(0)
         await world.rollouts.close()
@@ -150,14 +150,14 @@ def test_greedy_trajectories_belong_to_their_groups_under_overlap_and_across_a_r
         assert [t["id"] for t in cut["ended"]] == ["q1/0", "q1/1"] and [t["id"] for t in cut["begun"]] == ["q1/greedy"]
         _restart(world, state)
         world.engine.holds.clear()
-        world.engine.begun.clear()
+        world.engine.requests.clear()
         second = await world.roll()
         assert names(second.groups)[0] == "q1" and "q1/0" not in world.engine.begun
         assert second.groups[0].baseline is not None and second.groups[0].baseline.turns[0].versions[:4] == (0, 0, 0, 1)
         for group in [*first.groups, *second.groups]:
             assert len(group.trajectories) == 2 and group.baseline is not None
             assert group.baseline.id == f"{group.task.id}/greedy" and group.baseline.temperature == 0
-            assert group.baseline.turns[0].tokens == world.engine.tokens
+            assert group.baseline.turns[0].tokens == WORDS
         await world.rollouts.close()
 
     run(main())
@@ -239,7 +239,7 @@ def test_what_is_put_back_is_taken_again(control, resumable):
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)
         state = await _saved(world)
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
         assert (next(p for p in state["plays"] if p["task"] == "q1")["begun"] != []) == resumable
         world.engine.holds.clear()
         again = await world.roll()
@@ -247,7 +247,7 @@ def test_what_is_put_back_is_taken_again(control, resumable):
         found = again.groups + ((await world.roll()).groups if control.overlaps else [])
         assert "q1" in names(found) and {t.outcome for group in found for t in group.trajectories} == {Outcome.COMPLETED}
         begun = world.engine.begun.count("q1/1"), world.engine.sampled.count("q1/1")
-        length = len(world.engine.tokens)
+        length = len(WORDS)
         assert begun == (2, length if resumable else length + 4)
         assert world.engine.begun.count("q0/0") == 1, "what had ended is not played again"
         await world.rollouts.close()
@@ -273,7 +273,7 @@ class Dying:
 
 @pytest.mark.parametrize("how", ["gone", "deaf"])
 def test_with_an_engine_that_is_gone_what_there_is_is_put_back_all_the_same(how, monkeypatch):
-    monkeypatch.setattr("whet.rollout.ending.ABORT_GRACE_S", 0.2)
+    monkeypatch.setattr("whet.rollout.group_run.ABORT_GRACE_S", 0.2)
     world = World(PARTIAL, groups=2, samples=2)
     world.engine.holds = {"q1/1": 4}
     world.engine = Dying(world.engine, how)
@@ -308,7 +308,7 @@ def test_what_was_dropped_since_the_last_rollout_is_in_the_state():
         assert [name for name in names(second.dropped) if name in later] == later
         values = flatten(second.metrics)
         kept, dropped = len(second.groups) + values["rollout/ready_groups"], values["groups/dropped/odd"]
-        assert dropped == len(second.dropped) and values["rollout/dropped_tokens"] == dropped * len(world.engine.tokens)
+        assert dropped == len(second.dropped) and values["rollout/dropped_tokens"] == dropped * len(WORDS)
         assert values["groups/kept"] == pytest.approx(kept / (kept + dropped))
         await world.rollouts.close()
 
@@ -333,7 +333,7 @@ def test_a_fault_while_the_trainer_works_is_told_to_whoever_takes_next():
             await world.take()
         state = await _saved(world)
         assert "q2" in [play["task"] for play in state["plays"]], "it is not lost"
-        world.engine.check_idle()
+        world.engine.check_idle(reopened=True)
 
     run(main())
 
@@ -380,18 +380,18 @@ def test_siblings_that_are_scored_while_everything_ends_begin_nothing_new():
             await scored.wait()
         return [Rewards(1.0) for _ in siblings]
 
-    class Slow(WordEngine):
-        async def abort(self, request_id):
-            scored.set()
-            await settled()
-            await super().abort(request_id)
+    async def slowly(request_id):
+        scored.set()
+        await settled()
+        await abort(request_id)
 
-    world = World(OVERLAP, groups=2, samples=1, engine=Slow(), group_reward=together)
+    world = World(OVERLAP, groups=2, samples=1, group_reward=together)
+    abort, world.engine.abort = world.engine.abort, slowly
     world.engine.holds = {"q2/0": 2}
 
     async def main():
         taken = await world.take()
-        await until(lambda: world.engine.sampled.count("q3/0") == len(world.engine.tokens))
+        await until(lambda: world.engine.sampled.count("q3/0") == len(WORDS))
         await settled()
         assert world.places()["playing"] == of(2, 3)
         given = list(world.source.given)

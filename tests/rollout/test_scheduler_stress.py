@@ -14,9 +14,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from rolling import World
-from tiny_engine import STOPS, TURNS, Policy, tiny_engine
 
+from tests.rollout.rolling import World
+from tests.rollout.tiny_engine import STOPS, TURNS, Policy, tiny_engine
 from whet.data.parsers import Malformed, Parsed
 from whet.data.template import Renderer
 from whet.engine.base import EngineFailed, EngineRefused
@@ -29,7 +29,7 @@ from whet.reward.pool import WorkerPool
 from whet.rollout.control import ControlConfig
 from whet.types import Message, Outcome, SamplingParams, ToolCall
 
-pytestmark = pytest.mark.filterwarnings("ignore:the engine decodes with torch")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the engine decodes with torch")]
 REWARD = """
 import os, signal, time, zlib
 
@@ -260,7 +260,7 @@ MODES = {
 def impatient(monkeypatch):
     """Engines that hang are left behind soon."""
     monkeypatch.setattr("whet.env.sampling.ABORT_GRACE_S", 0.2)
-    monkeypatch.setattr("whet.rollout.ending.ABORT_GRACE_S", 0.5)
+    monkeypatch.setattr("whet.rollout.group_run.ABORT_GRACE_S", 0.5)
 
 
 @pytest.mark.parametrize("mode", list(MODES))

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rolling import World
-from scripted import run
-from tiny_engine import STOPS, TEMPERATURE, TURNS, Policy, tiny_engine
 
+from tests.rollout.rolling import World
+from tests.rollout.scripted import run
+from tests.rollout.tiny_engine import STOPS, TEMPERATURE, TURNS, Policy, tiny_engine
 from whet.env.calculator import calculator
 from whet.env.limits import Limits
 from whet.env.tool_env import ToolEnv
@@ -25,7 +25,7 @@ from whet.rollout.samples import samples_of, samples_of_groups
 from whet.rollout.staleness import bounded
 from whet.types import UNSAMPLED, Origin, Rewards, Sample, SamplingParams
 
-pytestmark = pytest.mark.filterwarnings("ignore:the engine decodes with torch")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the engine decodes with torch")]
 PARAMS = SamplingParams(24, temperature=TEMPERATURE, stop_token_ids=STOPS)
 
 

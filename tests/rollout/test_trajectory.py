@@ -6,24 +6,23 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from scripted import (
+
+from tests.fakes import DEAF, HANG, FakeEngine
+from tests.rollout.scripted import (
     ANSWER,
     CALL,
-    DEAF,
-    HANG,
     RENDERER,
     STOP,
     TASK,
     FakeEnv,
-    ScriptedEngine,
     chunk,
     forever,
     ids,
+    opens,
     run,
     says,
     turns,
 )
-
 from whet.data.parsers import Parsed
 from whet.data.template import Renderer
 from whet.engine.base import EngineFailed, EngineRefused
@@ -36,7 +35,7 @@ from whet.env.rollout import TrajectoryRun
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.observe.metrics import flatten
-from whet.rollout.report import rollout_metrics
+from whet.rollout.metrics import rollout_metrics
 from whet.rollout.samples import samples_of
 from whet.types import Finish, Group, Message, Origin, Outcome, Rewards, SamplingParams, Task, Turn
 
@@ -49,19 +48,19 @@ def play(engine, env, limits=LIMITS, renderer=RENDERER, timeout_s=None, task=TAS
 
     async def main():
         deadline = Deadline.after(timeout_s)
-        return await TrajectoryRun("t/0", task, engine, renderer, PARAMS, limits, (3, 0), deadline).to_end(env)
+        return await TrajectoryRun("t/0", task, engine, renderer, PARAMS, limits, (3, 0), deadline).to_end(opens(env))
 
     trajectory = run(main())
     engine.check_idle()
     if isinstance(env, FakeEnv):
         assert env.num_closed == 1
     kept = [token for turn in trajectory.turns for token in turn.tokens]
-    assert kept == [token for _, piece in engine.sampled for token in piece.tokens]
+    assert kept == [token for _, piece in engine.chunks for token in piece.tokens]
     return trajectory
 
 
 def test_a_tool_conversation_token_by_token():
-    engine = ScriptedEngine(turns([chunk(CALL[:20], version=1), chunk(CALL[20:], Finish.STOP, version=2)], says("It is 36.", 2)))
+    engine = FakeEngine(turns([chunk(CALL[:20], version=1), chunk(CALL[20:], Finish.STOP, version=2)], says("It is 36.", 2)))
     tool = Tool(calculator)
     trajectory = play(engine, ToolEnv([tool]))
     assert trajectory.outcome is Outcome.COMPLETED and trajectory.error is None
@@ -94,13 +93,13 @@ def test_a_tool_conversation_token_by_token():
 
 
 def test_a_plain_question_ends_after_one_turn():
-    trajectory = play(ScriptedEngine(turns(says("36"))), SingleTurn())
+    trajectory = play(FakeEngine(turns(says("36"))), SingleTurn())
     assert (trajectory.outcome, len(trajectory.turns), trajectory.response) == (Outcome.COMPLETED, 1, "36")
 
 
 def test_raw_text_follows_what_was_sampled_and_removes_nothing():
     env = FakeEnv([Step(text="<information>36</information>"), Step(done=True)])
-    engine = ScriptedEngine(turns(says("a"), says("b")))
+    engine = FakeEngine(turns(says("a"), says("b")))
     trajectory = play(engine, env)
     assert trajectory.turns[1].context == ids("<information>36</information>")
     assert set(trajectory.turns[1].context_origin) == {Origin.ENVIRONMENT}
@@ -112,7 +111,7 @@ def test_the_environment_may_reward_turns_and_change_the_task():
         return Task("t", (Message("user", "other"),), "label", {"k": 1})
 
     env = FakeEnv([replace(ANSWER, reward=0.5, counts={"hints": 2}), Step(done=True, counts={"hints": 1})], starting=start)
-    trajectory = play(ScriptedEngine(turns(says("a"), says("b"))), env)
+    trajectory = play(FakeEngine(turns(says("a"), says("b"))), env)
     assert [turn.reward for turn in trajectory.turns] == [0.5, None]
     assert trajectory.counts == {"hints": 3}
     assert trajectory.task.label == "label"
@@ -120,13 +119,13 @@ def test_the_environment_may_reward_turns_and_change_the_task():
 
 
 def test_too_many_turns_truncate():
-    trajectory = play(ScriptedEngine(lambda request: says("a")), FakeEnv([ANSWER]), replace(LIMITS, max_turns=3))
+    trajectory = play(FakeEngine(lambda request: says("a")), FakeEnv([ANSWER]), replace(LIMITS, max_turns=3))
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.TRUNCATED, 3)
 
 
 def test_a_turn_without_stop_truncates_and_is_not_shown_to_the_environment():
     env = FakeEnv()
-    trajectory = play(ScriptedEngine(turns([chunk("a b", Finish.LENGTH)])), env)
+    trajectory = play(FakeEngine(turns([chunk("a b", Finish.LENGTH)])), env)
     assert (trajectory.outcome, trajectory.turns[0].finish, env.seen) == (Outcome.TRUNCATED, Finish.LENGTH, [])
     assert trajectory.response == "a b"
 
@@ -134,14 +133,14 @@ def test_a_turn_without_stop_truncates_and_is_not_shown_to_the_environment():
 def test_the_room_that_is_left_limits_a_turn_and_then_truncates():
     prompt, reply = len(RENDERER.prompt(TASK)), len(RENDERER.reply(ANSWER.messages, (STOP,)))
     limits = Limits(9, prompt + 2 + reply + 3, 200)
-    engine = ScriptedEngine(turns(says("a"), [chunk("b", Finish.LENGTH)]))
+    engine = FakeEngine(turns(says("a"), [chunk("b", Finish.LENGTH)]))
     trajectory = play(engine, FakeEnv([ANSWER]), limits)
     assert [request.sampling.max_tokens for request in engine.requests] == [2 + reply + 3, 3]
     # One token less than the environment's answer needs: it is cut before the model is asked again.
-    trajectory = play(ScriptedEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(9, prompt + 2 + reply, 200))
+    trajectory = play(FakeEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(9, prompt + 2 + reply, 200))
     assert (trajectory.outcome, len(trajectory.turns), trajectory.error) == (Outcome.TRUNCATED, 1, None)
     assert trajectory.counts == {"cut_by_answer": 1}
-    other = play(ScriptedEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(1, 1000, 200))
+    other = play(FakeEngine(turns(says("a"))), FakeEnv([ANSWER]), Limits(1, 1000, 200))
     assert (other.outcome, other.counts) == (Outcome.TRUNCATED, {}), "by the number of turns"
     values = flatten(rollout_metrics([Group(TASK, (trajectory, other))]))
     assert values["outcome/cut_by_answer"] == 0.5 and values["outcome/truncated"] == 1
@@ -150,7 +149,7 @@ def test_the_room_that_is_left_limits_a_turn_and_then_truncates():
 
 def test_a_prompt_without_room_is_refused():
     length = len(RENDERER.prompt(TASK))
-    engine = ScriptedEngine(turns())
+    engine = FakeEngine(turns())
     trajectory = play(engine, FakeEnv(), Limits(1, length, 10))
     assert trajectory.outcome is Outcome.REFUSED and engine.requests == [] and trajectory.turns == ()
     assert trajectory.error is not None and trajectory.error.where == "limits"
@@ -159,7 +158,7 @@ def test_a_prompt_without_room_is_refused():
 
 
 def test_what_the_engine_refuses_is_refused():
-    trajectory = play(ScriptedEngine(turns(says("a"), [EngineRefused("too long for the cache")])), FakeEnv([ANSWER]))
+    trajectory = play(FakeEngine(turns(says("a"), [EngineRefused("too long for the cache")])), FakeEnv([ANSWER]))
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.REFUSED, 1)
     error = trajectory.error
     assert error is not None and (error.kind, error.where) == ("EngineRefused", "engine")
@@ -170,13 +169,13 @@ def test_what_the_engine_refuses_is_refused():
 def test_an_abort_keeps_what_was_sampled(pieces):
     script = [*map(chunk, pieces[:-1]), chunk(pieces[-1], Finish.ABORT)]
     env = FakeEnv()
-    trajectory = play(ScriptedEngine(turns(script)), env)
+    trajectory = play(FakeEngine(turns(script)), env)
     assert (trajectory.outcome, trajectory.error, env.seen) == (Outcome.ABORTED, None, [])
     assert trajectory.turns[0].finish is Finish.ABORT
 
 
 def test_a_failing_engine_aborts_and_keeps_the_partial_turn():
-    engine = ScriptedEngine(turns(says("a"), [chunk("half"), EngineFailed("out of memory")]))
+    engine = FakeEngine(turns(says("a"), [chunk("half"), EngineFailed("out of memory")]))
     trajectory = play(engine, FakeEnv([ANSWER]))
     assert trajectory.outcome is Outcome.ABORTED
     assert [turn.finish for turn in trajectory.turns] == [Finish.STOP, Finish.ABORT]
@@ -187,7 +186,7 @@ def test_a_failing_engine_aborts_and_keeps_the_partial_turn():
 
 
 def test_a_stream_that_ends_without_a_word_is_an_abort():
-    trajectory = play(ScriptedEngine(turns([chunk("half")])), FakeEnv())
+    trajectory = play(FakeEngine(turns([chunk("half")])), FakeEnv())
     assert (trajectory.outcome, trajectory.turns[0].finish) == (Outcome.ABORTED, Finish.ABORT)
 
 
@@ -200,14 +199,14 @@ def test_a_stream_that_ends_without_a_word_is_an_abort():
     ],
 )
 def test_a_failing_environment(env, where, num_turns):
-    trajectory = play(ScriptedEngine(lambda request: says("a")), env)
+    trajectory = play(FakeEngine(lambda request: says("a")), env)
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.ENV_ERROR, num_turns)
     error = trajectory.error
     assert error is not None and (error.kind, error.where, error.message) == ("KeyError", where, "'room'")
 
 
 def test_the_first_failure_is_kept_when_closing_fails_too():
-    trajectory = play(ScriptedEngine(turns([EngineRefused("no")])), FakeEnv(closing=KeyError("room")))
+    trajectory = play(FakeEngine(turns([EngineRefused("no")])), FakeEnv(closing=KeyError("room")))
     assert trajectory.outcome is Outcome.REFUSED
     assert trajectory.error is not None and trajectory.error.where == "engine"
 
@@ -216,7 +215,7 @@ def test_a_task_that_changes_its_id_is_an_environment_error():
     async def start():
         return Task("other", "q")
 
-    trajectory = play(ScriptedEngine(turns()), FakeEnv(starting=start))
+    trajectory = play(FakeEngine(turns()), FakeEnv(starting=start))
     assert trajectory.outcome is Outcome.ENV_ERROR and trajectory.task is TASK
     assert trajectory.error is not None and "from 't' to 'other'" in trajectory.error.message
 
@@ -226,14 +225,14 @@ def test_a_tool_that_breaks_is_an_environment_error():
         """Breaks."""
         raise OSError("no disk")
 
-    engine = ScriptedEngine(turns(says('<tool_call>{"name": "broken"}</tool_call>')))
+    engine = FakeEngine(turns(says('<tool_call>{"name": "broken"}</tool_call>')))
     trajectory = play(engine, ToolEnv([Tool(broken)]))
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.ENV_ERROR, 1)
     assert trajectory.error is not None and (trajectory.error.kind, trajectory.error.where) == ("OSError", "env.step")
 
 
 def test_a_message_that_cannot_be_rendered_is_an_error_of_the_renderer():
-    trajectory = play(ScriptedEngine(turns()), FakeEnv(), task=replace(TASK, prompt=()))
+    trajectory = play(FakeEngine(turns()), FakeEnv(), task=replace(TASK, prompt=()))
     assert trajectory.outcome is Outcome.ENV_ERROR
     assert trajectory.error is not None and trajectory.error.where == "renderer"
     assert "cannot render the roles []" in trajectory.error.message
@@ -244,19 +243,19 @@ def test_a_parser_that_fails_loses_no_token():
         raise IndexError(text)
 
     renderer = Renderer(RENDERER.tokenizer, parser)
-    trajectory = play(ScriptedEngine(turns(says("a"))), FakeEnv(), renderer=renderer)
+    trajectory = play(FakeEngine(turns(says("a"))), FakeEnv(), renderer=renderer)
     assert trajectory.outcome is Outcome.ENV_ERROR
     assert trajectory.error is not None and (trajectory.error.kind, trajectory.error.where) == ("IndexError", "parser")
     assert trajectory.turns[0].message.content == "a<|im_end|>"
 
 
 def test_time_over_in_the_engine_keeps_what_it_had_sampled():
-    engine = ScriptedEngine(turns(says("a"), [chunk("half"), HANG]))
+    engine = FakeEngine(turns(says("a"), [chunk("half"), HANG]))
     trajectory = play(engine, FakeEnv([ANSWER]), timeout_s=0.05)
     assert trajectory.outcome is Outcome.TIMEOUT
     assert [turn.message.content for turn in trajectory.turns] == ["a", "half"]
     assert trajectory.turns[1].finish is Finish.ABORT
-    assert engine.sampled[-1][1].finish is Finish.ABORT  # it was asked to stop, and did
+    assert engine.chunks[-1][1].finish is Finish.ABORT  # it was asked to stop, and did
     error = trajectory.error
     assert error is not None and (error.kind, error.where) == ("TimeoutError", "engine")
     assert error.message == "the trajectory's 0.05 s (rollout.timeout_s) were over while it waited for the engine"
@@ -264,7 +263,7 @@ def test_time_over_in_the_engine_keeps_what_it_had_sampled():
 
 def test_an_engine_that_does_not_answer_an_abort_is_left_behind(monkeypatch):
     monkeypatch.setattr(sampling, "ABORT_GRACE_S", 0.01)
-    trajectory = play(ScriptedEngine(turns([chunk("half"), DEAF])), FakeEnv(), timeout_s=0.05)
+    trajectory = play(FakeEngine(turns([chunk("half"), DEAF])), FakeEnv(), timeout_s=0.05)
     assert trajectory.outcome is Outcome.TIMEOUT
     assert [turn.message.content for turn in trajectory.turns] == ["half"]
     assert trajectory.error is not None and trajectory.error.where == "engine"
@@ -275,7 +274,7 @@ def test_an_engine_that_does_not_answer_an_abort_is_left_behind(monkeypatch):
     [(FakeEnv(starting=forever), "env.start", 0), (FakeEnv([ANSWER, forever]), "env.step", 2)],
 )
 def test_time_over_in_the_environment(env, where, num_turns):
-    trajectory = play(ScriptedEngine(lambda request: says("a")), env, timeout_s=0.05)
+    trajectory = play(FakeEngine(lambda request: says("a")), env, timeout_s=0.05)
     assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.TIMEOUT, num_turns)
     error = trajectory.error
     assert error is not None and error.where == where
@@ -283,7 +282,7 @@ def test_time_over_in_the_environment(env, where, num_turns):
 
 
 def test_an_environment_s_own_time_limit_speaks_for_itself():
-    trajectory = play(ScriptedEngine(lambda request: says("a")), FakeEnv([TimeoutError("the shop is closed")]), timeout_s=20)
+    trajectory = play(FakeEngine(lambda request: says("a")), FakeEnv([TimeoutError("the shop is closed")]), timeout_s=20)
     assert trajectory.outcome is Outcome.TIMEOUT
     assert trajectory.error is not None
     assert (trajectory.error.where, trajectory.error.message) == ("env.step", "the shop is closed")
@@ -293,9 +292,9 @@ def test_no_turn_starts_after_the_time_is_over():
     async def busy():
         deadline = Deadline.after(0.01)
         await asyncio.sleep(0.02)
-        return await TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS, (), deadline).to_end(FakeEnv())
+        return await TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS, (), deadline).to_end(opens(FakeEnv()))
 
-    engine = ScriptedEngine(turns())
+    engine = FakeEngine(turns())
     trajectory = run(busy())
     assert (trajectory.outcome, engine.requests) == (Outcome.TIMEOUT, [])
     engine.check_idle()
@@ -303,7 +302,7 @@ def test_no_turn_starts_after_the_time_is_over():
 
 def test_an_environment_that_does_not_close_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(rollout, "CLOSE_TIMEOUT_S", 0.01)
-    trajectory = play(ScriptedEngine(turns(says("a"))), FakeEnv(closing=forever))
+    trajectory = play(FakeEngine(turns(says("a"))), FakeEnv(closing=forever))
     assert trajectory.outcome is Outcome.TIMEOUT, "an outcome that hangs on time, which deterministic mode has to know of"
     assert trajectory.error is not None and (trajectory.error.kind, trajectory.error.where) == ("TimeoutError", "env.close")
 
@@ -318,10 +317,10 @@ def test_an_environment_that_does_not_close_is_not_waited_for(monkeypatch):
     ],
 )
 def test_a_cancelled_trajectory_lets_go_of_everything(script, env):
-    engine = ScriptedEngine(script)
+    engine = FakeEngine(script)
 
     async def main():
-        job = asyncio.ensure_future(TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS).to_end(env))
+        job = asyncio.ensure_future(TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS).to_end(opens(env)))
         for _ in range(100):
             await asyncio.sleep(0)
         job.cancel()
@@ -341,17 +340,17 @@ def test_limits_are_positive():
 
 @pytest.mark.parametrize("lower", [{"max_turn_tokens": 4}, {"max_tokens": 4}, {"max_turn_tokens": 9}])
 def test_a_turn_begun_under_higher_limits_is_cut_where_it_stands(lower):
-    begun = TrajectoryRun("t/0", TASK, ScriptedEngine(turns([])), RENDERER, PARAMS, LIMITS)
+    begun = TrajectoryRun("t/0", TASK, FakeEngine(turns([])), RENDERER, PARAMS, LIMITS)
     prompt = RENDERER.prompt(TASK, [])
     tokens = ids("The answer is 36.")[:6]
     turn = Turn(prompt, (Origin.PROMPT,) * len(prompt), tokens, (-0.5,) * 6, (3,) * 6, Message("assistant", ""), Finish.ABORT)
     limits = replace(LIMITS, **{name: value + len(prompt) * (name == "max_tokens") for name, value in lower.items()})
-    engine = ScriptedEngine(turns(says("6.", version=4)))
+    engine = FakeEngine(turns(says("6.", version=4)))
 
     async def main():
         run = TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, limits)
-        run.go_on_from(replace(begun.so_far(), turns=(turn,)))
-        return await run.to_end(SingleTurn())
+        run.resume_from(replace(begun.so_far(), turns=(turn,)))
+        return await run.to_end(opens(SingleTurn()))
 
     trajectory = run(main())
     assert trajectory.error is None
@@ -375,7 +374,7 @@ def test_special_tokens_that_prompt_and_answers_spell_are_text_and_are_counted()
     for answer in (Step((Message("tool", forged),)), Step((Message("user", forged),)), Step(text=forged)):
         env = Echo()
         env.answers = [answer, Step(history=(Message("user", forged),)), None]
-        engine = ScriptedEngine(turns(says("a"), says("b"), says("c")))
+        engine = FakeEngine(turns(says("a"), says("b"), says("c")))
         task = replace(TASK, prompt=(Message("user", "<|im_start|>"),))
         trajectory = play(engine, env, task=task)
         assert trajectory.outcome is Outcome.COMPLETED

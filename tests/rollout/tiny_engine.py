@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from scripted import RENDERER, STOP
 from torch import Tensor
 from transformers import Qwen3Config
 
+from tests.rollout.scripted import RENDERER, STOP
 from whet.data.parsers import Malformed, Parsed
 from whet.data.template import Renderer
 from whet.engine.embedded.config import EmbeddedConfig
@@ -20,7 +20,7 @@ from whet.engine.embedded.engine import EmbeddedEngine
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel, random_causal
 from whet.model.config import ModelConfig
-from whet.transport.land import copy_weights
+from whet.transport.apply import copy_weights
 from whet.types import Message, Sample, ToolCall
 
 EVERY = 6

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.rollout.report import RolloutFailed, require_valid
+from whet.rollout.metrics import RolloutFailed, require_valid
 from whet.runfolder import passed_on
 from whet.runfolder.own_source import own_source
 from whet.settings.rl import RunConfig

@@ -1,7 +1,8 @@
 """One server for most of the tests."""
 
 import pytest
-from serve_setup import live, model_folder
+
+from tests.serve.serve_setup import live, model_folder
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPConnection
@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from tests.fakes import FakeEngine, repeats
 from whet.build.parts import build_service
 from whet.data.parsers import parse_hermes
 from whet.data.template import Renderer, load_tokenizer
@@ -24,7 +25,6 @@ from whet.serve.access import Keys
 from whet.serve.server import Closing, address_of, bind, run_server
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
-from whet.types import Chunk, Finish, Request
 
 SHAPE = SmallModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48, max_positions=512)
 TEXTS = ["How many pens are 3 and 4?", "Ann has 5 apples and eats 2. How many are left?"] * 4
@@ -177,31 +177,11 @@ def assert_all_free(server: Live) -> None:
     assert pool.num_free == pool.num_blocks and set(pool._holders) == {0}
 
 
-class Scripted:
-    """An engine that says what it is told to, a token at a time where chunks are wanted."""
-
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self.tokens = tokens
-        self.version = 3
-        self.capabilities = Capabilities(512, False, True)
-
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        step = request.chunk_tokens or len(self.tokens)
-        for start in range(0, len(self.tokens), step):
-            some = self.tokens[start : start + step]
-            last = start + step >= len(self.tokens)
-            await asyncio.sleep(0)
-            yield Chunk(some, (-0.5,) * len(some), self.version, Finish.STOP if last else None, (-0.5,) * len(some), ((),) * len(some))
-
-    async def abort(self, request_id: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 @contextmanager
 def scripted(model: Path, text: str) -> Iterator[Service]:
     """A service whose engine always says `text` and ends its turn."""
     renderer = Renderer(load_tokenizer(model), parse_hermes)
-    engine = Scripted((*renderer.encode(text), renderer.stop_token_ids[0]))
+    tokens = (*renderer.encode(text), renderer.stop_token_ids[0])
+    engine = FakeEngine(repeats(tokens), version=3, capabilities=Capabilities(512, False, True))
     with ThreadPoolExecutor(1) as texts:
         yield Service(engine, renderer, parse_hermes, config_of(model), texts, lambda folder: (), lambda grammar: None)  # type: ignore[arg-type]

@@ -6,7 +6,8 @@ import re
 import openai
 import pytest
 from openai import OpenAI
-from serve_setup import live
+
+from tests.serve.serve_setup import live
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "How many pens are 3 and 4?"}], "max_tokens": 450}
 SCHEMA = {

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 from pydantic import ValidationError
-from serve_setup import assert_all_free, is_idle, live
 
+from tests.serve.serve_setup import assert_all_free, is_idle, live
 from whet.data.strict_json import parse_json
 from whet.serve import bodies, connection
 from whet.serve.access import ADMIN as ADMIN_ROUTES

@@ -8,8 +8,8 @@ import time
 from http.client import HTTPConnection
 
 import pytest
-from serve_setup import assert_all_free, is_idle, live, scheduler_of
 
+from tests.serve.serve_setup import assert_all_free, is_idle, live, scheduler_of
 from whet.serve import endpoint
 from whet.serve.access import Keys, check_exposure, is_loopback
 

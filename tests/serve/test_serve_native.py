@@ -4,8 +4,8 @@ import math
 import threading
 
 import pytest
-from serve_setup import assert_all_free, is_idle, live, model_folder
 
+from tests.serve.serve_setup import assert_all_free, is_idle, live, model_folder
 from whet.quickstart.model import SmallModelConfig
 
 IDS = [5, 60, 7, 88, 9]
@@ -81,7 +81,8 @@ def test_what_was_cached_of_a_prompt_is_told(server):
     assert cached == [0, 8]
     with server.stream("/generate", {**prompt, "stream": True}) as events:
         assert [event["meta_info"]["cached_tokens"] for event in events] == [8, 8]
-    usage = server.send("/v1/completions", {"prompt": [prompt["input_ids"], [3, 4]], "n": 2, "max_tokens": 2})[1]["usage"]
+    body = {"prompt": [prompt["input_ids"], [3, 4]], "n": 2, "max_tokens": 2, "ignore_eos": True}
+    usage = server.send("/v1/completions", body)[1]["usage"]
     assert usage["prompt_tokens"] == 11 and usage["prompt_tokens_details"] == {"cached_tokens": 8} and usage["completion_tokens"] == 8
 
 

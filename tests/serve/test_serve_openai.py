@@ -8,8 +8,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionTextParams
-from serve_setup import is_idle
 
+from tests.serve.serve_setup import is_idle
 from whet.types import Message, Task
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "How many pens are 3 and 4?"}]}

@@ -12,7 +12,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from serve_setup import DEADLINE_S, events_of, live
+
+from tests.serve.serve_setup import DEADLINE_S, events_of, live
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_setup import model_folder
 
+from tests.serve.serve_setup import model_folder
 from whet.data.template import load_tokenizer
 from whet.serve.text import TextStream
 from whet.types import text_before

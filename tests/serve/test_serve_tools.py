@@ -4,8 +4,8 @@ import json
 
 import pytest
 from openai import OpenAI
-from serve_setup import Live, scripted
 
+from tests.serve.serve_setup import Live, scripted
 from whet.data.template import Renderer
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
-from tiny_policy import VOCAB, gradients, plain, policy, relative, rollout
 from torch import nn
 
+from tests.train.tiny_policy import VOCAB, gradients, plain, policy, relative, rollout
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.config import AlgorithmConfig, GRPOConfig
 from whet.algo.grpo import grpo

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny_policy import trajectory
 
+from tests.train.tiny_policy import trajectory
 from whet.core.batch import batch_of
 from whet.train.batching import BatchConfig, BatchPlan, due, plan_batch
 from whet.train.learners import steps_of

@@ -7,14 +7,16 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_policy import gradients, policy, relative, rollout
 
+from tests.train.tiny_policy import gradients, policy, relative, rollout
 from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS
 from whet.model import compiled
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +39,8 @@ def learn(backend):
     ("rows", "recompute", "compiler"),
     [
         ("chains", False, "aot_eager"),
-        ("forest", True, "aot_eager"),
-        ("chains", "selective", "aot_eager"),
+        pytest.param("forest", True, "aot_eager"),
+        pytest.param("chains", "selective", "aot_eager"),
         pytest.param("chains", False, "inductor", marks=pytest.mark.slow),
         pytest.param("chains", True, "inductor", marks=pytest.mark.slow),
     ],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_policy import qwen3, rollout
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSequenceClassification, Qwen3MoeConfig
 
 from tests.conftest import cuts_layers
+from tests.train.tiny_policy import qwen3, rollout
 from whet.algo.base import LossTerms, Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import REDUCERS

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_policy import DEVICE, VOCAB, gradients, plain, policy, qwen3, relative, rollout
 from transformers import LlamaConfig
 
+from tests.train.tiny_policy import DEVICE, VOCAB, gradients, plain, policy, qwen3, relative, rollout
 from whet.algo.base import Need, StepPlan
 from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo
@@ -26,6 +26,8 @@ from whet.observe.metrics import flatten
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.types import Origin, Sample
+
+pytestmark = pytest.mark.long
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 BF16_TOLERANCE = 0.05

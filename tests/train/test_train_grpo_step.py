@@ -6,15 +6,15 @@ import statistics
 
 import pytest
 import torch
-from tiny_policy import gradients, plain, policy, relative, rollout_samples
 
+from tests.train.tiny_policy import gradients, plain, policy, relative, rollout_samples
 from whet.algo.base import StepPlan
 from whet.algo.config import GRPOConfig
 from whet.algo.grpo import grpo
 from whet.core.batch import batch_of
 from whet.observe.metrics import flatten
 from whet.train.batching import BatchPlan
-from whet.train.learners import Learners, steps_of
+from whet.train.learners import Learners, Models, steps_of
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.types import Progress
@@ -144,7 +144,7 @@ def test_an_update_is_the_one_written_by_hand(dtype, steps_per_rollout, epochs, 
     chosen = {k: recipe[k] for k in ("clip_low", "clip_high", "entropy_coef", "kl_coef", "normalize_std", "reducer")}
     algorithm = grpo(GRPOConfig(**chosen, reference=True), StepPlan(plan.optimizer_steps))
     trained = Recorded(model, config, len(steps))
-    learners = Learners(trained, TorchBackend(frozen, config, None), algorithm, plan, SEED)
+    learners = Learners(Models(trained, TorchBackend(frozen, config, None)), algorithm, plan, SEED)
     batch, _ = algorithm.assign_credit(learners.annotate(batch))
     progress = Progress(rollout_id=ROLLOUT_ID)
     learners.update(batch, progress)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tiny_policy import rollout, rollout_samples, trajectory
 
+from tests.train.tiny_policy import rollout, rollout_samples, trajectory
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.config import GRPOConfig, PPOConfig
 from whet.algo.grpo import grpo
@@ -16,7 +16,7 @@ from whet.observe.metrics import Mean, flatten
 from whet.train.base import Backward
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of
-from whet.train.learners import Critic, Learners, Refresh, mismatch
+from whet.train.learners import Critic, Learners, Models, Refresh, mismatch
 from whet.types import Progress
 
 
@@ -54,7 +54,7 @@ def plan(steps, epochs=1):
 
 def learners(steps=1, epochs=1, reference=None, **settings):
     algorithm = grpo(GRPOConfig(**settings), StepPlan(steps * epochs))
-    return Learners(FakeBackend(), reference, algorithm, plan(steps, epochs), seed=4)
+    return Learners(Models(FakeBackend(), reference), algorithm, plan(steps, epochs), seed=4)
 
 
 def update(found, progress=None):
@@ -167,7 +167,7 @@ def test_an_algorithm_prepares_each_step_after_its_weights():
     algorithm = grpo(GRPOConfig(), StepPlan(1))
     algorithm.prepare = prepare
     algorithm.loss = lambda batch, out: LossTerms(batch.returns, {})
-    found = Learners(FakeBackend(), None, algorithm, plan(1), seed=0)
+    found = Learners(Models(FakeBackend()), algorithm, plan(1), seed=0)
     update(found)
     assert steps_seen(found)[0].returns.unique().tolist() == [5.0]
 
@@ -175,7 +175,7 @@ def test_an_algorithm_prepares_each_step_after_its_weights():
 def ppo_learners(steps=2, epochs=1, warmup=0):
     algorithm = build_algorithm(PPOConfig(), StepPlan(steps * epochs))
     critic = Critic(FakeBackend(level=0.3), algorithm.value_loss, warmup)
-    return Learners(FakeBackend(), None, algorithm, plan(steps, epochs), seed=4, critic=critic)
+    return Learners(Models(FakeBackend(), critic=critic), algorithm, plan(steps, epochs), seed=4)
 
 
 def test_values_are_asked_of_the_critic_and_its_steps_are_the_policys():
@@ -239,21 +239,21 @@ def test_a_failed_step_says_whose_it_was():
 def test_a_reference_is_refreshed_after_every_so_many_rollouts():
     reference = FakeBackend()
     algorithm = grpo(GRPOConfig(kl_coef=0.1), StepPlan(2))
-    found = Learners(FakeBackend(level=-2.5), reference, algorithm, plan(2), seed=4, refresh=Refresh(reference, 3))
+    found = Learners(Models(FakeBackend(level=-2.5), reference, Refresh(reference, 3)), algorithm, plan(2), seed=4)
     taken = []
     for rollout_id in range(7):
         update(found, Progress(rollout_id=rollout_id))
         taken.append(("take_weights", [("level", -2.5)]) in reference.calls)
         reference.calls.clear()
     assert taken == [False, False, True, False, False, True, False]
-    assert list(found.beside) == ["reference"]
-    assert learners(2, reference=reference, kl_coef=0.1).beside == {}, "one that stays is not saved"
+    assert list(found.auxiliary) == ["reference"]
+    assert learners(2, reference=reference, kl_coef=0.1).auxiliary == {}, "one that stays is not saved"
 
 
 def test_a_teacher_is_asked_for_its_logprobs():
     teacher = FakeBackend(level=-9.0)
     algorithm = grpo(GRPOConfig(distill_coef=0.5), StepPlan(1))
-    found = Learners(FakeBackend(), None, algorithm, plan(1), seed=4, teacher=teacher)
+    found = Learners(Models(FakeBackend(), teacher=teacher), algorithm, plan(1), seed=4)
     batch = found.annotate(rollout())
     assert teacher.calls == [("annotate", Need.TEACHER_LOGPROBS)] and batch.teacher_logprobs.min() == -9.0
-    assert found.beside == {}
+    assert found.auxiliary == {}

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from tiny_policy import DEVICE, plain, policy, qwen3, rollout
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3ForCausalLM, Qwen3ForSequenceClassification, Qwen3MoeConfig
 
+from tests.train.tiny_policy import DEVICE, plain, policy, qwen3, rollout
 from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.weights import token_mean

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tiny_policy import VOCAB, gradients, plain, policy, relative
 
+from tests.train.tiny_policy import VOCAB, gradients, plain, policy, relative
 from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.batch import batch_of

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from tiny_policy import qwen3
 from torch import nn
 from torchao.optim import AdamW8bit as TheirAdamW8bit
 
+from tests.train.tiny_policy import qwen3
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.plan.memory import Workload, optimizer_bytes, optimizer_parts

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_policy import DEVICE, gradients, qwen3, relative, rollout
 from transformers import AutoModelForSequenceClassification, Qwen3ForSequenceClassification
 
+from tests.train.tiny_policy import DEVICE, gradients, qwen3, relative, rollout
 from whet.algo.base import LossTerms, Need
 from whet.algo.config import PPOConfig
 from whet.algo.ppo import value_terms

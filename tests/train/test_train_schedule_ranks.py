@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.parity.context import context_slices
+from tests.parity.schedule import SchedulePlan, schedule_steps
 from whet.train.balance import balanced_parts
-from whet.train.context import context_slices
-from whet.train.schedule import SchedulePlan, schedule_steps
 from whet.train.torch_native.packing import split_rows
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=16)

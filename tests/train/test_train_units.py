@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_policy import VOCAB, gradients, policy, relative
 
+from tests.train.tiny_policy import VOCAB, gradients, policy, relative
 from whet.algo.base import Need
 from whet.algo.dpo import dpo_loss
 from whet.algo.preference_config import DpoConfig

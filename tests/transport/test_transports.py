@@ -21,13 +21,13 @@ from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
-from whet.transport import carry as carried
 from whet.transport import changes
+from whet.transport import deliver as delivering
+from whet.transport.apply import copy_weights
 from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, Stream, TransportError
 from whet.transport.broadcast import BroadcastSender
 from whet.transport.delta import CHANGES, HEADER
 from whet.transport.handles import handed, opened
-from whet.transport.land import copy_weights
 from whet.transport.receive import Receiver
 from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig
@@ -78,7 +78,7 @@ def sender(transport, folder, **settings):
     return sender_of(SyncConfig(transport=transport, timeout_s=20, **settings), model(), folder, "127.0.0.1")
 
 
-def carry(sending, engines, trained, version, weights=None):
+def deliver(sending, engines, trained, version, weights=None):
     """One version to all; returns what was sent and what arrived where."""
     ticket = sending.begin(version, list(engines))
     weights = Stream(trained.named_weights()) if weights is None else weights
@@ -100,7 +100,7 @@ def test_every_transport_carries_every_bit_version_after_version(transport, dtyp
     engines = {name: Engine(name, dtype=dtype) for name in ("a", "b")}
     for version in (1, 2, 3):
         step(trained, version)
-        sent, arrived = carry(sending, engines, trained, version)
+        sent, arrived = deliver(sending, engines, trained, version)
         expected = digests_of(trained.named_weights())
         assert sent.size_bytes > 0
         for engine, found in zip(engines.values(), arrived, strict=True):
@@ -137,11 +137,11 @@ def test_a_small_buffer_is_never_exceeded_and_large_tensors_go_alone():
 def test_engines_may_come_and_go(tmp_path):
     trained, sending = model(), sender("broadcast", tmp_path)
     first, second = Engine("a"), Engine("b")
-    carry(sending, {"a": first}, trained, 1)
+    deliver(sending, {"a": first}, trained, 1)
     step(trained)
-    carry(sending, {"a": first, "b": second}, trained, 2)
+    deliver(sending, {"a": first, "b": second}, trained, 2)
     step(trained)
-    carry(sending, {"b": second}, trained, 3)
+    deliver(sending, {"b": second}, trained, 3)
     assert digests_of(second.model.named_weights()) == digests_of(trained.named_weights()) != digests_of(first.model.named_weights())
     with pytest.raises(TransportError, match="waits for the next version"):
         sending.whole(3)
@@ -188,7 +188,7 @@ def test_nobody_waits_for_who_does_not_come_once_it_is_given_up():
     with ThreadPoolExecutor(2) as pool:
         came = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
         sent = pool.submit(sending.send, ticket, Stream(model().named_weights()))
-        while not (sending._meeting and sending._meeting._said("got/a")):
+        while not (sending._rendezvous and sending._rendezvous._said("got/a")):
             time.sleep(0.01)
         sending.give_up()
         with pytest.raises(TransportError, match=r"by b: an engine ended"):
@@ -242,7 +242,7 @@ def test_what_came_first_is_told_and_not_what_followed_from_it(slow_s):
 
     loads = {"a": healthy, "d": dies_later, "b": dies, "c": healthy}
     with pytest.raises(EngineLost, match="b died"):
-        asyncio.run(carried.carry(sending, [], 1, loads))
+        asyncio.run(delivering.deliver(sending, [], 1, loads))
 
 
 def test_a_version_that_is_given_up_from_outside_holds_nothing_up():
@@ -252,7 +252,7 @@ def test_a_version_that_is_given_up_from_outside_holds_nothing_up():
         await asyncio.sleep(60)
 
     async def main():
-        task = asyncio.ensure_future(carried.carry(sending, [], 1, {"a": hangs}))
+        task = asyncio.ensure_future(delivering.deliver(sending, [], 1, {"a": hangs}))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -263,14 +263,14 @@ def test_a_version_that_is_given_up_from_outside_holds_nothing_up():
 
 
 def test_who_does_not_answer_after_a_failed_exchange_is_not_the_cause(monkeypatch):
-    monkeypatch.setattr(carried, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(delivering, "LAST_WORDS_S", 0.2)
     sending = Together(TransportError("broke off by b"))
 
     async def hangs(ticket):
         await asyncio.sleep(60)
 
     with pytest.raises(TransportError, match="broke off by b"):
-        asyncio.run(carried.carry(sending, [], 1, {"a": hangs, "b": hangs}))
+        asyncio.run(delivering.deliver(sending, [], 1, {"a": hangs, "b": hangs}))
     assert sending.told
 
 
@@ -311,7 +311,7 @@ def test_a_version_on_disk_is_a_hugging_face_folder_and_the_last_ones_stay(tmp_p
         step(trained, version)
         with torch.no_grad():
             dict(trained.named_weights())[Q][0, 1] = 0.5  # transformers' check wants finite numbers
-        carry(sending, {"a": Engine("a")}, trained, version)
+        deliver(sending, {"a": Engine("a")}, trained, version)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version_000002", "version_000003"]
     read = load_causal(tmp_path / "version_000003", ModelConfig(path="", device=DEVICE, dtype="bfloat16"), trainable=False)
     assert digests_of(read.named_state()) == digests_of(trained.named_state())
@@ -360,7 +360,7 @@ def test_a_folder_of_a_mixture_has_the_names_of_files_and_what_no_gradient_chang
     sending = sender_of(SyncConfig(transport=transport, timeout_s=20), trained, tmp_path, "127.0.0.1")
     engine = Engine("a")
     engine.model = held
-    carry(sending, {"a": engine}, trained, 1)
+    deliver(sending, {"a": engine}, trained, 1)
     assert digests_of(held.named_state()) == digests_of(trained.named_state())
     hf, told = AutoModelForCausalLM.from_pretrained(tmp_path / "version_000001", dtype=torch.float32, output_loading_info=True)
     assert not any(told.values()), told
@@ -371,21 +371,21 @@ def test_a_folder_of_a_mixture_has_the_names_of_files_and_what_no_gradient_chang
 
 def test_a_full_disk_leaves_the_version_before_whole(tmp_path, monkeypatch):
     trained, sending = model(), sender("disk", tmp_path)
-    carry(sending, {"a": Engine("a")}, trained, 1)
+    deliver(sending, {"a": Engine("a")}, trained, 1)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("whet.transport.folder.write_weights", full)
     with pytest.raises(TransportError, match=r"version 2 cannot be written to .*: No space left on device"):
-        carry(sending, {"a": Engine("a")}, trained, 2)
+        deliver(sending, {"a": Engine("a")}, trained, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["version_000001"]
     Engine("b").take(DiskTicket(1, tmp_path / "version_000001"))
 
 
 def test_a_file_of_weights_that_is_cut_short_is_named(tmp_path):
     trained, sending = model(), sender("disk", tmp_path)
-    carry(sending, {"a": Engine("a")}, trained, 1)
+    deliver(sending, {"a": Engine("a")}, trained, 1)
     file = tmp_path / "version_000001/model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(TransportError, match=r"model\.safetensors is cut short or damaged"):
@@ -397,7 +397,7 @@ def delta(tmp_path):
     """A sender whose second version is on disk, and an engine at the first."""
     trained, sending = model(), sender("delta", tmp_path)
     engine = Engine("a")
-    carry(sending, {"a": engine}, trained, 1)
+    deliver(sending, {"a": engine}, trained, 1)
     step(trained)
     ticket = sending.begin(2, ["a"])
     sending.send(ticket, Stream(trained.named_weights()))
@@ -471,9 +471,9 @@ def test_after_a_failed_delta_the_next_version_is_whole(delta, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("whet.transport.delta.change_of", broken)
         with pytest.raises(TransportError, match="No space left"):
-            carry(sending, {"a": engine}, trained, 3)
+            deliver(sending, {"a": engine}, trained, 3)
     assert isinstance(sending.begin(4, ["a"]), DiskTicket)
-    carry(sending, {"a": engine}, trained, 4)
+    deliver(sending, {"a": engine}, trained, 4)
     assert digests_of(engine.model.named_weights()) == digests_of(trained.named_weights())
 
 

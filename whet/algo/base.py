@@ -84,6 +84,15 @@ class LearnsValues(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsGradients(Protocol):
+    """An algorithm that knows before the pass which tokens will have no gradient."""
+
+    def has_gradient(self, batch: TrainBatch) -> Tensor:
+        """Trained tokens of a prepared step whose term may have a gradient. A sample without any is not computed. [T] bool"""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Facts about the optimizer steps of one rollout that an algorithm may need."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
 from whet.algo.offpolicy import corrected, corrected_step, correction_metrics
-from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PolicyConfig
+from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PROPORTIONAL, PolicyConfig
 from whet.algo.reward_kl import RewardKL
 from whet.algo.surrogates import build_surrogate
 from whet.core.batch import TokenOutputs, TrainBatch
@@ -155,6 +155,16 @@ class PolicyGradient:
             batch = batch.with_(chosen=chosen)
         return batch
 
+    def has_gradient(self, batch: TrainBatch) -> Tensor:
+        """Every trained token where the loss has a term besides the surrogate, or is somebody else's; else those with an advantage and a
+        weight. [T] bool"""
+        config, mask = self.config, batch.loss_mask
+        further = config.entropy_coef > 0 or (config.kl_coef > 0 and batch.ref_logprobs is not None)
+        if further or config.loss.name not in PROPORTIONAL or self._has_another_loss:
+            return mask
+        assert batch.advantages is not None and batch.weights is not None
+        return mask & (batch.advantages != 0) & (batch.weights != 0)
+
     def loss(self, batch: TrainBatch, out: TokenOutputs) -> LossTerms:
         """Policy loss - entropy_coef * entropy + kl_coef * KL, per token."""
         parts = self.parts(batch, out)
@@ -173,6 +183,12 @@ class PolicyGradient:
         if parts.masked is not None:
             metrics["policy/sequence_masked"] = _mean((~parts.masked).to(torch.float32), mask, count)
         return LossTerms(parts.terms, metrics)
+
+    @property
+    def _has_another_loss(self) -> bool:
+        """True if `loss` or `parts` was replaced, in a subclass or on this object."""
+        mine = (PolicyGradient.loss, PolicyGradient.parts)
+        return any(getattr(found, "__func__", None) is not own for found, own in zip((self.loss, self.parts), mine, strict=True))
 
     def parts(self, batch: TrainBatch, out: TokenOutputs) -> LossParts:
         """The loss and what it is made of."""

@@ -30,6 +30,8 @@ CLIP_READERS: dict[str, tuple[LossName, ...]] = {
 """Losses that read each bound of the ratio. These settings are in the same table as the loss."""
 NEEDS_CHOICE = frozenset({"clip_cov", "kl_cov"})
 """Losses that read `chosen`, which is made on the whole step."""
+PROPORTIONAL = frozenset({"clip", "sequence", "cispo", "sapo", "reinforce", "geometric_mean", "clip_cov"})
+"""Losses that are 0, with their gradient, where all advantages of a sample are 0."""
 ONE_RATIO = frozenset({"geometric_mean"})
 """Losses with one ratio per sample, so that importance weights are averaged over it too."""
 

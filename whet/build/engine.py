@@ -1,10 +1,11 @@
-"""From `[engine]` to a live engine: in this process, or in several."""
+"""Engines from `[engine]`: in this process, or in several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,11 +13,10 @@ import torch
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.engine.embedded.grammar import Grammars
-from whet.engine.embedded.stops import Decode
+from whet.engine.embedded.tokenizer import EngineTokenizer, TokenizerFolder
 from whet.engine.pool.config import PoolConfig
-from whet.engine.pool.member import Tell
-from whet.engine.pool.pool import to_errors
+from whet.engine.pool.member import OnIncident
+from whet.engine.pool.pool import print_incident
 from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.launch import Launcher
 from whet.model.causal import CausalModel, pick_device
@@ -25,63 +25,62 @@ from whet.transport.settings import Syncing
 
 
 def engine_model(config: ModelConfig, sizes: EmbeddedConfig, *, apart: bool = False) -> ModelConfig:
-    """How an engine's own model is held: copies have theirs in the CPU's memory, whatever they compute on. `apart`: even a single one is a
-    process of its own."""
+    """Settings of an engine's own model. Copies hold theirs in the CPU's memory, on any device. `apart`: true
+    if even a single engine is a process of its own.
+    """
     return config if sizes.num_processes == 1 and not apart else config.model_copy(update={"device": "cpu"})
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The engine that settings ask for."""
+
+    model: ModelConfig
+    sizes: EmbeddedConfig
+    pool: PoolConfig
+    folder: Path
+    """Folder of the tokenizer."""
+    deterministic: bool = False
+    sync: Syncing | None = None
+    """Transport of new weights to an engine in other processes; None: through memory."""
+
+
 @contextmanager
-def engine_of(
+def build_engine(
+    spec: EngineSpec,
     model: CausalModel,
-    config: ModelConfig,
-    sizes: EmbeddedConfig,
-    folder: Path,
+    tokenizer: EngineTokenizer,
     thread: Executor,
-    decode: Decode,
-    grammars: Grammars,
-    sync: Syncing | None = None,
     *,
     shares_weights: bool,
-    deterministic: bool,
-    pool: PoolConfig,
     launcher: Launcher | None = None,
-    tell: Tell = to_errors,
+    on_incident: OnIncident = print_incident,
 ) -> Iterator[Engine]:
-    """The engine that the settings ask for; its processes end with it. Whoever runs it closes it.
+    """Build an engine; its processes end with it. The caller closes it.
 
     Args:
-        model: whose weights it samples from; made by `engine_model`, unless it is the trainer's.
-        config: of the model.
-        sizes: `[engine.embedded]`.
-        folder: of the tokenizer.
-        thread: where an engine of this process takes its steps.
-        decode: token ids to text.
-        grammars: of the tokenizer.
-        sync: how new weights reach an engine in processes of its own; None: through memory.
-        shares_weights: whether the model is the trainer's.
-        deterministic: as for the engines.
-        launcher: starts its processes elsewhere, even a single one; none: here.
-        pool: `[engine.pool]`.
-        tell: is told of each of its processes that is lost.
+        spec: what the settings say.
+        model: model that it samples from; made by `engine_model`, unless it is the trainer's.
+        tokenizer: finds stop texts and reads grammars, in this process.
+        thread: thread of the steps of an engine in this process.
+        shares_weights: true if the model is the trainer's.
+        launcher: starts its processes elsewhere, even a single one; None: here.
+        on_incident: called when one of its processes dies.
     """
+    sizes, deterministic = spec.sizes, spec.deterministic
     if sizes.num_processes == 1 and launcher is None:
-        yield EmbeddedEngine(
-            model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, decode=decode, grammars=grammars
-        )
+        yield EmbeddedEngine(model, sizes, thread, shares_weights=shares_weights, deterministic=deterministic, tokenizer=tokenizer)
         return
-    devices = copy_devices(sizes, config) if launcher is None else placed_devices(sizes, config)
-    trust = config.trust_remote_code
+    devices = copy_devices(sizes, spec.model) if launcher is None else placed_devices(sizes, spec.model)
     copies = EngineCopies(
         model,
-        sizes,
-        devices,
+        sizes.model_copy(update={"copy_devices": devices}),
         deterministic=deterministic,
-        tokenizer=folder,
-        trust_remote_code=trust,
-        sync=sync,
+        tokenizer=TokenizerFolder(spec.folder, spec.model.trust_remote_code),
+        sync=spec.sync,
         launcher=launcher,
-        pool=pool,
-        tell=tell,
+        pool=spec.pool,
+        on_incident=on_incident,
     )
     try:
         yield copies
@@ -90,7 +89,7 @@ def engine_of(
 
 
 def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
-    """Where each process of the engine computes, those of the first copy first.
+    """Device of each process of the engine, those of the first copy first.
 
     Raises:
         ValueError: if a device is not there, or they are fewer than copies.
@@ -110,7 +109,7 @@ def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
 
 
 def placed_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
-    """Where processes compute that are started elsewhere: each sees its own device alone.
+    """Devices of processes that are started elsewhere: each sees its own device alone.
 
     Raises:
         ValueError: if the settings name devices of this machine.

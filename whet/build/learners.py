@@ -1,4 +1,4 @@
-"""The models beside the policy: which of them an algorithm needs, and how they are made."""
+"""Learners of a run: policy, critic, reference and teacher, as far as its algorithm needs them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from whet.observe.meter import Devices, Meter
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend, Mirror
 from whet.train.batching import BatchPlan, plan_batch
+from whet.train.build import build_backend
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
-from whet.train.lead import ALONE, Lead
-from whet.train.learners import Critic, Learners, Refresh
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.learners import Critic, Learners, Models, Refresh
 from whet.train.torch_native.config import TrainConfig, check_compiled
 
 SHOWN = 3
-"""Tokens that an error names of many."""
+"""Maximum number of tokens that an error names."""
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
-    """The algorithm of a run, for the optimizer steps that its batch sizes give."""
+    """Algorithm of a run, for the optimizer steps that its batch sizes give."""
     plan = plan_batch(config.batch)
     return build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
 
 
 def check_models(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse an algorithm without the models that it needs, and settings of models that nobody asks.
+    """Refuse an algorithm whose models are missing, and settings of models that it does not need.
 
     Raises:
         ValueError: with the setting, and what to do.
@@ -66,8 +65,8 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 def check_layouts(config: RunConfig) -> None:
-    """Refuse a model beside the policy that asks for other processes than the job has, or cannot be compiled as it is spread; of `auto`,
-    once it is settled.
+    """Refuse an auxiliary model whose degrees ask for another number of processes, or that cannot be compiled
+    as it is spread. Degrees of `auto` are checked once they are chosen.
 
     Raises:
         ValueError: naming the setting, and what to do.
@@ -75,7 +74,7 @@ def check_layouts(config: RunConfig) -> None:
     if config.train.parallel == "auto":
         return
     processes = 1 if config.train.degrees is None else config.train.degrees.num_ranks
-    for name, chosen in config.beside.items():
+    for name, chosen in config.auxiliary.items():
         if chosen is not None and chosen.parallel is not None and chosen.parallel.num_ranks != processes:
             raise ValueError(
                 f"{name}.parallel asks for {chosen.parallel.num_ranks} processes (replicate x shard x context x tensor), but "
@@ -94,7 +93,7 @@ def check_layouts(config: RunConfig) -> None:
 
 
 def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
-    """What the person who trains on older policies' tokens should hear if nothing makes up for it."""
+    """Advice if nothing corrects for training on older policies' tokens; None: none is needed."""
     bound = config.control.max_staleness
     if bound == 0 or not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout":
         return None
@@ -106,7 +105,7 @@ def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
 
 
 def check_warmup(config: RunConfig, num_rollouts: int) -> int:
-    """Rollouts in which the policy learns.
+    """Number of rollouts in which the policy learns.
 
     Raises:
         ValueError: if there are none.
@@ -122,12 +121,11 @@ def check_warmup(config: RunConfig, num_rollouts: int) -> int:
 
 def build_learners(
     config: RunConfig,
-    policy: TorchBackend,
+    policy: Backend,
     folder: Path,
     algorithm: Algorithm,
     plan: BatchPlan,
     num_rollouts: int,
-    lead: Lead = ALONE,
 ) -> Learners:
     """Policy, critic, reference and teacher, as far as the algorithm needs them.
 
@@ -138,7 +136,6 @@ def build_learners(
         algorithm: credit and loss.
         plan: batch arithmetic.
         num_rollouts: of the run.
-        lead: tells the other processes of the job what all of them do.
     """
     reference = refresh = teacher = critic = None
     if Need.REF_LOGPROBS in algorithm.needs:
@@ -151,47 +148,42 @@ def build_learners(
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
         critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
     return Learners(
-        policy,
-        reference,
+        Models(policy, reference, refresh, teacher, critic),
         algorithm,
         plan,
         config.seed,
-        refresh=refresh,
-        teacher=teacher,
-        critic=critic,
-        lead=lead,
         gives_back=config.engine_sleeps and config.num_engines_apart > 0,
         meter=meter_of(config, policy),
     )
 
 
-def meter_of(config: BaseRunConfig, policy: TorchBackend) -> Meter:
-    """What watches the passes of the policy, and of the models beside it on the same devices."""
-    device, degrees, peak = policy.model.device, config.train.degrees, config.observe.peak_tflops
+def meter_of(config: BaseRunConfig, policy: Backend) -> Meter:
+    """Meter of the passes of the policy, and of the auxiliary models on the same devices."""
+    device, degrees, peak = policy.device, config.train.degrees, config.observe.peak_tflops
     if peak is None and device.type == "cuda":
         peak = peak_tflops(torch.cuda.get_device_name(device), policy.dtype)
     return Meter(Devices(device, 1 if degrees is None else degrees.num_ranks, peak))
 
 
-def train_beside(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
-    """How a model beside the policy computes: as the policy, but for its own layout."""
+def auxiliary_train(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
+    """Training settings of an auxiliary model: the policy's, with its own layout."""
     if chosen is None or chosen.parallel is None:
         return config.train
     return config.train.model_copy(update={"parallel": chosen.parallel})
 
 
 def parallel_key(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None, name: str) -> str:
-    """The setting that says how a model beside the policy is spread, for error messages."""
+    """Key of the layout of an auxiliary model, for error texts."""
     return "train.parallel" if chosen is None or chosen.parallel is None else f"{name}.parallel"
 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
-    """How the critic trains: whole, with its own optimizer, within the policy's budgets."""
-    return train_beside(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None})
+    """Training settings of the critic: whole, with its own optimizer, within the policy's budgets."""
+    return auxiliary_train(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None})
 
 
 def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remote_code: bool) -> None:
-    """Refuse a model of another vocabulary: its log-probs would be of other tokens.
+    """Refuse a model of another vocabulary, whose log-probs would be of other tokens.
 
     Raises:
         ValueError: with tokens that differ.
@@ -207,9 +199,9 @@ def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remo
 
 
 def build_reference(
-    config: BaseRunConfig, folder: Path, policy: TorchBackend, chosen: ReferenceConfig | None = None
+    config: BaseRunConfig, folder: Path, policy: Backend, chosen: ReferenceConfig | None = None
 ) -> tuple[Annotator, Mirror | None]:
-    """The model that a run begins with, frozen: of a policy that is an adapter, its base; else a second copy.
+    """Frozen model that a run begins with: the base of an adapter, else a second copy.
 
     Args:
         config: the run's settings.
@@ -218,17 +210,18 @@ def build_reference(
         chosen: how the copy is spread; None: as the policy.
 
     Returns:
-        The reference; and again, if checkpoints have to hold it, since the run does not begin with the weights of `folder`.
+        The reference; and again, if checkpoints have to hold it, since the run does not begin with the
+        weights of `folder`.
     """
-    if policy.adapter is not None:
-        return policy.base(), None
+    if (base := policy.base()) is not None:
+        return base, None
     copy = _copy(config, chosen, "reference", folder)
     store = CheckpointStore(Path(config.run_dir) / "checkpoints", config.checkpoint)
     return copy, copy if store.keeps_reference() else None
 
 
-def _reference(config: RunConfig, policy: TorchBackend, folder: Path) -> tuple[Annotator, Refresh | None]:
-    """The reference; and again, where checkpoints hold it, with when it is refreshed."""
+def _reference(config: RunConfig, policy: Backend, folder: Path) -> tuple[Annotator, Refresh | None]:
+    """The reference, and what checkpoints hold of it, with the interval of its refreshes."""
     chosen = config.reference or ReferenceConfig()
     if chosen.path is None and chosen.refresh_every is None:
         reference, kept = build_reference(config, folder, policy, chosen)
@@ -247,10 +240,10 @@ def _frozen(config: RunConfig, chosen: ReferenceConfig | TeacherConfig, name: st
 def _copy(
     config: BaseRunConfig, chosen: ReferenceConfig | TeacherConfig | None, name: str, folder: Path, key: str = "model.path"
 ) -> Mirror:
-    """A model that does not train; `key` is the setting that it is read from."""
-    train = train_beside(config, chosen)
+    """Model that does not train; `key` is the setting that names its folder."""
+    train = auxiliary_train(config, chosen)
     model = load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads)
-    return TorchBackend(model, train, None, parallel_key(chosen, name))
+    return build_backend(train, model, None, parallel_key(chosen, name))
 
 
 def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
@@ -259,4 +252,4 @@ def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_
         check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
     train = critic_train(config, chosen)
     model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
-    return TorchBackend(model, train, total_steps, parallel_key(config.critic, "critic"))
+    return build_backend(train, model, total_steps, parallel_key(config.critic, "critic"))

@@ -1,4 +1,4 @@
-"""From a configuration to live objects."""
+"""Live objects from a configuration."""
 
 from __future__ import annotations
 
@@ -9,34 +9,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-
-from whet.build.engine import Syncing, engine_model, engine_of
+from whet.build.engine import EngineSpec, Syncing, build_engine, engine_model
 from whet.build.session import OpenRun
 from whet.build.trained import load_trained
-from whet.checkpoint.random_state import RandomStates
-from whet.checkpoint.run_state import RunState, Stateful
+from whet.checkpoint.random_state import RANDOM, RandomStates
+from whet.checkpoint.run_state import RunState, SavedModels, Stateful
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.ray_engine import engine_launcher
 from whet.config import code_digests, config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
-from whet.data.template import Renderer, load_renderer, load_tokenizer
+from whet.data.template import Renderer, load_renderer
 from whet.engine.base import Engine
 from whet.engine.embedded.grammar import Grammars
-from whet.engine.pool.member import Incident, Tell
-from whet.engine.pool.pool import to_errors
+from whet.engine.embedded.tokenizer import EngineTokenizer
+from whet.engine.pool.member import Incident, OnIncident
+from whet.engine.pool.pool import print_incident
 from whet.env.build import EnvConfig, build_env_factory
+from whet.env.resources import Resources, print_warning
 from whet.evaluate.config import EvaluationSetConfig
 from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.files import replace_file
 from whet.loop import Observer
 from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
-from whet.model.config import ModelConfig
-from whet.model.lora import FILE as ADAPTER_FILE
-from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe.build_display import build_display
 from whet.observe.display import Headline
 from whet.observe.records import RecordWriter
@@ -44,7 +40,7 @@ from whet.observe.spans import Phases
 from whet.observe.trackers import JsonlTracker, build_trackers
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.model import ScorerOf
-from whet.rollout.player import Player
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.sampling import RolloutConfig
 from whet.runfolder.failures import FailureFiles
 from whet.runfolder.journal import LoggedDisplay
@@ -52,32 +48,31 @@ from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.base import Backend
-from whet.train.lead import ALONE, Lead
+from whet.train.controller import LOCAL, Controller
 from whet.train.learners import Learners
 from whet.train.supervised import SupervisedLearner
-from whet.train.torch_native.backend import TorchBackend
 from whet.types import JSON, Task
 
 CHUNK_TOKENS = 32
-"""Sampled before the engine hands them over, where a checkpoint may hold trajectories in the middle of a turn."""
+"""Tokens per chunk of the engine, if checkpoints may hold trajectories in the middle of a turn."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What training, evaluation and generation have in common."""
+    """Objects that training, evaluation and generation share."""
 
     folder: Path
     model: CausalModel
     engine: Engine
-    player: Player
+    runner: TrajectoryRunner
     rewards: list[Reward | GroupReward]
-    """All that are to be closed."""
+    """Rewards to close."""
     scorer_of: ScorerOf
     thread: ThreadPoolExecutor
 
 
 def length_of_run(num_units: int, per_step: int, count: int | None, epochs: float | None, name: str) -> int:
-    """Steps of a run from its own count or its epochs.
+    """Steps of a run, from its own count or its epochs.
 
     Raises:
         ValueError: unless exactly one of the two is given.
@@ -91,14 +86,14 @@ def length_of_run(num_units: int, per_step: int, count: int | None, epochs: floa
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What a model's folder says before its weights are read."""
+    """Contents of a model's folder, without the weights."""
 
     folder: Path
     renderer: Renderer
 
 
 def read_texts(config: RunConfig) -> Texts:
-    """The model's folder, its tokenizer and chat template."""
+    """Read the model's folder, its tokenizer and chat template."""
     folder = resolve_model_path(config.model.path)
     parser = build_parser(config.env.parser)
     return Texts(folder, load_renderer(folder, config.data, parser, trust_remote_code=config.model.trust_remote_code))
@@ -110,13 +105,23 @@ def build_parts(
     texts: Texts,
     *,
     trainable: bool,
-    tell: Tell = to_errors,
+    on_incident: OnIncident = print_incident,
     scorer_of: ScorerOf = lambda _: None,
     weights: Path | None = None,
+    warn: Callable[[str], None] = print_warning,
 ) -> Iterator[Parts]:
-    """Model, engine, environment and reward; closed at the end. The process is prepared already; `tell` hears of engines that are lost,
-    `scorer_of` says who scores for a reward with a model that is no model of its own, and `weights` are what the run has trained already,
-    to be put into a model that is not trained further."""
+    """Build model, engine, environment and reward, which are closed at the end. The process is prepared
+    already.
+
+    Args:
+        config: the run's settings.
+        texts: tokenizer and chat template.
+        trainable: true if the model trains.
+        on_incident: called when an engine dies.
+        scorer_of: returns the shared scorer of a reward that uses a spread model; None: the reward has its own.
+        weights: trained weights of the run, to load into a model that does not train further.
+        warn: shows a warning to the user.
+    """
     folder = texts.folder
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
@@ -134,25 +139,27 @@ def build_parts(
         if weights is not None:
             load_trained(model, weights, config.train.lora)
         held = load_causal(folder, held_as, trainable=False) if own else model
-        grammars = Grammars(texts.renderer, held.vocab_size)
-        steps_on, how = beside if overlaps else thread, Syncing(config.sync, Path(config.run_dir) / "sync")
-        settings = {"shares_weights": not own, "deterministic": config.deterministic, "launcher": launcher}
-        settings |= {"pool": config.engine.pool, "tell": tell}
-        with engine_of(held, config.model, sizes, folder, steps_on, texts.renderer.decode, grammars, how, **settings) as engine:
-            player = _player(config, config.rollout, config.env, scoring, engine, texts.renderer)
+        sync = Syncing(config.sync, Path(config.run_dir) / "sync")
+        spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync)
+        tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), beside if overlaps else thread
+        with build_engine(
+            spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident
+        ) as engine:
+            runner = _runner(config, config.rollout, config.env, scoring, engine, texts.renderer)
+            runner = replace(runner, resources=Resources(warn))
             if trainable:  # the trainer computes log-probs over what each token was drawn from
-                player = replace(player, sampling=replace(player.sampling, nucleus=player.sampling.narrows))
+                runner = replace(runner, sampling=replace(runner.sampling, nucleus=runner.sampling.narrows))
             if overlaps or config.control.partial:
-                player = replace(player, chunk_tokens=CHUNK_TOKENS)
-            yield Parts(folder, model, engine, player, rewards, scorer_of, thread)
+                runner = replace(runner, chunk_tokens=CHUNK_TOKENS)
+            yield Parts(folder, model, engine, runner, rewards, scorer_of, thread)
 
 
 Scoring = tuple[Reward | None, GroupReward | None]
-"""Of single trajectories, and of siblings together."""
+"""Reward of single trajectories, and of siblings together."""
 
 
 def _scoring(config: RewardConfig, folder: Path, rewards: list[Reward | GroupReward], scorer_of: ScorerOf) -> Scoring:
-    """What a configuration asks for; `rewards` is told of what is to be closed."""
+    """Build the rewards of a configuration, and append them to `rewards`, which are closed at the end."""
     each = build_reward(config, folder, scorer_of) if config.scores_each else None
     rewards.extend([] if each is None else [each])
     together = build_group_reward(config)
@@ -161,7 +168,7 @@ def _scoring(config: RewardConfig, folder: Path, rewards: list[Reward | GroupRew
 
 
 def close_all(rewards: Iterable[Reward | GroupReward]) -> None:
-    """Close every one, whichever of them fails to."""
+    """Close all, even if some fail to close."""
     with ExitStack() as ends:
         for reward in rewards:
             ends.callback(reward.close)
@@ -169,29 +176,19 @@ def close_all(rewards: Iterable[Reward | GroupReward]) -> None:
 
 @contextmanager
 def build_service(config: ServeConfig) -> Iterator[Service]:
-    """A model behind an engine of its own, to be served; its threads end with it. Whoever runs the engine closes it."""
+    """Build a model and its engine for serving; its threads end with it. The caller closes the engine."""
     folder = resolve_model_path(config.model.path)
     parser = build_parser(config.parser)
     renderer = load_renderer(folder, config, parser, trust_remote_code=config.model.trust_remote_code)
     sizes = config.engine.embedded
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
+    spec = EngineSpec(config.model, sizes, config.engine.pool, folder)
     grammars = Grammars(renderer, model.vocab_size)
     beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
     with (
         torch_thread("torch", model.device) as thread,
         ThreadPoolExecutor(1, "texts") as texts,
-        engine_of(
-            model,
-            config.model,
-            sizes,
-            folder,
-            thread,
-            renderer.decode,
-            grammars,
-            shares_weights=False,
-            deterministic=False,
-            pool=config.engine.pool,
-        ) as engine,
+        build_engine(spec, model, EngineTokenizer(renderer.decode, grammars), thread, shares_weights=False) as engine,
     ):
         yield Service(
             engine=engine,
@@ -205,7 +202,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
 
 
 def check_fits(rollout: RolloutConfig, longest: int) -> None:
-    """Refuse trajectories that the engine could not run to their end.
+    """Refuse trajectories that are longer than the engine can run.
 
     Raises:
         ValueError: if they may have more than `longest` tokens.
@@ -217,14 +214,14 @@ def check_fits(rollout: RolloutConfig, longest: int) -> None:
         )
 
 
-def _player(
+def _runner(
     config: RunConfig,
     rollout: RolloutConfig,
     env: EnvConfig,
     scoring: Scoring,
     engine: Engine,
     renderer: Renderer,
-) -> Player:
+) -> TrajectoryRunner:
     check_fits(rollout, engine.capabilities.max_tokens)
     renderer = renderer.with_parser(build_parser(env.parser))
     sampling = rollout.sampling(renderer.stop_token_ids)
@@ -233,7 +230,7 @@ def _player(
             Grammars(renderer, len(renderer.tokenizer)).check(sampling.grammar)
         except ValueError as error:
             raise ValueError(f"rollout.{error}") from None
-    return Player(
+    return TrajectoryRunner(
         engine=engine,
         renderer=renderer,
         make_env=build_env_factory(env),
@@ -249,14 +246,15 @@ def _player(
 
 
 def prompt_length(texts: Texts, env: EnvConfig) -> Callable[[Task], int]:
-    """Counts a task's prompt tokens, the environment's tools included."""
+    """Function that counts a task's prompt tokens, including the environment's tools."""
     tools = build_env_factory(env)().tools
     check_answers(texts, env)
     return lambda task: len(texts.renderer.prompt(task, tools))
 
 
 def check_answers(texts: Texts, env: EnvConfig) -> None:
-    """See that the chat template shows what the run's tools answer; an environment of a user's own may answer in any way.
+    """Check that the chat template shows the answers of the run's tools. An environment of the user's own may
+    answer in any way.
 
     Raises:
         ValueError: it leaves that out.
@@ -266,7 +264,7 @@ def check_answers(texts: Texts, env: EnvConfig) -> None:
 
 
 def evaluation_tasks(config: RunConfig, texts: Texts) -> dict[str, list[Task]]:
-    """The tasks of every configured evaluation set, by its name."""
+    """Tasks of every evaluation set, by its name."""
     out: dict[str, list[Task]] = {}
     for name, chosen in config.evaluate.sets.items():
         length = prompt_length(texts, evaluation_env(config, chosen))  # shows now, not after hours, that its prompts can be rendered
@@ -275,7 +273,7 @@ def evaluation_tasks(config: RunConfig, texts: Texts) -> dict[str, list[Task]]:
 
 
 def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[Task]], run_dir: Path) -> list[EvaluationSet]:
-    """Every configured evaluation set with its tasks; `run_dir` is where their records go."""
+    """Build every evaluation set with its tasks; `run_dir` is the folder of their records."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
         keep = config.observe.records_every > 0
@@ -283,7 +281,7 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
             EvaluationSet(
                 name=name,
                 tasks=tasks[name],
-                player=_evaluation_player(config, chosen, parts),
+                runner=_evaluation_runner(config, chosen, parts),
                 samples_per_prompt=chosen.samples_per_prompt,
                 pass_reward=chosen.pass_reward,
                 records=RecordWriter(set_folder(run_dir, name)) if keep else None,
@@ -292,105 +290,70 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
     return out
 
 
-def _evaluation_player(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> Player:
-    scoring = parts.player.reward, parts.player.group_reward
+def _evaluation_runner(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> TrajectoryRunner:
+    scoring = parts.runner.reward, parts.runner.group_reward
     if chosen.reward is not None:
         scoring = _scoring(chosen.reward, parts.folder, parts.rewards, parts.scorer_of)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
-    return _player(config, rollout, env, scoring, parts.engine, parts.player.renderer)
+    runner = _runner(config, rollout, env, scoring, parts.engine, parts.runner.renderer)
+    return replace(runner, resources=parts.runner.resources)
 
 
-def build_observer(config: BaseRunConfig, opened: OpenRun, headlines: tuple[Headline, ...]) -> Observer:
-    """Display, trackers and records of a run."""
+def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Headline, ...]) -> Observer:
+    """Build display, trackers and records of a run."""
     console = build_display(config.observe.display, headlines)
-    display = LoggedDisplay(console, opened.journal, headlines)
-    trackers = build_trackers(config.observe, opened.folder, config.model_dump(mode="json"))
-    records = RecordWriter(opened.folder, config.observe.records_every) if config.observe.records_every else None
-    return Observer(display, console, opened.journal, trackers, Phases(display.phase), records, threads=opened.threads)
+    display = LoggedDisplay(console, session.journal, headlines)
+    trackers = build_trackers(config.observe, session.folder, config.model_dump(mode="json"))
+    records = RecordWriter(session.folder, config.observe.records_every) if config.observe.records_every else None
+    return Observer(display, console, session.journal, trackers, Phases(display.phase), records, threads=session.threads)
 
 
 def build_run_state(
     config: BaseRunConfig,
-    opened: OpenRun,
+    session: OpenRun,
     backend: Backend,
     observer: Observer,
     data: Stateful,
     others: Mapping[str, Stateful],
     learners: Learners | SupervisedLearner,
-    lead: Lead = ALONE,
+    controller: Controller = LOCAL,
 ) -> RunState:
-    """How a run saves and goes on. Arguments as for `RunState`; `learners` have the models beside the policy, and `lead` tells the other
-    processes of the job what all of them do."""
+    """Build the state that a run saves and resumes from. Arguments as for `RunState`; `learners` have the
+    auxiliary models.
+    """
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
+    renew_reference = None if has_reference_path(config) else learners.renew_reference
+    auxiliary = {name: controller.control(name, model, Backend) for name, model in learners.auxiliary.items()}
     return RunState(
-        CheckpointStore(opened.folder / "checkpoints", config.checkpoint),
-        backend,
+        CheckpointStore(session.folder / "checkpoints", config.checkpoint),
+        SavedModels(backend, auxiliary, renew_reference),
         log,
-        parts={"data": data, "random": RandomStates(lead)},
+        parts={"data": data, "random": controller.control(RANDOM, RandomStates(), RandomStates)},
         others=others,
-        beside=learners.beside,
-        renew_reference=None if has_reference_path(config) else learners.renew_reference,
         config=dump_toml(config),
-        facts={"config_hash": config_hash(config), "code": code_digests(config), "environment": opened.environment},
+        facts={"config_hash": config_hash(config), "code": code_digests(config), "environment": session.environment},
         note=observer.display.note,
     )
 
 
-def incidents_of(opened: OpenRun, observer: Observer) -> Tell:
-    """Engines that are lost, written into the run's folder, a line of each shown."""
-    files = FailureFiles(opened.folder, lambda: observer.phases.present, observer.display.warn)
+def incidents_of(session: OpenRun, observer: Observer) -> OnIncident:
+    """Function that logs an engine's death in the run's folder, and shows a line of it."""
+    files = FailureFiles(session.folder, lambda: observer.phases.present, observer.display.warn)
 
-    def tell(incident: Incident) -> None:
+    def write(incident: Incident) -> None:
         files.write(incident.name, incident.cause, incident.then, incident.in_flight, incident.stacks)
 
-    return tell
+    return write
 
 
 def has_reference_path(config: BaseRunConfig) -> bool:
-    """Whether the reference is a model of its own."""
-    reference = config.beside.get("reference")
+    """True if the reference is a model of its own."""
+    reference = config.auxiliary.get("reference")
     return reference is not None and reference.path is not None
 
 
-def export_model(
-    backend: TorchBackend, config: ModelConfig, source: Path, target: Path, lead: Lead = ALONE, template: str | None = None
-) -> None:
-    """Write the policy in Hugging Face format, with the tokenizer of the model that it came from, and the chat template that it was trained
-    with.
-
-    Raises:
-        ValueError: if what was written does not read back as what was trained.
-    """
-    tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
-    if template is not None:
-        tokenizer.chat_template = template
-    tokenizer.save_pretrained(target)
-    led = lead.led("policy", backend)
-    if backend.adapter is not None:
-        led.export(target, str(source))
-        _read_back(target, load_file(target / ADAPTER_FILE), led.named_weights("adapter"))
-        if not backend.adapter.config.export_merged:
-            return
-        target = target.with_name("merged")
-        led.export_merged(target)
-        tokenizer.save_pretrained(target)
-    else:
-        led.export(target)
-    on_cpu = config.model_copy(update={"device": "cpu", "gradient_checkpointing": False, "gradient_checkpointing_every": 1})
-    load = load_scalar if isinstance(backend.model, ScalarModel) else load_causal
-    _read_back(target, dict(load(target, on_cpu, trainable=False).named_weights()), led.named_weights())
-
-
-def _read_back(target: Path, found: Mapping[str, torch.Tensor], own: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Compare with what was trained, which is put together one tensor after another, to the last."""
-    equal = {name: torch.equal(found[name], tensor.detach().cpu()) for name, tensor in own if name in found}
-    for name in found:
-        if not equal.get(name, False):
-            raise ValueError(f"{target}: {name} does not read back as it was trained; is the disk full?")
-
-
 def write_summary(path: Path, values: Mapping[str, JSON]) -> None:
-    """A small JSON file of results, whole or not at all."""
+    """Write a small JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(values, indent=1) + "\n")

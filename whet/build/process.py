@@ -1,4 +1,4 @@
-"""Settings of the whole process: seeds, threads, determinism, and a quiet transformers."""
+"""Prepare the process: seeds, threads, determinism, and a quiet transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from whet.settings.rl import BaseRunConfig
 
 
 def prepare_process(config: BaseRunConfig, threads: int | None = None) -> None:
-    """Make the process one that runs `config`. `threads` are torch's where the configuration leaves them open; None: torch's choice."""
+    """Prepare the process for `config`. `threads` are torch's if the configuration leaves them open; None:
+    torch's choice.
+    """
     quiet_transformers()
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
@@ -27,6 +29,6 @@ def prepare_process(config: BaseRunConfig, threads: int | None = None) -> None:
 
 
 def quiet_transformers() -> None:
-    """No progress bars, and no warnings: what matters of them is checked here."""
+    """Turn off transformers' progress bars and warnings: the checks of whet cover them."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

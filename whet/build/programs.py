@@ -1,10 +1,12 @@
-"""The commands that train, in one table: which model each trains, on which data, by which loss. A new command is a class of settings in
-`whet.settings.supervised.RUN_CONFIGS`, and an entry here."""
+"""The commands that train, in one table: which model each trains, on which data, by which loss. A new command
+is a class of settings in `whet.settings.supervised.RUN_CONFIGS`, and an entry here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -22,9 +24,8 @@ from whet.model.scalar import ScalarModel, load_scalar
 from whet.observe.display import Headline
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, kind_of
-from whet.train.lead import ALONE, Lead
+from whet.train.build import build_backend
 from whet.train.supervised import SupervisedLearner
-from whet.train.torch_native.backend import TorchBackend
 
 Settings = TypeVar("Settings", contravariant=True)
 StepUnit = Literal["rollout", "step"]
@@ -36,6 +37,8 @@ class ModelKind:
 
     load: Callable[..., CausalModel | ScalarModel]
     """Loads the model that trains, given the settings and its folder; `check=False` as for `load_causal`."""
+    load_frozen: Callable[[Path, ModelConfig], CausalModel | ScalarModel]
+    """Loads the same kind of model from a folder, to be read and not trained."""
     read_meta: Callable[[Path, ModelConfig], CausalModel | ScalarModel]
     """Makes the same model without contents, by its config.json alone."""
     measured_by: Need
@@ -44,6 +47,7 @@ class ModelKind:
 
 LANGUAGE = ModelKind(
     lambda config, folder, *, check=True: load_causal(folder, config.model, trainable=True, check=check, spread=config.train.spreads),
+    partial(load_causal, trainable=False),
     read_meta,
     Need.OLD_LOGPROBS,
 )
@@ -51,6 +55,7 @@ SCALAR = ModelKind(
     lambda config, folder, *, check=True: load_scalar(
         folder, config.model, trainable=True, new_head="normal", seed=config.seed, check=check, spread=config.train.spreads
     ),
+    partial(load_scalar, trainable=False),
     read_meta_scalar,
     Need.SCORES,
 )
@@ -90,7 +95,9 @@ class Program(Generic[Settings]):
     """Data that it learns from as they are; None: it plays rollouts of prompts."""
     model: ModelKind = LANGUAGE
     has_reference: bool = False
-    """True where the loss compares with the model that the run begins with; of a run with rollouts, its algorithm says."""
+    """True where the loss compares with the model that the run begins with; of a run with rollouts, its
+    algorithm says.
+    """
 
     @property
     def unit(self) -> StepUnit:
@@ -114,7 +121,9 @@ RL_HEADLINES = (
 
 
 def step_headlines(name: str, *own: str) -> tuple[Headline, ...]:
-    """The loss `name/loss`, a command's own metrics, and what every run that learns from data as they are shows."""
+    """The loss `name/loss`, a command's own metrics, and what every run that learns from data as they are
+    shows.
+    """
     return (
         Headline(f"{name}/loss", "loss", ".4f"),
         *(Headline(f"{name}/{metric}", metric, ".3f") for metric in own),
@@ -148,17 +157,17 @@ def program_of(config: BaseRunConfig) -> Program[Any]:
     return PROGRAMS[kind_of(config)]
 
 
-def build_supervised(config: BaseRunConfig, folder: Path, num_steps: int, lead: Lead = ALONE) -> tuple[TorchBackend, SupervisedLearner]:
-    """Build the model that trains, and the learner that takes steps with it.
+def build_supervised(config: BaseRunConfig, folder: Path, model: CausalModel | ScalarModel, num_steps: int) -> SupervisedLearner:
+    """Build what takes steps with a model.
 
     Args:
         config: settings of a command that learns from data as they are.
         folder: the model's.
+        model: loaded from it, trained in place.
         num_steps: of the run.
-        lead: tells the other processes of the job what all of them do.
     """
     program = program_of(config)
-    backend = TorchBackend(program.model.load(config, folder), config.train, num_steps)
+    backend = build_backend(config.train, model, num_steps)
     reference, kept = build_reference(config, folder, backend) if program.has_reference else (None, None)
     loss, measured_by = program.objective(config).loss, program.model.measured_by
-    return backend, SupervisedLearner(backend, loss, meter_of(config, backend), measured_by, reference, kept, lead)
+    return SupervisedLearner(backend, loss, meter_of(config, backend), measured_by, reference, kept)

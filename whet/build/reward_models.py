@@ -14,8 +14,8 @@ from whet.reward.model import ModelRewardOptions, Scorer
 from whet.reward.model_reward import KEY, model_config
 from whet.settings.rl import RunConfig, reward_tables
 from whet.train.base import Backend
-from whet.train.lead import ALONE, Lead
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.build import build_backend
+from whet.train.controller import LOCAL, Controller
 from whet.train.torch_native.config import TrainConfig
 from whet.types import UNSAMPLED, Origin, Sample
 
@@ -26,31 +26,26 @@ class SpreadScorer:
     Args:
         name: in calls.
         options: of the reward.
-        lead: tells the other processes of the job what all of them do.
+        controller: broadcasts calls to the other ranks.
     """
 
-    def __init__(self, name: str, options: ModelRewardOptions, lead: Lead) -> None:
-        self.name, self.options, self._lead = name, options, lead
-        self._backend: TorchBackend | None = None
+    def __init__(self, name: str, options: ModelRewardOptions, controller: Controller) -> None:
+        self.name, self.options, self._controller = name, options, controller
+        self._backend: Backend | None = None
+        self.max_positions: int | None = None
 
-    @property
-    def backend(self) -> TorchBackend:
-        """What computes."""
-        assert self._backend is not None, "it is loaded as the run begins"
-        return self._backend
-
-    @property
-    def max_positions(self) -> int | None:
-        return self.backend.model.max_positions
-
-    def load(self, train: TrainConfig) -> None:
+    def load(self, train: TrainConfig) -> Backend:
         """Make the model; every process does so."""
         model = load_scalar(resolve_model_path(self.options.path), model_config(self.options), trainable=False, key=KEY, spread=True)
-        self._backend = TorchBackend(model, train.model_copy(update={"lora": None}), None)
+        self.max_positions = model.max_positions
+        backend = build_backend(train.model_copy(update={"lora": None}), model, None)
+        self._backend = self._controller.control(self.name, backend, Backend)
+        return backend
 
     def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        assert self._backend is not None, "it is loaded as the run begins"
         batch = batch_of([_as_sample(tokens) for tokens in sequences])
-        found = self._lead.led(self.name, self.backend).annotate(batch, Need.SCORES).scores
+        found = self._backend.annotate(batch, Need.SCORES).scores
         assert found is not None
         return found[last_tokens(batch)].tolist()
 
@@ -60,24 +55,22 @@ class SpreadScores:
 
     Args:
         config: the run's settings. With one process there are none: a model is whole there.
-        lead: tells the other processes of the job what all of them do.
+        controller: broadcasts calls to the other ranks.
     """
 
-    def __init__(self, config: RunConfig, lead: Lead = ALONE) -> None:
+    def __init__(self, config: RunConfig, controller: Controller = LOCAL) -> None:
         tables = reward_tables(config) if config.train.spreads else []
         chosen = [options for table in tables for options in reward_models(table) if options.spread]
         self._train = config.train
-        self._scorers = [SpreadScorer(f"reward {i}", options, lead) for i, options in enumerate(dict.fromkeys(chosen), 1)]
+        self._scorers = [SpreadScorer(f"reward {i}", options, controller) for i, options in enumerate(dict.fromkeys(chosen), 1)]
 
     def of(self, options: ModelRewardOptions) -> Scorer | None:
-        """Who scores for a reward with these options; None: it has a model of its own."""
+        """Scorer of a reward with these options; None: the reward has a model of its own."""
         return next((scorer for scorer in self._scorers if scorer.options == options), None)
 
     def load(self) -> dict[str, Backend]:
         """Make the models; every process does so. Returns them by the names in calls."""
-        for scorer in self._scorers:
-            scorer.load(self._train)
-        return {scorer.name: scorer.backend for scorer in self._scorers}
+        return {scorer.name: scorer.load(self._train) for scorer in self._scorers}
 
 
 def _as_sample(tokens: Sequence[int]) -> Sample:

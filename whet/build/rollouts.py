@@ -1,4 +1,4 @@
-"""From a configuration to what plays rollouts, and the functions of a user's own that are called between a run's parts."""
+"""Rollouts from a configuration, and the user's functions that a run calls."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from whet.data.rows import missing_label
 from whet.data.source import Source
 from whet.env.build import ENVS
 from whet.reward import LabelError
-from whet.reward.labels import told_rows, unusable_rows
-from whet.rollout.filters import Filter, build_filters
-from whet.rollout.order import Order
+from whet.reward.labels import text_of_faults, unusable_rows
+from whet.rollout.filters import Selection, build_selection
 from whet.rollout.own import OwnRollouts
-from whet.rollout.player import Player
 from whet.rollout.recipe import Recipe
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.settings.rl import RunConfig, evaluation_env, evaluation_rows, training_rows
 from whet.types import Task
 
 TRAINING = ""
-"""Stands for training where evaluation sets go by their names."""
+"""Name of training in tables of evaluation sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run calls a function of the user's."""
+    """A place in a run that calls a function of the user's."""
 
     named: Callable[[RunConfig], str | None]
-    """The setting."""
+    """Returns the setting that names the function; None: not set."""
     given: tuple[str, ...]
-    """What it is called with."""
+    """Names of its arguments."""
     awaited: bool = False
 
 
@@ -45,11 +44,11 @@ PLACES: dict[str, Place] = {
     "batch.process": Place(lambda config: config.batch.process, ("samples", "groups")),
     "observe.on_rollout": Place(lambda config: config.observe.on_rollout, ("rollout_id", "groups", "dropped", "metrics")),
 }
-"""By the key that names the function."""
+"""Places by the key that names the function."""
 
 
 def find_hook(config: RunConfig, key: str) -> Hook | None:
-    """The function that a setting names; None: it names none.
+    """Function that a setting names; None: it names none.
 
     Raises:
         ConfigError: there is no such function, or it cannot be called as it would be.
@@ -61,44 +60,43 @@ def find_hook(config: RunConfig, key: str) -> Hook | None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a run calls of a user's, and the built-in things that stand in the same places."""
+    """Functions of the user's that a run calls, or the built-in ones in the same places."""
 
-    filters: Sequence[Filter]
-    order: Order | None
+    selection: Selection
     rollout: Hook | None
     recipe: Recipe
     on_rollout: Hook | None
 
 
 def build_hooks(config: RunConfig) -> Hooks:
-    """The functions that the settings name. They are found before weights are read, which takes long.
+    """Find the functions that the settings name, before the weights are read, which takes long.
 
     Raises:
         ValueError: naming the key of one that is not there, or cannot be called as it will be.
     """
     control = config.control
     found = {key: find_hook(config, key) for key in PLACES}
-    filters, order = build_filters(control)
     recipe = Recipe(config.batch.train_on, control.max_staleness, control.too_old, found["batch.process"])
-    return Hooks(filters, order, found["control.rollout"], recipe, found["observe.on_rollout"])
+    return Hooks(build_selection(control), found["control.rollout"], recipe, found["observe.on_rollout"])
 
 
 def build_rollouts(
-    config: RunConfig, hooks: Hooks, source: Source, player: Player, wanted: RolloutSpec, num_rollouts: int
+    config: RunConfig, hooks: Hooks, source: Source, runner: TrajectoryRunner, wanted: RolloutSpec, num_rollouts: int
 ) -> Rollouts | OwnRollouts:
-    """What plays a run's rollouts: the scheduler, or a function of the user's."""
+    """Build the rollouts of a run: the scheduler, or a function of the user's."""
     if hooks.rollout is not None:
-        return OwnRollouts(hooks.rollout, source, player, wanted, config.seed)
-    return Rollouts(source, player, config.control, wanted, num_rollouts, config.seed, hooks.filters, hooks.order, played_by(config))
+        return OwnRollouts(hooks.rollout, source, runner, wanted, config.seed)
+    return Rollouts(source, runner, config.control, wanted, num_rollouts, config.seed, hooks.selection, played_by(config))
 
 
 def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None:
-    """See that the rewards can score every row. A row that they could not would end the run when it is played, which may take hours.
+    """Check that the rewards can score every row. A faulty row would end the run when it is played, perhaps
+    after hours.
 
     Args:
         config: the run's settings.
-        tasks: training's by `TRAINING`, an evaluation set's by its name. Where an environment of the user's may change them, they are not
-            looked at.
+        tasks: training's by `TRAINING`, an evaluation set's by its name. Where an environment of the user's
+            may change them, they are not looked at.
 
     Raises:
         LabelError: quoting the first rows that cannot be scored, with their places.
@@ -112,12 +110,15 @@ def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None
             if faults:
                 source = training_rows(config) if chosen is None else evaluation_rows(config, chosen)
                 where = "of training" if chosen is None else f"of the evaluation set {name}"
-                raise LabelError(told_rows(where, faults, len(rows)) + missing_label(source.path, source.label_key))
+                raise LabelError(text_of_faults(where, faults, len(rows)) + missing_label(source.path, source.label_key))
 
 
 def played_by(config: RunConfig) -> str:
-    """The sha256 of the settings and of the user's code that say what a trajectory becomes: limits, sampling, environment, tools, reward.
-    What was played by others is not trained on as if it were by these."""
+    """Digest (sha256) of the settings and of the user's code that decide about a trajectory: limits,
+    sampling, environment, tools, reward.
+
+    Trajectories of another digest are not trained on.
+    """
     tables = {"rollout": plain(config.rollout), "env": plain(config.env), "reward": plain(config.reward)}
     text = json.dumps([tables, code_digests(tables)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

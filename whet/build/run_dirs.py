@@ -1,4 +1,4 @@
-"""Which folder a start works in, where nobody named one, and whether the run in it has come to its end."""
+"""Folder of a start if the settings name none, and starts of runs that have ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whet.settings.rl import BaseRunConfig
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 RUNS = Path("runs")
-"""Where the folders are that nobody named."""
+"""Parent of the folders that no setting names."""
 
 
 class Finished(Exception):
@@ -29,10 +29,10 @@ class Finished(Exception):
 
 
 def placed(config: Settings, file: Path) -> tuple[Settings, str]:
-    """The settings with a run folder, and what to tell of it; "" where the settings name it.
+    """Choose a run folder. Returns the settings with it, and a note for the user; "" if the settings name it.
 
-    It is `runs/<name of the file>-<time>`. A run of this file with the same settings that did not finish goes on. In a job that torchrun
-    started, whose processes must agree, it is `runs/<name of the file>`.
+    It is `runs/<name of the file>-<time>`. A run of this file with the same settings that did not finish goes
+    on. In a job that torchrun started, whose processes must agree, it is `runs/<name of the file>`.
     """
     if "run_dir" in config.model_fields_set:
         return config, ""
@@ -40,8 +40,8 @@ def placed(config: Settings, file: Path) -> tuple[Settings, str]:
         return _in_folder(config, RUNS / file.stem), ""
     for folder in _folders_of(file):
         if not _has_finished(folder) and _same_settings(_in_folder(config, folder), folder) and _is_free(folder):
-            told = f"{folder} did not finish and has the same settings: it goes on (to begin anew, name another: run_dir=PATH)"
-            return _in_folder(config, folder), told
+            note = f"{folder} did not finish and has the same settings: it goes on (to start a new run, name another folder: run_dir=PATH)"
+            return _in_folder(config, folder), note
     stem = f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if n == 1 else f"{stem}.{n}" for n in count(1))
     folder = next(path for name in names if not (path := RUNS / name).exists())
@@ -49,15 +49,17 @@ def placed(config: Settings, file: Path) -> tuple[Settings, str]:
 
 
 def newest_of(config: Settings, file: Path) -> tuple[Settings, str]:
-    """The settings with the folder of the newest run of their file, and what to tell of it; as `placed` where there is none."""
+    """Choose the folder of the newest run of the file. Returns the settings with it, and a note for the user;
+    as `placed` if there is none.
+    """
     found = None if "run_dir" in config.model_fields_set else next(_folders_of(file), None)
     return placed(config, file) if found is None else (_in_folder(config, found), f"the newest run of {file} is {found}")
 
 
 @contextmanager
 def something_to_do(config: BaseRunConfig) -> Iterator[None]:
-    """A start in the folder. One that has nothing to train says so: at once where the settings are those of the last start, else once these
-    were found to be good.
+    """Context of a start in the folder. A start that has nothing to train raises: at once if the settings are
+    those of the last start, else once these were found to be good.
 
     Raises:
         Finished: if the run in the folder had come to its end, and these settings ask for no more of it.
@@ -82,7 +84,7 @@ def _in_folder(config: Settings, folder: Path) -> Settings:
 
 
 def _folders_of(file: Path) -> Iterator[Path]:
-    """The folders of a file's runs, the newest first."""
+    """Folders of a file's runs, the newest first."""
     return (path.parent for path in sorted(RUNS.glob(f"{file.stem}-[0-9]*/config.toml"), reverse=True))
 
 
@@ -94,7 +96,9 @@ def _has_finished(folder: Path) -> bool:
 
 
 def _same_settings(config: BaseRunConfig, folder: Path) -> bool:
-    """Whether the folder's last start had these settings. What `train.parallel=auto` became then is not compared."""
+    """True if the folder's last start had these settings. Degrees that `train.parallel=auto` chose are not
+    compared.
+    """
     with suppress(OSError, tomllib.TOMLDecodeError):
         trees = [tomllib.loads(text) for text in ((folder / "config.toml").read_text(), dump_toml(config))]
         if config.train.parallel == "auto":

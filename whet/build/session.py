@@ -1,4 +1,6 @@
-"""A run's folder while a run works in it: claimed, its settings and its start noted, signals handled, and how it ended written down."""
+"""A run's folder while a process works in it: lock, settings, list of starts, signals, and the end of the
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from whet.build.process import prepare_process
 from whet.checkpoint.store import CheckpointStore, checkpoints_in
 from whet.config import changed_code, code_digests, dump_toml
 from whet.files import replace_file
-from whet.rollout.player import Stalled
+from whet.rollout.runner import Stalled
 from whet.runfolder.environment import environment
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, read_rows
 from whet.runfolder.lock import LOCK, OWNER, claim
@@ -30,16 +32,16 @@ from whet.threads import ThreadWatch
 from whet.types import JSON
 
 STACKS = "stacks.txt"
-"""Where every thread was when something took too long."""
+"""File with the stacks of all threads, written when something takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """What a run has while its folder is its own."""
+    """Objects of a run whose folder this process holds."""
 
     folder: Path
     notes: list[str]
-    """What the person who started it should know."""
+    """Notes for the user who started it."""
     journal: Journal
     stop: Stop
     environment: Mapping[str, JSON]
@@ -48,24 +50,23 @@ class OpenRun:
 
 @contextmanager
 def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
-    """Make the run's folder this process's own and write the resolved configuration into it. What an earlier start left is kept beside the
-    new.
+    """Claim the run's folder and write the resolved configuration into it. Files of earlier starts are kept.
 
     Args:
         config: the run's settings.
-        command: what was typed; the same starts it again.
+        command: the typed command line, which also resumes the run.
 
     Raises:
-        ValueError: if the folder cannot be written, another process works in it, or it holds checkpoints and `checkpoint.resume` is
-            false; the folder is then as it was.
+        ValueError: if the folder cannot be written, another process works in it, or it holds checkpoints and
+            `checkpoint.resume` is false; the folder is then as it was.
 
     A start that fails before it has played or trained anything leaves no folder that was not there before.
     """
     folder = Path(config.run_dir)
     made = _make_writable(folder)
     try:
-        with _opened(config, command, folder) as opened:
-            yield opened
+        with _claimed(config, command, folder) as session:
+            yield session
     except BaseException as error:  # whatever ends the start, a user's code included; it is raised again
         if not isinstance(error, Stopped | KeyboardInterrupt):
             _leave_nothing(folder, made)
@@ -73,8 +74,8 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
 
 
 @contextmanager
-def _opened(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenRun]:
-    """The folder, claimed; how the start ended is written down."""
+def _claimed(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenRun]:
+    """Claim the folder, and write down the end of the start."""
     with claim(folder, command), on_signals() as stop:
         CheckpointStore(folder / "checkpoints", config.checkpoint).check_resume()  # before anything in the folder is touched
         notes = _settle(config, folder)
@@ -107,7 +108,7 @@ def _opened(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenR
 
 @contextmanager
 def _warnings_noted(journal: Journal) -> Iterator[None]:
-    """Python's warnings stand in the run's log, too."""
+    """Write Python's warnings into the run's log, too."""
     shown = warnings.showwarning
 
     def show(
@@ -129,12 +130,12 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 def _threads_before(starts: Sequence[Mapping[str, JSON]]) -> int | None:
-    """Torch's threads at the folder's last start: another number could add in another order."""
+    """Number of torch's threads at the folder's last start: another number could add in another order."""
     return starts[-1]["environment"]["cpu"]["threads"] if starts else None
 
 
 def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
-    """Whether the clock was set back since the last start."""
+    """Note if the clock was set back since the last start."""
     if not starts or starts[-1]["time"] <= time.time():
         return []
     then, now = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (starts[-1]["time"], time.time()))
@@ -145,7 +146,7 @@ def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
 
 
 OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}
-"""The files that a start makes before it does anything."""
+"""Files that a start makes first."""
 
 
 def _make_writable(folder: Path) -> list[Path]:
@@ -161,8 +162,9 @@ def _make_writable(folder: Path) -> list[Path]:
 
 
 def _leave_nothing(folder: Path, made: Sequence[Path]) -> None:
-    """After a start that failed before it had done anything: the folder that it made is gone again. Where something was played or logged,
-    or the folder was there before, all stays."""
+    """Remove the folder of a start that failed before it did anything. A folder that was there before stays,
+    and so does one with records or logs.
+    """
     if folder not in made:
         return
     with suppress(OSError):
@@ -195,7 +197,7 @@ def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
 
 
 def changed_settings(before: str, after: str) -> str:
-    """What differs between two configurations in TOML, in words."""
+    """Differences between two configurations in TOML, in words."""
     try:
         old, new = (_flat(tomllib.loads(text)) for text in (before, after))
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""The data of the commands that learn from data as they are, a step's worth at a time: conversations, and preference pairs."""
+"""Data of the commands that learn from given data, in batches of a step: conversations, and preference pairs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class StepData:
 
     source: SupervisedSource | PreferenceSource
     take: Callable[[], TrainBatch]
-    """What the next step learns from, weighed."""
+    """Takes the batch of the next step, with its weights."""
     facts: dict[str, str]
-    """What is good to know about them before the run."""
+    """Facts that are shown before the run."""
     held_out: Callable[[Measure], HeldOut] | None = None
-    """How what does not train is measured; None: nothing is held out."""
+    """Returns the measurement of the held-out data; None: nothing is held out."""
 
 
 def conversations(config: SupervisedRunConfig, renderer: Renderer) -> StepData:
-    """The conversations of a supervised run."""
+    """Data of a supervised run."""
     source = supervised_source(config.data, renderer, run_seed=config.seed)
     reducer = REDUCERS[config.reducer]
 
@@ -45,7 +45,7 @@ def conversations(config: SupervisedRunConfig, renderer: Renderer) -> StepData:
 
 
 def pairs(config: PairRunConfig, renderer: Renderer) -> StepData:
-    """The training pairs, and those held out."""
+    """Training pairs, and those held out."""
     rows = held_out_rows(config)
     held = None if rows is None else preference_source(rows, renderer, run_seed=config.seed, name="held_out")
     source = preference_source(config.data, renderer, run_seed=config.seed)

@@ -1,4 +1,4 @@
-"""The weights that a run has trained, and how they come into the model that it began with."""
+"""Weights that a run has trained, and how to load them into the model that it began with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from whet.model.config import LoraConfig
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import add_adapter
 from whet.runfolder.journal import END
-from whet.train.torch_native.backend import check_base
-from whet.train.torch_native.saving import BASE, BUFFERS, WEIGHTS, check_buffers, read_tensors
+from whet.train.torch_native.saving import BASE, BUFFERS, WEIGHTS, check_base, check_buffers, read_tensors
 
 
 def newest_weights(run_dir: Path) -> Path | None:
     """Find the newest weights that a run has trained.
 
     Returns:
-        The model folder of a run that came to its end (`run_dir/model`), else the newest checkpoint; None if nothing has been trained.
+        The model folder of a run that came to its end (`run_dir/model`), else the newest checkpoint; None if
+        nothing has been trained.
 
     Raises:
         ValueError: if the newest checkpoint is damaged.

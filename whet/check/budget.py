@@ -1,4 +1,4 @@
-"""Memory: what the run will hold, and what the device has."""
+"""Memory of the run, compared with the memory of the device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from whet.build.parts import check_fits
-from whet.check.context import TRAINING, Scene
+from whet.check.context import TRAINING, CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
-from whet.check.machine import memory_limit
-from whet.check.models import has_own_reference, parts_beside
+from whet.check.models import auxiliary_parts, has_own_reference
 from whet.check.saved import checkpoint_sizes, copy_part
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
@@ -27,23 +26,18 @@ from whet.plan.memory import (
 )
 from whet.plan.mesh_memory import MeshPlanner, check_spread
 from whet.plan.text import bytes_text
-from whet.rollout.player import greedily
+from whet.rollout.runner import greedily
+from whet.runfolder.machine import memory_limit
 
 NEAR_FULL = 0.9
 
 
-def check_limits(scene: Scene) -> Iterator[Note]:
-    """Whether the engine can run trajectories to their end."""
-    config, model = scene.rl, need(scene.model, "the model's config.json")
+def check_limits(context: CheckContext) -> Iterator[Note]:
+    """Compare the length of trajectories with the room of the engine."""
+    config, model = context.rl, need(context.model, "the model's config.json")
     sizes = config.engine_sizes
     assert isinstance(model, CausalModel), "only a language model samples"
-    core = EngineCore(
-        model,
-        cache_tokens=sizes.cache_tokens,
-        block_size=sizes.block_size,
-        max_running=sizes.max_running,
-        max_batch_tokens=sizes.max_batch_tokens,
-    )
+    core = EngineCore(model, sizes)
     rollouts = {TRAINING: config.rollout, **{name: chosen.rollout.over(config.rollout) for name, chosen in config.evaluate.sets.items()}}
     for name, rollout in rollouts.items():
         prefix = f"{name}: " if name else ""
@@ -56,78 +50,80 @@ def check_limits(scene: Scene) -> Iterator[Note]:
             yield ok(prefix + text)
 
 
-def check_memory(scene: Scene) -> Iterator[Note]:
-    """The memory plan against what the device has."""
-    model = need(scene.model, "the model's config.json")
+def check_memory(context: CheckContext) -> Iterator[Note]:
+    """Compare the memory plan with the device's memory."""
+    model = need(context.model, "the model's config.json")
     try:
-        device = pick_device(scene.config.model.device)
+        device = pick_device(context.config.model.device)
     except ValueError:
         yield skip("not planned: needs the device")
         return
-    train = scene.config.train
+    train = context.config.train
     if train.parallel == "auto":
         yield skip("not planned: train.parallel=auto is settled when the job starts; `whet plan MODEL --devices N` shows the layouts")
         return
     degrees = train.degrees
-    work = workload(scene, 1 if degrees is None else degrees.context)
+    work = workload(context, 1 if degrees is None else degrees.context)
     if degrees is None:
         plan = plan_memory(model, work)
     else:
         check_spread("the policy", model, degrees, train)
-        plan = MeshPlanner(model, scene.config.model).plan(work, degrees)
+        plan = MeshPlanner(model, context.config.model).plan(work, degrees)
         yield ok(f"train.parallel: {name_of(degrees)}, planned for the first of {degrees.num_ranks} processes, which holds the most")
-    if scene.beside is not None:
-        for name, beside, own, key in scene.beside.over_ranks(scene.rl):
-            check_spread(name, beside, own, train, key)
-        plan = MemoryPlan((*plan.parts, *parts_beside(scene.beside, scene.rl, work)))
-    copied = [copy_part(checkpoint_sizes(scene, model, spread=train.spreads), scene.config)] if scene.config.checkpoint.async_save else []
+    if context.auxiliary is not None:
+        for name, auxiliary, own, key in context.auxiliary.over_ranks(context.rl):
+            check_spread(name, auxiliary, own, train, key)
+        plan = MemoryPlan((*plan.parts, *auxiliary_parts(context.auxiliary, context.rl, work)))
+    copied: list[Part] = []
+    if context.config.checkpoint.async_save:
+        copied.append(copy_part(checkpoint_sizes(context, model, spread=train.spreads), context.config))
     if device.type == "cpu":
         plan = MemoryPlan((*plan.parts, *copied))
     elif copied:
         held = bytes_text(copied[0].size_bytes)
         yield ok(f"checkpoint.async_save: a process keeps {held} in its machine's memory while a checkpoint is written")
-    scene.memory = plan
+    context.memory = plan
     capacity, source = device_memory(device)
     yield judge(plan, capacity, source)
 
 
 def judge(plan: MemoryPlan, capacity: int, source: str) -> Note:
-    """A plan against a capacity in bytes."""
+    """Compare a plan with a capacity in bytes."""
     parts = [f"{bytes_text(part.size_bytes):>10}  {_described(part)}" for part in plan.parts if part.size_bytes]
     share = plan.peak_bytes / capacity
     most = f"{bytes_text(plan.peak_bytes)} at its peak ({PHASES[plan.peak]}), {share:.0%} of {bytes_text(capacity)} ({source})"
     if share <= NEAR_FULL:
         return ok(most, parts)
     large = "; ".join(f"{part.name} {bytes_text(part.size_bytes)} ({part.advice})" for part in plan.largest(3))
-    told = fail if share > 1 else warn
-    return told(f"{most}; the largest parts: {large}", parts)
+    note = fail if share > 1 else warn
+    return note(f"{most}; the largest parts: {large}", parts)
 
 
 def _described(part: Part) -> str:
-    """`name (when)`, and whether its size is an estimate."""
+    """`name (when)`, marked if its size is an estimate."""
     when = "always" if part.during == ALWAYS else ", ".join(PHASES[phase] for phase in part.during)
     return f"{part.name} ({when}){', estimate' if part.estimate else ''}"
 
 
-def workload(scene: Scene, row_ranks: int = 1) -> Workload:
-    """What the memory plan has to know of the run; `row_ranks` devices share each row."""
-    config = scene.config
+def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
+    """Workload of the memory plan; `row_ranks` devices share each row."""
+    config = context.config
     budget = config.train.max_tokens_per_device * row_ranks
     offloaded = config.train.offload and pick_device(config.model.device).type != "cpu"
-    if scene.program.unit == "step":
-        longest, count = units(scene, budget)
-        row, reference = largest_row(longest, budget, count), scene.program.has_reference
+    if context.program.unit == "step":
+        longest, count = units(context, budget)
+        row, reference = largest_row(longest, budget, count), context.program.has_reference
         return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
-    config = scene.rl
-    plan, algorithm = need(scene.batch, "the batch sizes"), need(scene.algorithm, "the algorithm")
+    config = context.rl
+    plan, algorithm = need(context.batch, "the batch sizes"), need(context.algorithm, "the algorithm")
     rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
     ways = [rollout.sampling(()) for rollout in rollouts]
-    if scene.plays_greedily:
+    if context.plays_greedily:
         ways.append(greedily(ways[0]))
     sizes = config.engine_sizes
-    together = plan.prompts_per_rollout * scene.played_per_prompt
+    together = plan.prompts_per_rollout * context.played_per_prompt
     for name, chosen in config.evaluate.sets.items():
-        together = max(together, len(scene.rows[name]) * chosen.samples_per_prompt if name in scene.rows else sizes.max_running)
+        together = max(together, len(context.rows[name]) * chosen.samples_per_prompt if name in context.rows else sizes.max_running)
     return Workload(
         config.train,
         largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
@@ -149,22 +145,24 @@ def workload(scene: Scene, row_ranks: int = 1) -> Workload:
 
 
 def reference_advice(algorithm: str) -> str:
-    """How an algorithm does without a reference."""
+    """Advice on how an algorithm does without a reference."""
     if ":" in algorithm:
         return f"have {algorithm} need no reference"
     return "set algo.kl_coef=0 and algo.kl_reward.coef=0, without algo.reference"
 
 
-def units(scene: Scene, budget: int) -> tuple[tuple[int, ...], int]:
-    """Of a step of a run without rollouts: lengths of the largest unit's samples, as far as they are known, and how many units it has."""
-    rows = scene.program.rows
-    assert rows is not None, "a run with rollouts is told by its batch sizes"
-    longest = (scene.steps.data.max_tokens or budget // rows.samples_per_row,) * rows.samples_per_row
-    return scene.longest or longest, rows.per_step(scene.config)
+def units(context: CheckContext, budget: int) -> tuple[tuple[int, ...], int]:
+    """Lengths of the largest unit's samples, and units per step, of a run without rollouts. Lengths that are
+    not known yet are the longest allowed.
+    """
+    rows = context.program.rows
+    assert rows is not None, "a run with rollouts is measured by its batch sizes"
+    longest = (context.steps.data.max_tokens or budget // rows.samples_per_row,) * rows.samples_per_row
+    return context.longest or longest, rows.per_step(context.config)
 
 
 def device_memory(device: torch.device) -> tuple[int, str]:
-    """Bytes of memory, and what they are of."""
+    """Bytes of the device's memory, and their source in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory, "memory"
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""`whet check`: everything that a run needs, looked at without training. Every check is a function in a table."""
+"""`whet check`: everything that a run needs, examined without training. Every check is a function in a table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from whet.build.process import quiet_transformers
 from whet.build.programs import program_of
 from whet.build.run_dirs import placed
 from whet.check.budget import check_limits, check_memory
-from whet.check.context import Scene
+from whet.check.context import CheckContext
 from whet.check.data import check_data, check_evaluation
 from whet.check.disk import check_disk
 from whet.check.findings import Finding, Missing, Note, fail, ok, skip
-from whet.check.hooks import check_hooks
 from whet.check.model import check_attention, check_device, check_model, check_tokenizer
 from whet.check.play import check_environment
 from whet.check.resume import check_resume
 from whet.check.rewards import check_rewards
-from whet.check.settings import check_algorithm, check_batch, check_control, check_length, check_packages, check_ports
+from whet.check.settings import (
+    check_algorithm,
+    check_batch,
+    check_control,
+    check_hooks,
+    check_length,
+    check_packages,
+    check_ports,
+)
 from whet.config import ConfigError, load_config, read_tree
 from whet.settings.rl import BaseRunConfig
 from whet.settings.supervised import RUN_CONFIGS, command_of
@@ -33,9 +40,9 @@ class Check:
     """One area of the report."""
 
     area: str
-    run: Callable[[Scene], Iterator[Note]]
+    run: Callable[[CheckContext], Iterator[Note]]
     supervised: bool = True
-    """Whether supervised runs have it, too."""
+    """True if supervised runs have it, too."""
 
 
 CHECKS = (
@@ -59,16 +66,16 @@ CHECKS = (
     Check("packages", check_packages),
     Check("ports", check_ports),
 )
-"""In their order: a check may use what those above it found."""
+"""Ordered: a check may use the results of those above it."""
 AREAS = (CONFIGURATION, *(check.area for check in CHECKS))
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that was found."""
+class CheckReport:
+    """Result of a check of a file."""
 
     command: str
-    """The command that the file is for: train, sft ..."""
+    """Command that the file is for: train, sft ..."""
     findings: tuple[Finding, ...]
     memory: Mapping[str, int]
     """The memory plan in bytes, by part; empty where there is none."""
@@ -89,18 +96,18 @@ def check(
     command: str | None = None,
     *,
     calls_tools: bool = False,
-) -> Report:
+) -> CheckReport:
     """Check a configuration.
 
     Args:
         path: its TOML file.
         overrides: `key=value` settings on top.
-        show: told of each finding as it is made.
-        command: that the file is for; None: the one that its keys fit best.
-        calls_tools: really call every tool, and have environments answer the replies that are scored.
+        show: called with each finding as it is made.
+        command: the command that the file is for; None: the one that its keys fit best.
+        calls_tools: true: call every tool, and let environments answer the replies that are scored.
 
     Raises:
-        ValueError: if there is no such command.
+        ValueError: there is no such command.
     """
     if command is not None and command not in RUN_CONFIGS:
         raise ValueError(f"--for={command} names no command that trains; choose {', '.join(RUN_CONFIGS)}")
@@ -115,18 +122,18 @@ def check(
         command = command or command_of(read_tree(path, overrides))
         config, _ = placed(load_config(RUN_CONFIGS[command], path, overrides), path)
     except ConfigError as error:
-        for problem in error.problems:
-            add(fail(f"{error.source}: {problem}" if error.source else problem).of(CONFIGURATION))
+        for problem in error.located:
+            add(fail(problem).of(CONFIGURATION))
         for area in AREAS[1:]:
             add(skip("not checked: needs the configuration").of(area))
-        return Report("", tuple(findings), {})
+        return CheckReport("", tuple(findings), {})
     add(ok(f"{path} is a file for `whet {command}`").of(CONFIGURATION))
-    scene = Scene(config, calls_tools=calls_tools)
+    context = CheckContext(config, calls_tools=calls_tools)
     for one in checks_of(config):
-        for note in notes_of(one, scene):
+        for note in notes_of(one, context):
             add(note.of(one.area))
-    memory = {} if scene.memory is None else {part.name: part.size_bytes for part in scene.memory.parts}
-    return Report(command, tuple(findings), memory)
+    memory = {} if context.memory is None else {part.name: part.size_bytes for part in context.memory.parts}
+    return CheckReport(command, tuple(findings), memory)
 
 
 def checks_of(config: BaseRunConfig) -> list[Check]:
@@ -134,10 +141,10 @@ def checks_of(config: BaseRunConfig) -> list[Check]:
     return [one for one in CHECKS if one.supervised or program_of(config).unit == "rollout"]
 
 
-def notes_of(one: Check, scene: Scene) -> Iterator[Note]:
-    """What a check found, up to what stopped it."""
+def notes_of(one: Check, context: CheckContext) -> Iterator[Note]:
+    """Notes of a check, up to the error that stopped it."""
     try:
-        yield from one.run(scene)
+        yield from one.run(context)
     except Missing as missing:
         yield skip(f"not checked: needs {missing}")
     except ConfigError as error:

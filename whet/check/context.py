@@ -1,4 +1,4 @@
-"""What the checks of one configuration found so far: each one reads what those before it left here."""
+"""Results that the checks of one configuration share: each check reads those of the checks before it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from whet.types import JSON, Task
 
 
 @dataclass(slots=True)
-class Scene:
-    """A field is None until the check that finds it has."""
+class CheckContext:
+    """Settings under check, and the results so far. A field is None until its check has found it."""
 
     config: BaseRunConfig
     calls_tools: bool = False
-    """Whether environments are asked to answer and tools are called: what they do is then done."""
+    """True if environments really answer and tools are really called, with all effects of that."""
     batch: BatchPlan | None = None
     algorithm: Algorithm | None = None
     folder: Path | None = None
-    """Of the model."""
+    """Folder of the model."""
     model: CausalModel | ScalarModel | None = None
-    """On the meta device."""
-    beside: AuxiliaryModels | None = None
-    """The models beside the policy of a reinforcement learning run."""
+    """The policy on the meta device."""
+    auxiliary: AuxiliaryModels | None = None
+    """Models of a reinforcement learning run in addition to its policy."""
     renderer: Renderer | None = None
     tools: dict[str, Sequence[Mapping[str, JSON]]] = field(default_factory=dict[str, Sequence[Mapping[str, JSON]]])
     """Schemas of an environment's tools: training's by `TRAINING`, an evaluation set's by its name."""
     rows: dict[str, Sequence[Task]] = field(default_factory=dict[str, Sequence[Task]])
-    """The tasks that are played, by the same names."""
+    """Tasks that are played, by the same names."""
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
-    """The task that an environment made of a first row, by the same names."""
+    """Task that an environment made of a first row, by the same names."""
     source: Source | SupervisedSource | PreferenceSource | None = None
     longest: tuple[int, ...] | None = None
     """Tokens of the longest conversation of supervised training, or of the two of the longest pair."""
@@ -66,13 +66,15 @@ class Scene:
 
     @property
     def steps(self) -> StepRunConfig:
-        """The configuration of a run that learns from data as they are; likewise."""
+        """The configuration of a run that learns from given data; the checks that ask for it run for no
+        other.
+        """
         assert isinstance(self.config, StepRunConfig)
         return self.config
 
     @property
     def plays_greedily(self) -> bool:
-        """Whether every prompt of a rollout is also played greedily, for the algorithm to compare with."""
+        """True if every prompt is also played greedily, as the algorithm's baseline."""
         return self.algorithm is not None and Need.BASELINE in self.algorithm.needs
 
     @property
@@ -83,5 +85,5 @@ class Scene:
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the model's output."""
+        """Size of the model's vocabulary; None: not known."""
         return None if self.model is None else self.model.vocab_size

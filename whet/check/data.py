@@ -1,4 +1,4 @@
-"""The data: every row read as the run reads it, the first ones shown as the model will see them."""
+"""Checks of data: every row is read as the run reads it, and the first are shown as the model sees them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from whet.check.context import TRAINING, Scene
-from whet.check.faults import SHOWN_ROWS, columns_text, masked_lines, rotary_faults, row_faults, told, visible
+from whet.check.context import TRAINING, CheckContext
+from whet.check.faults import SHOWN_ROWS, columns_text, fault_notes, masked_lines, rotary_faults, row_faults, visible
 from whet.check.findings import Note, fail, need, ok, warn
 from whet.check.own_source import check_source
 from whet.check.pairs import check_pairs
@@ -24,37 +24,39 @@ from whet.settings.supervised import SupervisedRunConfig
 from whet.types import JSON, Message, Task
 
 MEASURED_ROWS = 20_000
-"""Prompts that are rendered to know their lengths; of more, so many are taken at even distances."""
+"""Maximum number of prompts that are rendered to know their lengths. Of more, prompts at even distances are
+taken.
+"""
 Tools = Sequence[Mapping[str, JSON]]
 
 
-def check_data(scene: Scene) -> Iterator[Note]:
-    """The training rows."""
-    rows = scene.program.rows
-    yield from _tasks(scene) if rows is None else ROWS[rows.name](scene, scene.config)
+def check_data(context: CheckContext) -> Iterator[Note]:
+    """Check the training rows."""
+    rows = context.program.rows
+    yield from _tasks(context) if rows is None else ROWS[rows.name](context, context.config)
 
 
-def _tasks(scene: Scene) -> Iterator[Note]:
-    """The prompts of a run with rollouts."""
-    if scene.rl.data.source is not None:
-        yield from check_source(scene)
-        if scene.source is not None and scene.renderer is not None and TRAINING in scene.tools:
-            yield from _prompts(scene.rows[TRAINING], scene.renderer, scene.tools[TRAINING], scene.rl.rollout, scene.vocab_size)
+def _tasks(context: CheckContext) -> Iterator[Note]:
+    """Check the prompts of a run with rollouts."""
+    if context.rl.data.source is not None:
+        yield from check_source(context)
+        if context.source is not None and context.renderer is not None and TRAINING in context.tools:
+            yield from _prompts(context.rows[TRAINING], context.renderer, context.tools[TRAINING], context.rl.rollout, context.vocab_size)
         return
-    rows = training_rows(scene.rl)
-    renderer, tools = scene.renderer, scene.tools.get(TRAINING)
+    rows = training_rows(context.rl)
+    renderer, tools = context.renderer, context.tools.get(TRAINING)
     length = None if renderer is None or tools is None else _length(renderer, tools)
     try:
         source = TaskSource(rows if length else rows.model_copy(update={"max_prompt_tokens": None}), length=length)
     except ValueError as error:
-        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        yield from fault_notes(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
         return
     yield ok(_counted(source, rows))
-    scene.rows[TRAINING] = source.tasks
+    context.rows[TRAINING] = source.tasks
     if length or rows.max_prompt_tokens is None:
-        scene.source = source
+        context.source = source
     renderer, tools = need(renderer, "the tokenizer"), need(tools, "the environment's tools")
-    yield from _prompts(source.tasks, renderer, tools, scene.rl.rollout, scene.vocab_size)
+    yield from _prompts(source.tasks, renderer, tools, context.rl.rollout, context.vocab_size)
 
 
 def _length(renderer: Renderer, tools: Tools) -> Callable[[Task], int]:
@@ -67,9 +69,9 @@ def _length(renderer: Renderer, tools: Tools) -> Callable[[Task], int]:
     return length
 
 
-def check_evaluation(scene: Scene) -> Iterator[Note]:
-    """The rows of every evaluation set, and whether what `checkpoint.best` names is measured."""
-    config = scene.rl
+def check_evaluation(context: CheckContext) -> Iterator[Note]:
+    """Check the rows of every evaluation set, and that one of them measures `checkpoint.best`."""
+    config = context.rl
     try:
         check_best(config)
     except ValueError as error:
@@ -77,23 +79,23 @@ def check_evaluation(scene: Scene) -> Iterator[Note]:
     if not config.evaluate.sets:
         yield warn("there is no evaluation set: nothing will show whether the model gets better (evaluate.sets.NAME.path=FILE)")
     for name, chosen in config.evaluate.sets.items():
-        for note in _evaluation_set(scene, name, chosen):
+        for note in _evaluation_set(context, name, chosen):
             yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 
-def _evaluation_set(scene: Scene, name: str, chosen: EvaluationSetConfig) -> Iterator[Note]:
-    rows = evaluation_rows(scene.rl, chosen)
+def _evaluation_set(context: CheckContext, name: str, chosen: EvaluationSetConfig) -> Iterator[Note]:
+    rows = evaluation_rows(context.rl, chosen)
     try:
         source = TaskSource(rows, name=name)
     except ValueError as error:
-        yield from told(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
+        yield from fault_notes(row_faults(rows.path, lambda row: task_from(row, rows, "row")) or [str(error)])
         return
-    tasks = scene.rows[name] = source.tasks[: chosen.limit]
+    tasks = context.rows[name] = source.tasks[: chosen.limit]
     yield ok(f"{_counted(source, rows)}; {len(tasks)} of them are played, {several(chosen.samples_per_prompt, 'time')} each")
-    if scene.renderer is None or name not in scene.tools:
-        yield Note("skip", f"not rendered: needs {'the tokenizer' if scene.renderer is None else 'its environment'}")
+    if context.renderer is None or name not in context.tools:
+        yield Note("skip", f"not rendered: needs {'the tokenizer' if context.renderer is None else 'its environment'}")
         return
-    yield from _prompts(tasks, scene.renderer, scene.tools[name], chosen.rollout.over(scene.rl.rollout), scene.vocab_size)
+    yield from _prompts(tasks, context.renderer, context.tools[name], chosen.rollout.over(context.rl.rollout), context.vocab_size)
 
 
 def _counted(source: TaskSource, rows: SourceConfig) -> str:
@@ -105,7 +107,7 @@ def _counted(source: TaskSource, rows: SourceConfig) -> str:
 def _prompts(
     tasks: Sequence[Task], renderer: Renderer, tools: Tools, rollout: RolloutConfig, vocab_size: int | None
 ) -> Iterator[Note]:
-    """Render prompts as the run does: their lengths, the room that they leave, whether the model knows their tokens."""
+    """Render prompts as the run does, and check their lengths, the room for replies and their token ids."""
     step = -(-len(tasks) // MEASURED_ROWS)
     lengths: list[int] = []
     highest = -1
@@ -119,7 +121,7 @@ def _prompts(
         lengths.append(len(tokens))
         highest = max(highest, *tokens)
     if faults:
-        yield from told(faults)
+        yield from fault_notes(faults)
         return
     if vocab_size is not None and highest >= vocab_size:
         yield fail(f"prompts have token ids up to {highest}, but the model knows 0 to {vocab_size - 1}: its tokenizer is another")
@@ -139,30 +141,30 @@ def _prompts(
 
 
 def _room(lengths: Sequence[int], rollout: RolloutConfig, what: str) -> Note:
-    """Whether prompts leave room to sample."""
+    """Compare the lengths of prompts with `rollout.max_tokens`."""
     without = sum(length >= rollout.max_tokens for length in lengths)
     text = f"{what} have {min(lengths)} to {max(lengths)} tokens; rollout.max_tokens = {rollout.max_tokens}"
     if not without:
         return ok(f"{text} leaves {rollout.max_tokens - max(lengths)} or more for replies")
     advice = "raise it, or drop long prompts with data.max_prompt_tokens"
-    told = fail if without == len(lengths) else warn
-    return told(f"{text} leaves no room to reply to {without} of {len(lengths)}: {advice}")
+    note = fail if without == len(lengths) else warn
+    return note(f"{text} leaves no room to reply to {without} of {len(lengths)}: {advice}")
 
 
-def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
-    """The conversations of supervised training, and which of their tokens train."""
+def _conversations(context: CheckContext, config: SupervisedRunConfig) -> Iterator[Note]:
+    """Check the conversations of supervised training, and show which of their tokens train."""
     rows = config.data
     try:
         conversations = read_conversations(rows)
     except ValueError as error:
-        yield from told(row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
+        yield from fault_notes(row_faults(rows.path, lambda row: conversation_from(row, rows)) or [str(error)])
         return
     yield ok(f"{len(conversations)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}")
-    renderer = need(scene.renderer, "the tokenizer")
+    renderer = need(context.renderer, "the tokenizer")
     try:
-        source = scene.source = supervised_source(rows, renderer, run_seed=config.seed)
+        source = context.source = supervised_source(rows, renderer, run_seed=config.seed)
     except ValueError as error:
-        yield from told(_rendering_faults(conversations, renderer) or [str(error)])
+        yield from fault_notes(_rendering_faults(conversations, renderer) or [str(error)])
         return
     lengths: list[int] = []
     trained, highest = 0, -1
@@ -170,27 +172,27 @@ def _conversations(scene: Scene, config: SupervisedRunConfig) -> Iterator[Note]:
         lengths.append(len(tokens))
         trained += sum(mask)
         highest = max(highest, *tokens)
-    scene.longest = (max(lengths),)
+    context.longest = (max(lengths),)
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
     yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
     yield from _odd_roles(renderer, ((conversation.origin, conversation.messages) for conversation in conversations))
-    yield from rotary_faults(scene, lengths)
-    if scene.vocab_size is not None and highest >= scene.vocab_size:
-        yield fail(f"token ids go up to {highest}, but the model knows 0 to {scene.vocab_size - 1}: its tokenizer is another")
+    yield from rotary_faults(context, lengths)
+    if context.vocab_size is not None and highest >= context.vocab_size:
+        yield fail(f"token ids go up to {highest}, but the model knows 0 to {context.vocab_size - 1}: its tokenizer is another")
     for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):
         yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", masked_lines(tokens, mask, renderer))
 
 
 def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]) -> Iterator[Note]:
-    """The first row with a role that nobody knows: the template writes it as it stands."""
+    """Warn of the first row with an unknown role: the template writes it unchanged."""
     odd = next((f"{origin}: {text}" for origin, messages in rows if (text := renderer.odd_role(messages))), None)
     if odd is not None:
         yield warn(odd)
 
 
-ROWS: dict[str, Callable[[Scene, Any], Iterator[Note]]] = {"conversations": _conversations, "pairs": check_pairs}
-"""By the rows' name in `whet.build.programs`, given the settings."""
+ROWS: dict[str, Callable[[CheckContext, Any], Iterator[Note]]] = {"conversations": _conversations, "pairs": check_pairs}
+"""Checks by the name of the rows in `whet.build.programs`."""
 
 
 def _rendering_faults(conversations: Sequence[Conversation], renderer: Renderer) -> list[str]:

@@ -1,4 +1,4 @@
-"""`whet doctor`: what this machine and this installation are, and what is wrong with them. Imports nothing that may be broken."""
+"""`whet doctor`: examine this machine and this installation. The module imports nothing that may be broken."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
 from whet.check.findings import Finding, Note, fail, ok, skip, warn
-from whet.check.machine import accelerators, cpu_model, machine, memory_limit, usable_cores, versions
 from whet.plan.text import bytes_text
+from whet.runfolder.machine import accelerators, cpu_model, machine, memory_limit, usable_cores, versions
 from whet.types import JSON
 
 LITTLE_DISK = 2 * 2**30
 OPTIONAL = {"tensorboard": "event files for TensorBoard (observe.tensorboard)", "wandb": "runs on Weights & Biases (observe.wandb)"}
-"""What whet uses where a configuration asks for it, and for what."""
+"""Optional packages, each with its purpose."""
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?\s*(>=\s*(?P<least>[\d.]+))?")
 
 
 def check_python() -> Iterator[Note]:
-    """The interpreter against what whet asks for."""
+    """Compare the interpreter with the version that whet requires."""
     try:
         wanted = metadata("whet")["Requires-Python"]
     except PackageNotFoundError:
@@ -38,7 +38,7 @@ def check_python() -> Iterator[Note]:
 
 
 def check_required() -> Iterator[Note]:
-    """Every package that whet stands on: there, new enough, and importable."""
+    """Check every required package: installed, new enough, importable."""
     least = requirements()
     installed = versions(tuple(least))
     for name, minimum in least.items():
@@ -55,7 +55,7 @@ def check_required() -> Iterator[Note]:
 
 
 def requirements() -> dict[str, str | None]:
-    """The packages that whet requires, each with the lowest version that it takes."""
+    """Required packages, each with its lowest version."""
     try:
         lines = requires("whet") or []
     except PackageNotFoundError:
@@ -80,7 +80,7 @@ def _import_error(module: str) -> str | None:
 
 
 def check_processor() -> Iterator[Note]:
-    """Processor, memory and threads."""
+    """Report processor, memory and threads."""
     import torch
 
     cores = usable_cores()
@@ -94,7 +94,7 @@ def check_processor() -> Iterator[Note]:
 
 
 def check_accelerators() -> Iterator[Note]:
-    """Devices, and whether torch's build goes with them."""
+    """Report accelerators, and check that torch's build fits them."""
     import torch
 
     found = accelerators()
@@ -118,13 +118,13 @@ def check_accelerators() -> Iterator[Note]:
 
 
 def has_nvidia(root: Path = Path("/")) -> bool:
-    """Whether the machine has an NVIDIA driver and a GPU, whatever torch is."""
+    """True if the machine has an NVIDIA driver and a GPU, even if torch does not see it."""
     gpus = root / "proc/driver/nvidia/gpus"
     return (gpus.is_dir() and any(gpus.iterdir())) or shutil.which("nvidia-smi") is not None
 
 
 def check_cache() -> Iterator[Note]:
-    """Where models and data sets from the hub are kept, and whether more may come."""
+    """Report the cache of the hub's models and data sets, and check that it can be written."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)
@@ -138,7 +138,7 @@ def check_cache() -> Iterator[Note]:
 
 
 def check_disk() -> Iterator[Note]:
-    """Room for runs below the current folder."""
+    """Check the free space below the current folder."""
     free = shutil.disk_usage(Path.cwd()).free
     if free < LITTLE_DISK:
         yield warn(f"{bytes_text(free)} free in {Path.cwd()}, little for checkpoints and records: set run_dir to another disk")
@@ -147,7 +147,7 @@ def check_disk() -> Iterator[Note]:
 
 
 def check_optional() -> Iterator[Note]:
-    """Packages that only some runs need."""
+    """Report the packages that only some runs need."""
     for name, version in versions(tuple(OPTIONAL)).items():
         if version is None:
             yield ok(f"{name} is not installed; it is for {OPTIONAL[name]}: pip install 'whet[{name}]'")
@@ -164,7 +164,7 @@ CHECKS: dict[str, Callable[[], Iterator[Note]]] = {
     "disk": check_disk,
     "optional": check_optional,
 }
-"""By the area that they report on."""
+"""Checks by the area of their findings."""
 
 
 def doctor(show: Callable[[Finding], None]) -> dict[str, JSON]:

@@ -1,11 +1,11 @@
-"""How the checks of data tell faults of rows, and show rows."""
+"""Texts of faulty rows, and of rows that are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from whet.check.context import Scene
+from whet.check.context import CheckContext
 from whet.check.findings import Note, fail
 from whet.data.files import Row, read_rows
 from whet.data.template import Renderer
@@ -14,11 +14,13 @@ from whet.model.rotary import check_rotary
 SHOWN_ROWS = 2
 SHOWN_FAULTS = 5
 SHOWN_CHARS = 240
-"""Of one stretch of a rendered row."""
+"""Maximum number of characters of one part of a shown row."""
 
 
 def row_faults(path: str | list[str], parse: Callable[[Row], object]) -> list[str]:
-    """What is wrong with the rows that cannot be parsed, one text for each; where a file cannot be read on, that is the last one."""
+    """Errors of the rows that cannot be parsed, one text each. The last may be the error that ended the
+    file's reading.
+    """
     faults: list[str] = []
     try:
         for row in read_rows(path):
@@ -31,17 +33,17 @@ def row_faults(path: str | list[str], parse: Callable[[Row], object]) -> list[st
     return faults
 
 
-def rotary_faults(scene: Scene, lengths: Sequence[int]) -> Iterator[Note]:
-    """A sequence so long that the model's rotary scaling would depend on its company."""
-    if scene.model is not None:
+def rotary_faults(context: CheckContext, lengths: Sequence[int]) -> Iterator[Note]:
+    """Check that no sequence is so long that the model's rotary scaling would depend on the other sequences."""
+    if context.model is not None:
         try:
-            check_rotary(lengths, scene.model.rotary_limit, type(scene.model.hf).__name__)
+            check_rotary(lengths, context.model.rotary_limit, type(context.model.hf).__name__)
         except ValueError as error:
             yield fail(str(error))
 
 
-def told(faults: Sequence[str]) -> Iterator[Note]:
-    """The first faults, and how many more there are."""
+def fault_notes(faults: Sequence[str]) -> Iterator[Note]:
+    """First faults, and the number of the others."""
     for text in faults[:SHOWN_FAULTS]:
         yield fail(text)
     if len(faults) > SHOWN_FAULTS:
@@ -49,12 +51,12 @@ def told(faults: Sequence[str]) -> Iterator[Note]:
 
 
 def columns_text(path: str | list[str]) -> str:
-    """The columns of the first row."""
+    """Names of the first row's columns."""
     return ", ".join(next(read_rows(path)).values)
 
 
 def masked_lines(tokens: Sequence[int], mask: Sequence[bool], renderer: Renderer) -> list[str]:
-    """A conversation in stretches, each with whether it trains."""
+    """A conversation as lines, each a run of tokens that all train or all do not."""
     lines: list[str] = []
     for trains, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1]):
         text = visible(renderer.decode([token for token, _ in run]))
@@ -63,7 +65,7 @@ def masked_lines(tokens: Sequence[int], mask: Sequence[bool], renderer: Renderer
 
 
 def visible(text: str) -> str:
-    """Line ends as signs, and the middle of a long text left out."""
+    """The text with visible line ends; a long one without its middle."""
     text = text.replace("\n", "\u21b5")
     if len(text) <= SHOWN_CHARS:
         return text

@@ -1,4 +1,4 @@
-"""What a check found, in a form for people and one for machines."""
+"""Findings of a check, for people and for machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.types import JSON
 
 T = TypeVar("T")
 Status = Literal["ok", "warn", "FAIL", "skip"]
-"""skip: it could not be checked, and the text says why."""
+"""Result of a check. skip: it could not be made, and the text gives the reason."""
 WORDS: dict[Status, str] = {"FAIL": "failed", "warn": "to look at", "skip": "not checked", "ok": "in order"}
 
 
@@ -23,7 +23,7 @@ class Finding:
     status: Status
     text: str
     lines: tuple[str, ...] = ()
-    """What is shown below it."""
+    """Lines shown below it."""
 
     def to_dict(self) -> dict[str, JSON]:
         return {**asdict(self), "lines": list(self.lines)}
@@ -31,24 +31,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A finding whose area is that of the check which made it."""
+    """A finding without its area, which is the one of the check that made it."""
 
     status: Status
     text: str
     lines: tuple[str, ...] = ()
 
     def of(self, area: str) -> Finding:
-        """As one line: what a text has on further lines goes below it."""
+        """The note as a finding: its first line, and all others below it."""
         first, *more = self.text.strip().splitlines() or [""]
         return Finding(area, self.status, first, (*more, *self.lines))
 
 
 class Missing(Exception):
-    """A check needs what another one did not find; the text names it."""
+    """A check needs a result that an earlier check did not get; the text names it."""
 
 
 def need(value: T | None, what: str) -> T:
-    """The value.
+    """The value, if there is one.
 
     Raises:
         Missing: if there is none.
@@ -75,13 +75,13 @@ def skip(text: str) -> Note:
 
 
 def line(finding: Finding, areas: Iterable[str]) -> str:
-    """A finding as the terminal shows it, in columns as wide as the report's areas."""
+    """A finding in columns as wide as the report's areas."""
     width = max(map(len, areas))
     more = "".join(f"\n{'':<{width + 8}}{text}" for text in finding.lines)
     return f"{finding.area:<{width}}  {finding.status:<4}  {finding.text}{more}"
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """How many findings there are of each kind."""
+    """Number of findings of each status, in words."""
     counts = Counter(finding.status for finding in findings)
     return ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])

@@ -1,4 +1,6 @@
-"""The model folder: configuration, weights by their headers, attention on a small twin, and the tokenizer that goes with it."""
+"""Checks of the model folder: configuration, headers of the weights, attention on a small twin, and
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from pathlib import Path
 
 from whet.build.engine import copy_devices
 from whet.check.boundary import run_user_code
-from whet.check.context import Scene
+from whet.check.context import CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
-from whet.check.models import check_beside
+from whet.check.models import check_auxiliary
 from whet.check.settings import IMPORT_DEADLINE_S
 from whet.data.hub import resolve_model_path
 from whet.data.parsers import build_parser, parse_hermes
@@ -26,28 +28,28 @@ from whet.plan.text import bytes_text, several
 from whet.settings.supervised import chat_of
 
 SHOWN = 3
-"""Names that a line lists of many."""
+"""Maximum number of names in a line."""
 
 
-def check_device(scene: Scene) -> Iterator[Note]:
-    """Whether the device is there, and those of the engine's copies."""
-    config = scene.config.model
+def check_device(context: CheckContext) -> Iterator[Note]:
+    """Check the device, and those of the engine's copies."""
+    config = context.config.model
     device = pick_device(config.device)
     if device.type == "mps" and config.dtype == "float64":
         yield fail("model.dtype is float64, which mps does not have; use float32, or model.device=cpu")
     else:
         yield ok(f"{device}, {config.dtype}")
-    if scene.program.unit == "rollout" and (engine := scene.rl.engine.embedded).num_processes > 1:
+    if context.program.unit == "rollout" and (engine := context.rl.engine.embedded).num_processes > 1:
         devices = copy_devices(engine, config)
         split = f" of {engine.tensor_parallel}" if engine.tensor_parallel > 1 else ""
         yield ok(f"engine.embedded.copies: {engine.copies}{split}, on {', '.join(devices)}")
 
 
-def check_model(scene: Scene) -> Iterator[Note]:
-    """The model's configuration and weights."""
-    config = scene.config.model
-    folder = scene.folder = resolve_model_path(config.path)
-    model = scene.model = scene.program.model.read_meta(folder, config)
+def check_model(context: CheckContext) -> Iterator[Note]:
+    """Check the model's configuration and weights."""
+    config = context.config.model
+    folder = context.folder = resolve_model_path(config.path)
+    model = context.model = context.program.model.read_meta(folder, config)
     layers = model.config.get_text_config().num_hidden_layers
     count = sum(p.numel() for _, p in model.named_weights())
     yield ok(f"{type(model.hf).__name__}, {layers} layers, {count / 1e6:.1f}M parameters, {model.max_positions} positions ({folder})")
@@ -55,12 +57,12 @@ def check_model(scene: Scene) -> Iterator[Note]:
         reach = f"sequences of up to {model.rotary_limit} tokens"
         yield ok(f"{reach}: longer ones are refused, since its rotary scaling would depend on a sample's company")
     yield from _weights(folder, model)
-    if (lora := scene.config.train.lora) is not None:
+    if (lora := context.config.train.lora) is not None:
         add_adapter(model, lora)
         trained = sum(p.numel() for p in trained_weights(model).values())
         share = f"{trained / 1e6:.2f}M parameters train ({trained / count:.1%} of the model's)"
         yield ok(f"train.lora: an adapter of rank {lora.rank}, {share}")
-    yield from check_beside(scene, folder)
+    yield from check_auxiliary(context, folder)
 
 
 def _weights(folder: Path, model: CausalModel | ScalarModel) -> Iterator[Note]:
@@ -82,11 +84,11 @@ def _weights(folder: Path, model: CausalModel | ScalarModel) -> Iterator[Note]:
         yield ok(f"weights: {what}; every tensor of the model is there, in its shape")
 
 
-def check_attention(scene: Scene) -> Iterator[Note]:
-    """Whether whet's attention runs this architecture rightly, on a small random model of it."""
-    model = need(scene.model, "the model's config.json")
+def check_attention(context: CheckContext) -> Iterator[Note]:
+    """Compare whet's attention with the architecture's own, on a small random model."""
+    model = need(context.model, "the model's config.json")
     try:
-        twin = small_twin(model.config, scene.config.model)
+        twin = small_twin(model.config, context.config.model)
     except NoTwin as reason:
         yield skip(f"not compared: no small model can be made of this config.json ({reason}); the run compares the whole one")
         return
@@ -99,19 +101,19 @@ def check_attention(scene: Scene) -> Iterator[Note]:
     yield ok(f"{type(twin.hf).__name__} gives its own logits through whet's attention ({asked})")
 
 
-def check_tokenizer(scene: Scene) -> Iterator[Note]:
-    """The tokenizer, its special tokens and its chat template."""
-    config = scene.config
-    folder = need(scene.folder, "the model's folder")
+def check_tokenizer(context: CheckContext) -> Iterator[Note]:
+    """Check the tokenizer, its special tokens and its chat template."""
+    config = context.config
+    folder = need(context.folder, "the model's folder")
     parser, added = parse_hermes, ()
-    if scene.program.unit == "rollout":
-        name, added = scene.rl.env.parser, scene.rl.rollout.stop_token_ids
+    if context.program.unit == "rollout":
+        name, added = context.rl.env.parser, context.rl.rollout.stop_token_ids
         parser = run_user_code(f"parser {name!r}", lambda: build_parser(name), IMPORT_DEADLINE_S)
-    renderer = scene.renderer = load_renderer(folder, chat_of(config), parser, trust_remote_code=config.model.trust_remote_code)
+    renderer = context.renderer = load_renderer(folder, chat_of(config), parser, trust_remote_code=config.model.trust_remote_code)
     tokenizer = renderer.tokenizer
-    yield from _sizes(len(tokenizer), scene.vocab_size)
+    yield from _sizes(len(tokenizer), context.vocab_size)
     stops = tuple(dict.fromkeys((*renderer.stop_token_ids, *added)))
-    if strange := [token for token in stops if not 0 <= token < (scene.vocab_size or len(tokenizer))]:
+    if strange := [token for token in stops if not 0 <= token < (context.vocab_size or len(tokenizer))]:
         yield fail(f"stop tokens {strange} are not in the vocabulary: correct rollout.stop_token_ids, or the tokenizer's eos_token")
     known = [token for token in stops if 0 <= token < len(tokenizer)]
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -122,7 +124,7 @@ def check_tokenizer(scene: Scene) -> Iterator[Note]:
     yield from _own_ends(turn_ends(folder), renderer, stops)
     if renderer.has_template:
         yield ok("it has a chat template" if chat_of(config).template is None else "it has a chat template, data.template")
-    elif scene.program.unit == "rollout" and not scene.rl.data.chat:
+    elif context.program.unit == "rollout" and not context.rl.data.chat:
         yield ok("it has no chat template, and data.chat is false: prompts are plain text")
     else:
         yield fail("it has no chat template: put the model's chat_template.jinja into its folder, or set data.chat=false for plain text")
@@ -143,7 +145,7 @@ def _named(renderer: Renderer, token: object) -> str:
 
 
 def _own_ends(ends: Sequence[int], renderer: Renderer, stops: Sequence[int]) -> Iterator[Note]:
-    """Whether the model's own generation settings end a turn where the tokenizer does."""
+    """Compare the ends of a turn in generation_config.json with the tokenizer's."""
     eos = renderer.tokenizer.eos_token_id
     if not ends or eos in ends:
         return

@@ -1,4 +1,4 @@
-"""The models beside the policy: whether each can be had, and what each holds."""
+"""Auxiliary models, such as critic and reference: read by their config.json, with their memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from whet.algo.base import Algorithm, Need
 from whet.build.learners import check_same_tokens, critic_train, parallel_key
 from whet.check.auxiliary import AuxiliaryModels
-from whet.check.context import Scene
+from whet.check.context import CheckContext
 from whet.check.findings import Note, ok
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device
@@ -28,18 +28,18 @@ from whet.train.config import CriticConfig
 from whet.train.torch_native.config import ParallelConfig
 
 
-def check_beside(scene: Scene, folder: Path) -> Iterator[Note]:
-    """Critic, reference and teacher, by their config.json; `folder` is the policy's."""
-    if scene.algorithm is None:
+def check_auxiliary(context: CheckContext, folder: Path) -> Iterator[Note]:
+    """Check critic, reference and teacher by their config.json; `folder` is the policy's."""
+    if context.algorithm is None:
         return
-    beside = scene.beside = models_beside(scene.rl, scene.algorithm, folder)
-    for name, model in {**beside.frozen, **({"critic": beside.critic} if beside.critic is not None else {})}.items():
+    auxiliary = context.auxiliary = auxiliary_models(context.rl, context.algorithm, folder)
+    for name, model in {**auxiliary.frozen, **({"critic": auxiliary.critic} if auxiliary.critic is not None else {})}.items():
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
 
 
-def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> AuxiliaryModels:
-    """Those that an algorithm needs, by their config.json; `folder` is the policy's.
+def auxiliary_models(config: RunConfig, algorithm: Algorithm, folder: Path) -> AuxiliaryModels:
+    """Read the auxiliary models of an algorithm by their config.json; `folder` is the policy's.
 
     Raises:
         ValueError: if one cannot be had, or reads other tokens than the policy.
@@ -61,8 +61,10 @@ def models_beside(config: RunConfig, algorithm: Algorithm, folder: Path) -> Auxi
 
 
 def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewardOptions]]:
-    """Those on the policy's device, with their options, each as often as it is loaded: evaluation sets with rewards of their own have
-    models of their own, but for those that are spread."""
+    """Reward models on the policy's device, with their options, as often as each is loaded.
+
+    Evaluation sets with rewards of their own load their own models, unless these are spread.
+    """
     models: dict[str, tuple[ScalarModel, ModelRewardOptions]] = {}
     for options in (options for table in reward_tables(config) for options in reward_models(table)):
         if options.spread and any(options == other for _, other in models.values()):
@@ -74,22 +76,26 @@ def _reward_models(config: RunConfig) -> dict[str, tuple[ScalarModel, ModelRewar
 
 
 def has_own_reference(config: RunConfig) -> bool:
-    """Whether the reference is to be looked at by itself: a model of its own even beside an adapter, or in a layout of its own."""
+    """True if the reference is planned by itself: a model of its own even for an adapter, or in a layout of
+    its own.
+    """
     chosen = config.reference
     return chosen is not None and (chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None)
 
 
-def parts_beside(beside: AuxiliaryModels, config: RunConfig, work: Workload) -> list[Part]:
-    """What the models hold on a device; on a mesh a rank's share of them, but of reward models that the first process has whole."""
-    spread = {name: degrees for name, _, degrees, _ in beside.over_ranks(config)}
+def auxiliary_parts(auxiliary: AuxiliaryModels, config: RunConfig, work: Workload) -> list[Part]:
+    """Memory of the auxiliary models on a device. On a mesh it is a rank's share; the first process holds
+    reward models that are not spread whole.
+    """
+    spread = {name: degrees for name, _, degrees, _ in auxiliary.over_ranks(config)}
     parts = [
         Part(f"{name} model", _held(model, spread.get(name), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
-        for name, model in beside.frozen.items()
+        for name, model in auxiliary.frozen.items()
     ]  # a reward model that is not spread, the first process holds whole
-    parts += _put_together(beside, config)
-    parts += _scoring(beside, config, work)
-    if beside.critic is not None:
-        plan = _critic_plan(beside.critic, config, work)
+    parts += _put_together(auxiliary, config)
+    parts += _scoring(auxiliary, config, work)
+    if auxiliary.critic is not None:
+        plan = _critic_plan(auxiliary.critic, config, work)
         kept, gradients = plan.bytes_of("float32 masters") + plan.bytes_of("optimizer moments"), plan.bytes_of("gradients")
         smaller, parameters = "choose a smaller critic (critic.path)", plan.bytes_of("parameters")
         worst = plan.peak_bytes - parameters - kept - gradients
@@ -103,14 +109,17 @@ def parts_beside(beside: AuxiliaryModels, config: RunConfig, work: Workload) -> 
     return parts
 
 
-def _put_together(beside: AuxiliaryModels, config: RunConfig) -> Iterator[Part]:
-    """What a rank puts together of a spread model that does not train, while it computes: one layer, the next, and what no layer has. Of
-    reference and teacher, which take turns, the one with the most."""
+def _put_together(auxiliary: AuxiliaryModels, config: RunConfig) -> Iterator[Part]:
+    """Memory of the layers that a rank gathers while a spread model computes that does not train: the present
+    layer, the next, and all parameters outside of layers.
+
+    Reference and teacher take turns, so the larger one counts.
+    """
     found = dict[Phase, Part]()
-    for name, model, degrees, key in beside.over_ranks(config):
-        if name in beside.frozen:
+    for name, model, degrees, key in auxiliary.over_ranks(config):
+        if name in auxiliary.frozen:
             layer, rest = put_together(model, degrees)
-            phase: Phase = "rollout" if name in beside.spread else "frozen"
+            phase: Phase = "rollout" if name in auxiliary.spread else "frozen"
             size = (2 * layer + rest) * model.dtype.itemsize
             part = Part(f"{name}'s layers put together", size, (phase,), f"raise {key}.tensor", estimate=True)
             found[phase] = max(part, found.get(phase, part), key=lambda part: part.size_bytes)
@@ -118,7 +127,7 @@ def _put_together(beside: AuxiliaryModels, config: RunConfig) -> Iterator[Part]:
 
 
 def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload) -> MemoryPlan:
-    """The critic by itself, as a run that trains it alone would be planned."""
+    """Memory plan of the critic, as of a run that trains it alone."""
     train = critic_train(config, config.critic or CriticConfig())
     degrees = train.degrees
     own = Workload(train, _own_row(work, config.train.degrees, degrees), offloaded=work.offloaded)
@@ -128,22 +137,24 @@ def _critic_plan(model: ScalarModel, config: RunConfig, work: Workload) -> Memor
 
 
 def _own_row(work: Workload, policy: ParallelConfig | None, own: ParallelConfig | None) -> tuple[int, ...]:
-    """Lengths in the largest row of a model with degrees of its own: the row is shared by the ranks of `context`, and is as long as the
-    budget of all, or as its longest sample."""
+    """Lengths in the largest row of a model with its own degrees.
+
+    The ranks of `context` share a row. It is as long as their budgets together, or as its longest sample.
+    """
     shared, by = (1 if degrees is None else degrees.context for degrees in (policy, own))
     if shared == by:
         return work.lengths
     return (max(-(-sum(work.lengths) // shared) * by, max(work.lengths)),)
 
 
-def _scoring(beside: AuxiliaryModels, config: RunConfig, work: Workload) -> Iterator[Part]:
-    """What the reward models make of the largest row that they score, which they do while the engine runs."""
+def _scoring(auxiliary: AuxiliaryModels, config: RunConfig, work: Workload) -> Iterator[Part]:
+    """Memory of the largest row that the reward models score, which they do while the engine runs."""
     assert work.sampling is not None, "a run with rewards samples"
     longest = (work.sampling.longest,)
-    for name, room in beside.batch_tokens.items():
+    for name, room in auxiliary.batch_tokens.items():
         lengths = longest if config.deterministic else largest_row(longest, room, work.sampling.together)
         advice = "lower rollout.max_tokens" if len(lengths) == 1 else "lower the reward's options.batch_tokens"
-        yield Part(f"{name} scores", forward_bytes(beside.frozen[name], lengths), ("rollout",), advice, estimate=True)
+        yield Part(f"{name} scores", forward_bytes(auxiliary.frozen[name], lengths), ("rollout",), advice, estimate=True)
 
 
 def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> Path:
@@ -158,7 +169,7 @@ def _weights(model: DecoderModel) -> int:
 
 
 def _held(model: DecoderModel, degrees: ParallelConfig | None, *, offloaded: bool) -> int:
-    """Bytes of a frozen model that are always on a device; of one that a mesh offloads, none."""
+    """Bytes of a frozen model that are always on a device; 0 if a mesh offloads it."""
     if degrees is None:
         return _weights(model)
     return 0 if offloaded else sum(p.nbytes for p in local_tensors(model, degrees, model.dtype).values())

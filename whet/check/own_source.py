@@ -1,4 +1,6 @@
-"""A source of the user's own, tried out: the first tasks are taken, found again, and given again after a restore."""
+"""Check of the user's own source: its first tasks are taken, found by their ids, and taken again after a
+restore.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +8,33 @@ import json
 from collections.abc import Iterator, Sequence
 
 from whet.check.boundary import run_user_code
-from whet.check.context import TRAINING, Scene
+from whet.check.context import TRAINING, CheckContext
 from whet.check.findings import Note, fail, ok
 from whet.data.own import own_source
 from whet.plan.text import several
 from whet.types import Task
 
 LOOKED_AT = 64
-"""Tasks that are taken from it, at most."""
+"""Maximum number of tasks that are taken."""
 DEADLINE_S = 120.0
-"""For it to be made and to give them."""
+"""Deadline for making the source and taking its tasks."""
 
 
-def own_tasks(scene: Scene) -> Sequence[Task]:
-    """The first tasks of `data.source`, which is made where it was not yet.
+def own_tasks(context: CheckContext) -> Sequence[Task]:
+    """First tasks of `data.source`, which is made if it was not yet.
 
     Raises:
         ValueError: it cannot be made, raises, or breaks its protocol.
     """
-    if scene.source is None:
-        run_user_code(f"data.source {scene.rl.data.source!r}", lambda: _look(scene), DEADLINE_S)
-    return scene.rows[TRAINING]
+    if context.source is None:
+        run_user_code(f"data.source {context.rl.data.source!r}", lambda: _look(context), DEADLINE_S)
+    return context.rows[TRAINING]
 
 
-def _look(scene: Scene) -> None:
-    data = scene.rl.data
+def _look(context: CheckContext) -> None:
+    data = context.rl.data
     assert data.source is not None
-    source = own_source(data.source, data.source_options, scene.rl.seed, min(data.source_timeout_s, DEADLINE_S))
+    source = own_source(data.source, data.source_options, context.rl.seed, min(data.source_timeout_s, DEADLINE_S))
     start = json.dumps(source.state())
     tasks = source.next(min(len(source), LOOKED_AT))
     if len({task.id for task in tasks}) < len(tasks):
@@ -44,16 +46,16 @@ def _look(scene: Scene) -> None:
     if again != tasks[0]:
         raise ValueError(f"data.source = {data.source!r} gives {again.id!r} after a restore where it gave {tasks[0].id!r} before")
     source.restore(json.loads(start))
-    scene.source, scene.rows[TRAINING] = source, tasks
+    context.source, context.rows[TRAINING] = source, tasks
 
 
-def check_source(scene: Scene) -> Iterator[Note]:
-    """Whether it keeps to its protocol."""
+def check_source(context: CheckContext) -> Iterator[Note]:
+    """Check that the source keeps to its protocol."""
     try:
-        tasks = own_tasks(scene)
+        tasks = own_tasks(context)
     except ValueError as error:
         yield fail(str(error))
         return
-    assert scene.source is not None
+    assert context.source is not None
     looked = several(len(tasks), "task")
-    yield ok(f"data.source {scene.rl.data.source} has {len(scene.source)} tasks an epoch; {looked} taken, found again and given again")
+    yield ok(f"data.source {context.rl.data.source} has {len(context.source)} tasks an epoch; {looked} taken, found again and given again")

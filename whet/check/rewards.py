@@ -1,4 +1,4 @@
-"""The rewards, tried out on one row: a reply that is the label, and an empty one."""
+"""Checks of rewards on one row: the label as a reply, and an empty reply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from whet.check.boundary import run_user_code, run_user_coroutine
-from whet.check.context import TRAINING, Scene
+from whet.check.context import TRAINING, CheckContext
 from whet.check.faults import SHOWN_FAULTS
 from whet.check.findings import Note, fail, ok, skip, warn
 from whet.check.play import START_DEADLINE_S, played
@@ -22,46 +22,46 @@ from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
-"""How a right answer may have to be written: the first that scores otherwise than an empty reply counts."""
+"""Forms of a right answer. The first that scores otherwise than an empty reply counts."""
 UNASKED = "the environment did not answer what was scored, so turn.reward is None; --tools has it answer"
 
 
-def check_rewards(scene: Scene) -> Iterator[Note]:
-    """The rewards of training and of every evaluation set."""
-    config = scene.rl
-    yield from _reward(scene, TRAINING, config.reward, config.env)
+def check_rewards(context: CheckContext) -> Iterator[Note]:
+    """Check the rewards of training and of every evaluation set."""
+    config = context.rl
+    yield from _reward(context, TRAINING, config.reward, config.env)
     for name, chosen in config.evaluate.sets.items():
-        for note in _reward(scene, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
+        for note in _reward(context, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
             yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 
-def _reward(scene: Scene, name: str, config: RewardConfig, env: EnvConfig) -> Iterator[Note]:
-    rows = scene.rows.get(name)
+def _reward(context: CheckContext, name: str, config: RewardConfig, env: EnvConfig) -> Iterator[Note]:
+    rows = context.rows.get(name)
     if rows is None:
         yield skip("not scored: needs the rows")
         return
-    task = scene.tasks.get(name, rows[0])
-    say = Says(scene, task, rows[0], env if scene.calls_tools else None)
+    task = context.tasks.get(name, rows[0])
+    say = Says(context, task, rows[0], env if context.calls_tools else None)
     what = f"reward {config.name or ', '.join(config.components) or 'of the group'}"
-    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * (config.timeout_s + scene.calls_tools * START_DEADLINE_S)
+    deadline_s = START_TIMEOUT_S + (1 + len(FORMS)) * (config.timeout_s + context.calls_tools * START_DEADLINE_S)
     unasked: list[str] = []
     with ExitStack() as ends:
         try:
-            each, together = run_user_code(what, lambda: _build(config, scene, ends), IMPORT_DEADLINE_S)
-            unasked = [] if env.name in ENVS or scene.calls_tools else [UNASKED]
+            each, together = run_user_code(what, lambda: _build(config, context, ends), IMPORT_DEADLINE_S)
+            unasked = [] if env.name in ENVS or context.calls_tools else [UNASKED]
             if each is not None:
                 yield run_user_coroutine(what, lambda: _compare(say, each), deadline_s)
                 if env.name in ENVS and readers_of(config):  # others may change tasks
-                    yield run_user_coroutine(what, lambda: _labels(scene, name, config, rows), IMPORT_DEADLINE_S)
+                    yield run_user_coroutine(what, lambda: _labels(context, name, config, rows), IMPORT_DEADLINE_S)
             if together is not None:
                 yield run_user_coroutine("reward.group", lambda: _siblings(say, each, together), deadline_s)
         except ValueError as error:
             yield fail(str(error), unasked)
 
 
-def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward | None, GroupReward | None]:
-    """The reward of single trajectories and that of siblings; `ends` closes them."""
-    each = build_reward(config, scene.folder) if config.scores_each else None
+def _build(config: RewardConfig, context: CheckContext, ends: ExitStack) -> tuple[Reward | None, GroupReward | None]:
+    """Build the reward of single trajectories and that of siblings; `ends` closes them."""
+    each = build_reward(config, context.folder) if config.scores_each else None
     if each is not None:
         ends.callback(each.close)
     together = build_group_reward(config)
@@ -72,23 +72,24 @@ def _build(config: RewardConfig, scene: Scene, ends: ExitStack) -> tuple[Reward 
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """Trajectories of one row that say what they are told to."""
+    """Maker of trajectories of one row with given replies."""
 
-    scene: Scene
+    context: CheckContext
     task: Task
-    """As the environment made it."""
+    """Task as the environment made it."""
     row: Task
     env: EnvConfig | None
-    """What answers the reply; None: nothing does."""
+    """Environment that answers the reply; None: no environment."""
 
     async def __call__(self, reply: str, k: int = 0) -> Trajectory:
-        """The k-th of its task, whose only turn says `reply`."""
-        said = fabricated(self.scene, self.task, reply, k)
+        """Trajectory number k of the task, whose only turn is `reply`."""
+        said = fabricated(self.context, self.task, reply, k)
         if self.env is None:
             return said
         (turn,) = said.turns
         task, step = await played(build_env_factory(self.env), self.row, turn.message)
-        return replace(said, task=task, turns=(replace(turn, reward=step.reward),), counts=dict(step.counts))
+        answered = replace(turn, reward=step.reward, notes=step.notes)
+        return replace(said, task=task, turns=(answered,), counts=dict(step.counts), stop=step.stop)
 
 
 async def _siblings(say: Says, each: Reward | None, together: GroupReward) -> Note:
@@ -121,27 +122,27 @@ def _numbers(rewards: Rewards) -> str:
     return f"{rewards.total:g}" + (f" ({parts})" if len(rewards.components) > 1 else "")
 
 
-async def _labels(scene: Scene, name: str, config: RewardConfig, rows: Sequence[Task]) -> Note:
-    """Whether the reward can score every row, as a run sees to it before it begins."""
+async def _labels(context: CheckContext, name: str, config: RewardConfig, rows: Sequence[Task]) -> Note:
+    """Check that the reward can score every row, as a run does before it begins."""
     faults = await unusable_rows(config, rows)
     if not faults:
         return ok(f"the labels of {len(rows)} rows can be used")
-    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used{_missing(scene, name)}", faults[:SHOWN_FAULTS])
+    return fail(f"the labels of {len(faults)} of {len(rows)} rows cannot be used{_missing(context, name)}", faults[:SHOWN_FAULTS])
 
 
-def _missing(scene: Scene, name: str) -> str:
-    """That there is no column of labels, if there is none."""
-    if scene.rl.data.source is not None and name == TRAINING:
+def _missing(context: CheckContext, name: str) -> str:
+    """Text about a missing column of labels; empty if there is one."""
+    if context.rl.data.source is not None and name == TRAINING:
         return ""
-    source = training_rows(scene.rl) if name == TRAINING else evaluation_rows(scene.rl, scene.rl.evaluate.sets[name])
+    source = training_rows(context.rl) if name == TRAINING else evaluation_rows(context.rl, context.rl.evaluate.sets[name])
     return missing_label(source.path, source.label_key).replace("\n", ": ")
 
 
-def fabricated(scene: Scene, task: Task, reply: str, k: int = 0) -> Trajectory:
-    """A completed trajectory, the k-th of its task, whose only turn says `reply`."""
+def fabricated(context: CheckContext, task: Task, reply: str, k: int = 0) -> Trajectory:
+    """Completed trajectory number k of the task, whose only turn is `reply`."""
     tokens: tuple[int, ...] = (0,)
-    if scene.renderer is not None:
-        tokens = (*scene.renderer.encode(reply), scene.renderer.stop_token_ids[0])
+    if context.renderer is not None:
+        tokens = (*context.renderer.encode(reply), context.renderer.stop_token_ids[0])
     turn = Turn(
         context=(0,),
         context_origin=(Origin.PROMPT,),

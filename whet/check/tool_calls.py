@@ -1,4 +1,4 @@
-"""Tools' schemas looked at, and arguments that fit them: a row's own, or made from the schema."""
+"""Checks of tools' schemas, and arguments that fit them: from a row, or made from the schema."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from whet.data.messages import tools_from
 from whet.types import JSON, Task
 
 MAX_DEPTH = 16
-"""Of made arguments: a schema may name itself."""
+"""Maximum depth of made arguments: a schema may refer to itself."""
 _PLAIN: dict[str, JSON] = {"string": "x", "integer": 1, "number": 1, "boolean": False, "null": None}
 
 
 def schema_fault(tool: JSON, what: str) -> str:
-    """What is wrong with a tool's schema; empty: nothing."""
+    """Fault of a tool's schema; empty: none."""
     try:
         (one,) = tools_from([tool], what)
         json.dumps(one)
@@ -36,7 +36,7 @@ def schema_fault(tool: JSON, what: str) -> str:
 
 
 def arguments_for(tool: Mapping[str, JSON], task: Task) -> Mapping[str, JSON]:
-    """The arguments of the first call of a tool in a task's prompt, or made ones: what its schema requires."""
+    """Arguments of the first call of a tool in a task's prompt, or else made from its schema."""
     function: Any = tool["function"]
     for message in () if isinstance(task.prompt, str) else task.prompt:
         for call in message.tool_calls:
@@ -47,7 +47,7 @@ def arguments_for(tool: Mapping[str, JSON], task: Task) -> Mapping[str, JSON]:
 
 
 def _made(schema: Any, known: Mapping[str, Any], depth: int) -> Any:
-    """A small value that a schema describes: what it names itself, or the least of its type."""
+    """Small value that fits a schema: its example or default, or the least of its type."""
     if not isinstance(schema, Mapping) or depth == 0:
         return "x"
     if isinstance(name := schema.get("$ref"), str):

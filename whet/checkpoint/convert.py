@@ -7,13 +7,11 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whet.checkpoint.dcp import DcpReader, write_dcp
@@ -23,7 +21,8 @@ from whet.data.hub import resolve_model_path
 from whet.model.config import ModelConfig
 from whet.model.dcp_files import META
 from whet.model.digest import differences, digests_of
-from whet.model.folders import dtype_named, read_weights, weight_files, write_weights
+from whet.model.folders import dtype_named, indexed_files, read_weights, write_weights
+from whet.model.headers import open_tensors
 from whet.model.meta import read_meta
 from whet.model.naming import Naming
 from whet.model.tensor_files import write_tensors
@@ -203,7 +202,7 @@ def _named_model(folder: Path) -> str:
 
 def _safetensors(folder: Path) -> dict[str, Path]:
     """The file of each tensor."""
-    return {name: _own_file(folder, file) for file, names in weight_files(folder).items() for name in (names or _names(folder / file))}
+    return {name: _own_file(folder, file) for file, names in indexed_files(folder).items() for name in (names or _names(folder / file))}
 
 
 def _own_file(folder: Path, name: str) -> Path:
@@ -221,24 +220,13 @@ def _own_file(folder: Path, name: str) -> Path:
 
 
 def _names(file: Path) -> set[str]:
-    with _opened(file) as opened:
+    with open_tensors(file) as opened:
         return set(opened.keys())
 
 
 def _read_file(file: Path, name: str) -> Tensor:
-    with _opened(file) as opened:
+    with open_tensors(file) as opened:
         return opened.get_tensor(name)
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, "pt") as opened:
-            yield opened
-    except SafetensorError as error:
-        raise ValueError(f"{file} is cut short or damaged: {error}") from error
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} is missing") from error
 
 
 def _describe(source: Path, target: Path, dtypes: set[str]) -> None:

@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whet.train.lead import ALONE, CollectiveCall, Lead
 from whet.types import JSON
 
 RANDOM = "random"
-"""Receiver of calls for the generators of all processes."""
+"""Target of calls for the generators of all ranks."""
 
 
 class RandomState:
@@ -42,30 +41,22 @@ class RandomState:
 
 
 class RandomStates:
-    """The generators of every process of a job, by rank. A job of more processes than there were leaves the further ones as they are.
-
-    Args:
-        lead: tells the other processes what all of them do.
-    """
-
-    def __init__(self, lead: Lead = ALONE) -> None:
-        self._lead = lead
+    """The generators of every rank of a job. All ranks make each call. A job of more ranks than there were
+    leaves the generators of the further ones as they are."""
 
     def state(self) -> JSON:
-        with self._lead.tell(CollectiveCall(RANDOM, "state")):
-            own = RandomState().state()
-            states: list[JSON] = [own]
-            if dist.is_initialized():
-                states = [None] * dist.get_world_size()
-                dist.all_gather_object(states, own)
-            return states
+        own = RandomState().state()
+        states: list[JSON] = [own]
+        if dist.is_initialized():
+            states = [None] * dist.get_world_size()
+            dist.all_gather_object(states, own)
+        return states
 
     def restore(self, state: JSON) -> None:
         """Take over what `state` gave."""
-        with self._lead.tell(CollectiveCall(RANDOM, "restore", (state,))):
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            if rank < len(state):
-                RandomState().restore(state[rank])
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if rank < len(state):
+            RandomState().restore(state[rank])
 
 
 def _to_text(state: Tensor) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
@@ -15,8 +15,8 @@ from typing import Protocol, get_args, runtime_checkable
 from whet.background import Background
 from whet.checkpoint.config import CheckpointPart
 from whet.checkpoint.store import REFERENCE, CheckpointStore, Saved, find_checkpoint
-from whet.train.alarm import RankHung
 from whet.train.base import Backend
+from whet.train.watchdog import RankHung
 from whet.types import JSON, Progress
 
 STATE = "state.json"
@@ -47,20 +47,29 @@ class Log(Protocol):
     def truncate(self, offset: int) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SavedModels:
+    """The models that a run's checkpoints hold."""
+
+    policy: Backend
+    """Weights, optimizer, schedule."""
+    others: Mapping[str, Backend] = field(default_factory=dict[str, Backend])
+    """Further models, by the names of their folders."""
+    renew_reference: Callable[[], None] | None = None
+    """Makes the reference among them a copy of the policy, if it has no model of its own."""
+
+
 class RunState:
     """Saves and resumes a run.
 
     Args:
         store: the run's checkpoints.
-        backend: weights, optimizer, schedule.
+        models: the models in them.
         log: `metrics.jsonl`: lines after the checkpoint's offset are cut at a resume, so that none is
             doubled.
         parts: the states that `checkpoint.restore` names one by one: `data`, `random`.
         others: states that belong to a run as a whole: the last evaluation, an unfinished rollout. A
             new run takes them over from another if `checkpoint.restore` names every part.
-        beside: further models in checkpoints, by the names of their folders.
-        renew_reference: makes the reference among them a copy of the policy, if it has no model of its
-            own.
         config: the run's configuration as TOML, kept next to the tensors.
         facts: about the run, for the manifest.
         note: shows the user a message about the resume.
@@ -69,20 +78,18 @@ class RunState:
     def __init__(
         self,
         store: CheckpointStore,
-        backend: Backend,
+        models: SavedModels,
         log: Log,
         *,
         parts: Mapping[CheckpointPart, Stateful],
         others: Mapping[str, Stateful],
-        beside: Mapping[str, Backend] | None = None,
-        renew_reference: Callable[[], None] | None = None,
         config: str,
         facts: Mapping[str, JSON],
         note: Callable[[str], None],
     ) -> None:
-        self._store, self._backend, self._log = store, backend, log
-        self._parts, self._others, self._models = dict(parts), dict(others), dict(beside or {})
-        self._renew_reference = renew_reference
+        self._store, self._policy, self._log = store, models.policy, log
+        self._parts, self._others, self._models = dict(parts), dict(others), dict(models.others)
+        self._renew_reference = models.renew_reference
         self._config, self._facts, self._note = config, dict(facts), note
         self._saved: tuple[Progress, JSON] | None = None
         """State in the newest checkpoint, without tensors, even if it is still being written: without a
@@ -148,7 +155,7 @@ class RunState:
         others = state["others"]
         if self._saved == (progress, others):
             return None
-        models, texts = {"": self._backend, **self._models}, {STATE: json.dumps(state), "config.toml": self._config}
+        models, texts = {"": self._policy, **self._models}, {STATE: json.dumps(state), "config.toml": self._config}
 
         def stage(folder: Path) -> Callable[[], None]:
             each = [
@@ -250,7 +257,7 @@ class RunState:
         return progress if chosen.goes_on else Progress()
 
     def _restore(self, saved: Saved, names: Collection[CheckpointPart]) -> Progress:
-        self._backend.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
+        self._policy.load(saved.folder, weights="weights" in names, optimizer="optimizer" in names)
         for name, backend in self._models.items():
             if name == REFERENCE and "counters" not in names:
                 continue  # a run that begins has one of its own

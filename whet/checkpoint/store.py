@@ -95,7 +95,7 @@ class CheckpointStore:
             stage: gets the folder for the parts; the function that it returns writes them.
 
         Returns:
-            A function that does the rest, on any thread, before the next checkpoint is begun; it
+            A function that does the rest, on any thread, before the next checkpoint is started; it
                 returns the checkpoint's folder, and raises as this does.
 
         Raises:
@@ -121,7 +121,7 @@ class CheckpointStore:
                 with self._lock:
                     self._prune()
             except OSError as error:
-                raise self._told("an old checkpoint cannot be removed", error) from error
+                raise self._disk_error("an old checkpoint cannot be removed", error) from error
             return target
 
         return finish
@@ -132,7 +132,7 @@ class CheckpointStore:
             yield
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise self._told("a checkpoint cannot be written", error) from error
+            raise self._disk_error("a checkpoint cannot be written", error) from error
 
     def newest(self) -> Saved | None:
         """The newest checkpoint, read and verified, or None.
@@ -154,7 +154,7 @@ class CheckpointStore:
     def keeps_reference(self) -> bool:
         """True if checkpoints must hold a reference that begins as the policy's first weights: no
         folder has them if a run began with restored ones. A run with a checkpoint continues as it was
-        begun, even if `restore` was changed since."""
+        started, even if `restore` was changed since."""
         folders = self._all()
         if folders:
             return (folders[-1] / REFERENCE).is_dir()
@@ -209,7 +209,7 @@ class CheckpointStore:
         value = None if self.config.best is None else metrics.get(self.config.best)
         return -value if value is not None and self.config.best_mode == "min" else value
 
-    def _told(self, what: str, error: OSError) -> OSError:
+    def _disk_error(self, what: str, error: OSError) -> OSError:
         kept = self._all()
         last = f"the newest whole checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
         free = shutil.disk_usage(self.folder if self.folder.exists() else self.folder.parent).free / 2**20

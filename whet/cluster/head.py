@@ -45,7 +45,7 @@ def private(environment: Mapping[str, str]) -> dict[str, str]:
         **kept,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: "0" is how Ray is told that a node's address is loopback
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: "0" is how Ray learns that a node's address is loopback
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 
@@ -120,15 +120,15 @@ class _Words:
         while not self._said.wait(LOOK_S):
             if (code := self._child.poll()) is not None:
                 self._reading.join(LOOK_S)
-                raise ValueError(f"Ray could not start a cluster on this machine: its process {in_words(code)}{self._told()}")
+                raise ValueError(f"Ray could not start a cluster on this machine: its process {in_words(code)}{self._last_words()}")
             if time.monotonic() > deadline:
                 raise ValueError(
-                    f"Ray started no cluster on this machine within {timeout_s:g} s (cluster.start_timeout_s){self._told()}"
+                    f"Ray started no cluster on this machine within {timeout_s:g} s (cluster.start_timeout_s){self._last_words()}"
                 )
         assert self._address is not None
         return self._address
 
-    def _told(self) -> str:
+    def _last_words(self) -> str:
         return "; it said last:\n    " + "\n    ".join(self._last) if self._last else "; it said nothing"
 
     def _read(self) -> None:

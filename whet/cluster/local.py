@@ -12,7 +12,7 @@ from pathlib import Path
 from whet.cluster.process import Command, LocalProcess, OnEvent, Process
 from whet.cluster.supervise import LOG, SupervisedJob
 
-MEETING = "WHET_MEETING"
+RENDEZVOUS = "WHET_RENDEZVOUS"
 """In the environment of a process of a local job: the file by which the processes find each other. No port is opened for it."""
 
 
@@ -30,10 +30,10 @@ def on_one_machine(num_ranks: int) -> dict[str, str]:
 
 
 @contextmanager
-def meeting_file() -> Iterator[dict[str, str]]:
+def rendezvous_file() -> Iterator[dict[str, str]]:
     """A file by which processes of this machine find each other, in a folder that is this user's alone; as their environment tells it."""
     with tempfile.TemporaryDirectory(prefix="whet-job-") as folder:
-        yield {MEETING: str(Path(folder) / "store")}
+        yield {RENDEZVOUS: str(Path(folder) / "store")}
 
 
 def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
@@ -51,8 +51,8 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
     Raises:
         JobFailed: as `SupervisedJob.run`.
     """
-    with meeting_file() as meeting:
-        shared = {**on_one_machine(num_ranks), **meeting}
+    with rendezvous_file() as rendezvous:
+        shared = {**on_one_machine(num_ranks), **rendezvous}
 
         def start(rank: int, tell: OnEvent) -> Process:
             environment = {**shared, **place_of(rank, rank, num_ranks)}

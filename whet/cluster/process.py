@@ -113,7 +113,7 @@ class LocalProcess:
         )
         self._tell = tell
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # it ended at once: how is told below
+        with suppress(BrokenPipeError):  # it ended at once, as reported below
             self._child.stdin.write(f"{command.line}\n".encode())
             self._child.stdin.flush()
         threading.Thread(target=self._watch, name=f"process {self._child.pid}", daemon=True).start()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from whet.cluster.agent import Agent
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import Connected, connected, room
-from whet.cluster.local import meeting_file, on_one_machine, place_of
+from whet.cluster.local import on_one_machine, place_of, rendezvous_file
 from whet.cluster.process import Command, Ended, OnEvent, Process, Silent
 from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, SupervisedJob
@@ -45,13 +45,13 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
         ray = there.ray
         planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0))
         name = f"whet-{uuid.uuid4().hex[:8]}"
-        with room(ray, planned.bundles, config, name) as group, _meeting(there, num_ranks) as meeting:
+        with room(ray, planned.bundles, config, name) as group, _rendezvous(there, num_ranks) as rendezvous:
             agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
             hosts: list[str] = ray.get([agent.host.remote() for agent in agents], timeout=config.start_timeout_s)
             shared = {
                 **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
                 **(on_one_machine(num_ranks) if len(set(hosts)) == 1 else {}),
-                **meeting,
+                **rendezvous,
             }
             if planned.engines:
                 context = ray.get_runtime_context()
@@ -69,12 +69,12 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
 
 
 @contextmanager
-def _meeting(there: Connected, num_ranks: int) -> Iterator[dict[str, str]]:
+def _rendezvous(there: Connected, num_ranks: int) -> Iterator[dict[str, str]]:
     """Environment with the place where the processes meet. On this machine alone that is a file, as for
     a local job; on a cluster a store of torch's, here: it has no key, and listens on the one address by
     which the cluster knows this machine."""
     if there.own:
-        with meeting_file() as environment:
+        with rendezvous_file() as environment:
             yield environment
         return
     store = store_at(there.ray.util.get_node_ip_address(), num_ranks)

@@ -86,7 +86,7 @@ class SupervisedJob:
                 self._write(text)
             return 0
         rank, ended = next((found for found in failures if _from_outside(found[1])), failures[0])
-        if rank == 0 and ended.code is not None and ended.code > 1:  # a command's error, or a signal's: it has told
+        if rank == 0 and ended.code is not None and ended.code > 1:  # a command's error, or a signal's: it has printed it
             return ended.code
         raise JobFailed(self._report(rank, ended))
 

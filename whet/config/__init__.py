@@ -6,8 +6,9 @@ from whet.config.describe import KeyDoc, describe, describe_table
 from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import refuse_unread
 from whet.config.errors import ConfigError
-from whet.config.hook import Hook, HookFailed, place_in
+from whet.config.hook import Hook, HookFailed
 from whet.config.load import load_config, read_tree, validated
+from whet.config.place import place_in, place_of
 from whet.config.reference import Reference, call_factory, resolve, resolve_callable
 from whet.config.union import Members, OneOf, chosen, members_of
 
@@ -31,6 +32,7 @@ __all__ = [
     "load_config",
     "members_of",
     "place_in",
+    "place_of",
     "read_tree",
     "refuse_unread",
     "resolve",

@@ -20,7 +20,7 @@ class KeyDoc:
     """One key of a configuration."""
 
     path: str
-    """`train.optim.lr`; `<name>` stands for a name the user chooses, `[]` for the items of a list."""
+    """`train.optim.lr`; `<name>` is a name the user chooses, `[]` for the items of a list."""
     type: str
     default: str | None
     """As TOML writes it, "none" if it is unset, "" for a table with keys of its own; None if the key is required."""

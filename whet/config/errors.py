@@ -62,20 +62,41 @@ _NO_MEMBER = ("union_tag_invalid", "union_tag_not_found")
 _MAX_ELSEWHERE = 4
 """Number of places of a key's name that an error lists; a name with more places lists none."""
 
+_MAX_SINGLE_KEYS = 3
+"""Number of keys of a misplaced table up to which each has an error of its own."""
+
 _NEAR = 0.6
 """Similarity (difflib's ratio) from which a key counts as a likely misspelling."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. `problems` has one line for each thing that is wrong."""
+    """A configuration that cannot be used.
 
-    def __init__(self, problems: Sequence[str], source: str = "") -> None:
+    Args:
+        problems: one text for each problem.
+        source: file of the configuration; "": none.
+        lines: line of each problem in the file, where it is known.
+    """
+
+    def __init__(self, problems: Sequence[str], source: str = "", lines: Sequence[int | None] = ()) -> None:
         self.problems = tuple(problems)
         self.source = source
-        lines = [f"  {problem}" for problem in self.problems] if len(self.problems) > 1 else list(self.problems)
-        where = f"{source}: " if source else ""
-        count = f"{len(self.problems)} problems in the configuration\n" if len(self.problems) > 1 else ""
-        super().__init__(where + count + "\n".join(lines))
+        self.lines = tuple(lines) or (None,) * len(self.problems)
+        if len(self.problems) == 1:
+            text = self.located[0]
+        else:
+            places = (f"line {line}: " if line else "" for line in self.lines)
+            listed = (f"  {place}{problem}".replace("\n", "\n    ") for place, problem in zip(places, self.problems, strict=True))
+            text = "\n".join([f"{source}: " * bool(source) + f"{len(self.problems)} problems in the configuration", *listed])
+        super().__init__(text)
+
+    @property
+    def located(self) -> list[str]:
+        """Each problem with its file and line, as far as these are known."""
+        if not self.source:
+            return list(self.problems)
+        places = (f"{self.source}:{line}" if line else self.source for line in self.lines)
+        return [f"{place}: {problem}" for place, problem in zip(places, self.problems, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +117,22 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def problems_of(error: ValidationError, model: type[Config], data: Mapping[str, Any]) -> list[str]:
-    """The lines of a `ConfigError`: one for each key that is wrong, in the order of the data."""
+    """Texts of a `ConfigError`: one for each wrong key, in the order of the data."""
+    return list(located_problems(error, model, data))
+
+
+def located_problems(error: ValidationError, model: type[Config], data: Mapping[str, Any]) -> dict[str, KeyPath]:
+    """As `problems_of`, each with the path of its key."""
     located = _closest_members([_locate(details, model, data) for details in error.errors(include_url=False)])
     by_key: dict[tuple[KeyPath, bool], list[_Located]] = {}
     for item in located:
         mergeable = item.details["type"] in _EXPECTED
         by_key.setdefault((item.path, mergeable), []).append(item)
-    lines = [line for (_, mergeable), items in by_key.items() for line in _lines(items, mergeable, model, data)]
-    return list(dict.fromkeys(lines))
+    found = dict[str, KeyPath]()
+    for (path, mergeable), items in by_key.items():
+        for text in _lines(items, mergeable, model, data):
+            found.setdefault(text, path)
+    return found
 
 
 def failed_keys(error: ValidationError, model: type[Config], data: Mapping[str, Any], kind: str) -> set[KeyPath]:
@@ -220,17 +249,29 @@ def _of_a_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -
 def _below_a_word(item: _Located, members: Members, key: str, says: str, word: str) -> list[str]:
     """Lines about a table that is named as one of the models: its content belongs one table higher."""
     is_chosen = says.endswith(f" {show(word)}")
+    why = f"the settings of {word} stand in [{key}] itself" + ("" if is_chosen else f", and {says}")
     fields = _model(members, word).model_fields
+    leaves = _leaves(item.value)
+    if len(leaves) > _MAX_SINGLE_KEYS:
+        return [f"{path_text(item.path)}: {why}; write\n{_table_of(item, leaves, members.key, key, word, fields)}"]
     lines: list[str] = []
-    for path in _leaves(item.value):
+    for path in leaves:
         name = path[0] if path else members.key
         near = [name] if name in fields else nearest(name, fields, 1)
         new = path_text((*item.path[:-1], *near, *path[1:]))
-        why = f"the settings of {word} stand in [{key}] itself" + ("" if is_chosen else f", and {says}")
         also = "" if is_chosen else f"{key}.{members.key}={word}"
         write = " and ".join(part for part in (also, new if near and path else "") if part)
         lines.append(f"{path_text((*item.path, *path))}: {why}; " + (f"write {write}" if write else f"leave out [{path_text(item.path)}]"))
     return lines
+
+
+def _table_of(item: _Located, leaves: list[tuple[str, ...]], choice: str, key: str, word: str, fields: Mapping[str, Any]) -> str:
+    """The content of a table that is named as a model, in the table above it."""
+    lines = [f"[{key}]", f"{choice} = {show(word)}"]
+    for path in leaves:
+        near = [] if path[0] in fields else nearest(path[0], fields, 1)
+        lines.append(f"{path_text((*(near or path[:1]), *path[1:]))} = {show(node_at(item.value, path))}")
+    return "\n".join(lines)
 
 
 def _leaves(value: object) -> list[tuple[str, ...]]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from whet.config.errors import ConfigError
+from whet.config.place import place_of
 from whet.config.reference import call_factory, check_call, resolve
-
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-_STANDARD = sysconfig.get_path("stdlib")
 
 
 class HookFailed(ValueError):
@@ -62,7 +57,7 @@ class Hook:
         try:
             return self.function(*given, **self.options)
         except Exception as error:  # a user's function may raise anything
-            if is_told(error):
+            if is_own_error(error):
                 raise
             raise self._failed(error) from error
 
@@ -71,7 +66,7 @@ class Hook:
         try:
             return await self.function(*given, **self.options)
         except Exception as error:  # a user's function may raise anything
-            if is_told(error):
+            if is_own_error(error):
                 raise
             raise self._failed(error) from error
 
@@ -87,7 +82,7 @@ class Hook:
         return self.refused(f"raised {type(error).__name__}: {error}{place_of(error)}")
 
 
-def is_told(error: Exception) -> bool:
+def is_own_error(error: Exception) -> bool:
     """True for whet's own exceptions, which need no further explanation."""
     return type(error).__module__.startswith("whet.")
 
@@ -96,16 +91,3 @@ def is_async(function: Callable[..., Any]) -> bool:
     """True if a call returns something to await: a coroutine function, or an object whose `__call__` is
     one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def place_of(error: BaseException) -> str:
-    """The innermost place of an error in a user's files, as `place_in`."""
-    return place_in(traceback.extract_tb(error.__traceback__))
-
-
-def place_in(stack: traceback.StackSummary) -> str:
-    """The innermost place in a user's files, as ` (at file:line in function)`; "" if there is none."""
-    for frame in reversed(stack):
-        if not frame.filename.startswith((_PACKAGE, _STANDARD, "<")):
-            return f" (at {frame.filename}:{frame.lineno} in {frame.name})"
-    return ""

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from whet.config.base import Config
 from whet.config.dump import UNSET_WORDS, dump_toml, plain
-from whet.config.errors import ConfigError, failed_keys, problems_of, show
-from whet.config.schema import Options, admits_word, child_options, default_of, is_config, path_text
+from whet.config.errors import ConfigError, failed_keys, located_problems, problems_of, show
+from whet.config.lines import lines_of
+from whet.config.schema import KeyPath, Options, admits_word, child_options, default_of, is_config, path_text
 from whet.config.union import chosen
 
 C = TypeVar("C", bound=Config)
@@ -63,7 +64,18 @@ def load_config(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(problems_of(error, model, data), source) from None
+        problems = located_problems(error, model, data)
+    lines = _lines_in_file(path, parsed, list(problems.values()))
+    raise ConfigError(list(problems), source, lines)
+
+
+def _lines_in_file(path: Path | None, overrides: Sequence[_Override], keys: Sequence[KeyPath]) -> list[int | None]:
+    """Line of each key in the file; None: it has none, or an override sets the key, a table above it or a key below."""
+    if path is None or not path.is_file():  # a pipe is read once
+        return [None] * len(keys)
+    known = lines_of(path.read_bytes().decode())
+    typed = [override.path for override in overrides]
+    return [None if any(key[: len(each)] == each[: len(key)] for each in typed) else known.get(key) for key in keys]
 
 
 def validated(model: type[C], data: Mapping[str, Any], where: str) -> C:

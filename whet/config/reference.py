@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from whet.config.errors import ConfigError, nearest
+from whet.config.place import users_frame
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _IMPORT_FAILS = "its module fails to import"
@@ -152,6 +153,7 @@ def _failed(where: str, what: str, error: Exception) -> ConfigError:
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+        stack = traceback.extract_tb(error.__traceback__)
+        frame = users_frame(stack) or stack[-1]
+        place = f"{frame.filename}:{frame.lineno}"
     return ConfigError([f"{where}: {what}: {type(error).__name__}: {error} ({place})"])

@@ -6,6 +6,7 @@ a failed trajectory get 0. A trajectory's score is its reward plus its token rew
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,8 +41,10 @@ class Groups:
 
     @property
     def mean(self) -> Tensor:
-        """[G]"""
-        return self.total(self.score) / self.count.clamp(min=1)
+        """Exactly a group's score where all of its scores are equal. [G]"""
+        lowest = torch.full_like(self.count, math.inf).scatter_reduce_(0, self.group, self.score, "amin")
+        lowest = torch.where(self.count > 0, lowest, 0.0)
+        return lowest + self.total(self.score - lowest[self.group]) / self.count.clamp(min=1)
 
     @property
     def std(self) -> Tensor:
@@ -133,8 +136,9 @@ def length_weighted(batch: TrainBatch, *, singleton: Singleton = "zero") -> Tens
     groups = groups_of(batch)
     trained = torch.bincount(batch.trajectory[batch.sample_of_token][batch.loss_mask], minlength=int(batch.trajectory.max()) + 1)
     length = trained[batch.trajectory[groups.members]].to(groups.score.dtype)
-    total = groups.total(length)
-    baseline = groups.total(length * groups.score) / torch.where(total > 0, total, torch.ones_like(total))
+    total, mean = groups.total(length), groups.mean
+    away = groups.total(length * (groups.score - mean[groups.group])) / torch.where(total > 0, total, torch.ones_like(total))
+    baseline = torch.where(total > 0, mean + away, 0.0)
     return _settle(batch, groups, scores(batch) - baseline[batch.group], singleton)
 
 

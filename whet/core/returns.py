@@ -43,7 +43,7 @@ def rewards_on_tokens(batch: TrainBatch, at: RewardAt = "last_action") -> Tensor
 
     Args:
         batch: the samples.
-        at: last_action: the last trained token of the trajectory; last_token: its last token, whoever wrote it (slime's
+        at: last_action: the last trained token of the trajectory; last_token: its last token, from any origin (slime's
             choice for PPO). Only a time step can be paid for: of those over `all`, it is the last. A trajectory without one
             gets none.
     """

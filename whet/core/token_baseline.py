@@ -22,7 +22,7 @@ def optimal_token_baseline(
 ) -> Tensor:
     """B_t = sum(G_t W_t) / sum(W_t) over the group's trajectories that have a step t; 0 for a group of one. [T] float64
 
-    W_t = sum over the steps j <= t of 1 - 2 p_j + sum_v p_j(v)^2 stands for the squared norm of the score up to t: that is
+    W_t = sum over the steps j <= t of 1 - 2 p_j + sum_v p_j(v)^2 estimates the squared norm of the score up to t: that is
     the squared norm of d log p_j / d logits. With correction weights each addend is multiplied by its squared weight.
 
     Args:

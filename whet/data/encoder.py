@@ -1,4 +1,4 @@
-"""Text to token ids: as it stands, going on from earlier tokens, and with special tokens that others spelled left as plain text.
+"""Text to token ids: unchanged, going on from earlier tokens, and with special tokens that others spelled left as plain text.
 
 Text of others goes through `mark`, which puts another character in the place of one character of each special token that is spelled in
 it: half of a surrogate pair, which no text has. What is then left of special tokens in a rendered conversation is the chat template's own.
@@ -164,7 +164,7 @@ class Encoder:
 
     @cached_property
     def _protected_ids(self) -> frozenset[int]:
-        """Ids of the protected tokens, without the unknown token, which also stands for other texts."""
+        """Ids of the protected tokens, without the unknown token, which also represents other texts."""
         texts = set(self._protected) - {str(self.tokenizer.unk_token)}
         return frozenset(token for token, content in self.added.items() if content in texts)
 

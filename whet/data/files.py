@@ -116,7 +116,7 @@ def _sliced(rows: Iterator[Row], cut: slice | None) -> Iterator[Row]:
 def _from_the_end(rows: Iterator[Row], cut: slice) -> Iterator[Row]:
     """A slice with a place counted from the end. No more rows are held than are counted there."""
     start, stop = cut.start or 0, cut.stop
-    if start >= 0:  # and stop is below 0: so many rows are never known to be in it
+    if start >= 0:  # and stop is below 0: a number of rows in it is never known
         waiting = deque[Row]()
         for row in islice(rows, start, None):
             waiting.append(row)
@@ -174,9 +174,12 @@ def _read_parquet(file: Path) -> Iterator[Row]:
     """A few rows of a row group in memory at a time: one may hold the whole file."""
     from pyarrow import ArrowException, parquet
 
+    from whet.observe.records import check_version
+
     number = 0
     try:
         with parquet.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False) as reader:
+            check_version(reader.schema_arrow, file)
             clean = row_cleaner(reader.schema_arrow)
             for group in range(reader.num_row_groups):
                 for batch in reader.iter_batches(batch_size=BATCH_ROWS, row_groups=[group]):

@@ -42,7 +42,7 @@ def dataset_files(name: str, split: str | None) -> list[Path]:
     tells a split.
 
     Raises:
-        ValueError: it is not available, has no such split, or the split stands in several configurations.
+        ValueError: it is not available, has no such split, or the split is in several configurations.
     """
     root = _snapshot(name, "dataset", DATA_SUFFIXES, [f"*{suffix}" for suffix in DATA_SUFFIXES])
     files = [path.relative_to(root) for path in sorted(root.rglob("*")) if _holds_rows(path.relative_to(root))]

@@ -89,7 +89,7 @@ def after_a_question(renderer: Renderer, messages: Sequence[Message], tools: Too
 def whole_text(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas, trains: Sequence[bool]) -> Masked:
     r"""The whole rendered once; from each assistant's header to its end mark and line break (slime's `qwen3_5`).
 
-    An opening `<think>\n` is context, as the generation prompt writes it. A token that lies partly in a trained span trains.
+    An opening `<think>\n` is context, as the generation prompt writes it. A token that is partly in a trained span trains.
     """
     text = renderer.render(messages, tools, generate=False)
     spans: list[tuple[int, int]] = []

@@ -135,7 +135,7 @@ class Renderer:
         """The ids of a task's first prompt, up to where the model begins.
 
         Args:
-            task: a prompt of text is taken as it stands, the tokenizer's bos_token at its beginning included; messages go through the
+            task: a prompt of text is taken unchanged, the tokenizer's bos_token at its beginning included; messages go through the
                 template.
             tools: the environment's; a tool that the task brings along under the same name is left out.
 

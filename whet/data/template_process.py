@@ -6,15 +6,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from whet.calls.lines import AnswerTooLong, LinePipes
 from whet.data.template_worker import READY, TEXT_LIMIT_CHARS
 from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
@@ -43,6 +41,7 @@ class TemplateProcess:
         self._cpu_limit_s = cpu_limit_s
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._pipes: LinePipes | None = None
         self._places: dict[str, int] = {}
         """The templates that the child has."""
         atexit.register(self.close)
@@ -64,15 +63,15 @@ class TemplateProcess:
         request = {"messages": list(messages), "tools": tools and list(tools), "generate": generate, "options": options}
         body = json.dumps(request).encode()
         with self._lock:
-            child = self._child or self._start()
+            pipes = self._pipes or self._start()
             lines = b""
             if template not in self._places:
                 self._places[template] = len(self._places)
                 lines = json.dumps({"template": template}).encode() + b"\n"
             lines += b'{"place": %d, "request": %b}\n' % (self._places[template], body)
             try:
-                reply = json.loads(_exchange(child, lines, REPLY_LIMIT_S))
-            except (_Gone, ValueError) as error:
+                reply = json.loads(pipes.exchange(lines, REPLY_LIMIT_S))
+            except (TimeoutError, EOFError, AnswerTooLong, ValueError) as error:
                 self._end()
                 limit = f"{self._cpu_limit_s:g} s of the processor's time"
                 raise TemplateFailed(f"it took over {limit}, or its process died ({error})") from error
@@ -85,7 +84,7 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> LinePipes:
         root = str(Path(__file__).resolve().parents[2])
         start = f"import sys; sys.path.append({root!r}); from whet.data.template_worker import main; main({self._cpu_limit_s!r})"
         self._child = subprocess.Popen(
@@ -97,75 +96,35 @@ class TemplateProcess:
             bufsize=0,
             start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
         )
-        assert self._child.stdin and self._child.stdout
-        for pipe in (self._child.stdin, self._child.stdout):
-            os.set_blocking(pipe.fileno(), False)
+        self._pipes = LinePipes(self._child, _REPLY_LIMIT_BYTES)
         try:
-            if _exchange(self._child, b"", START_LIMIT_S) != READY:
-                raise _Gone("it said something else than that it is ready")
-        except _Gone as error:
+            if self._pipes.exchange(b"", START_LIMIT_S) != READY:
+                raise EOFError("it said something else than that it is ready")
+        except (TimeoutError, EOFError, AnswerTooLong) as error:
             self._end()
             raise RuntimeError(f"the process that renders chat templates did not start: {error}") from error
-        return self._child
+        return self._pipes
 
     def _end(self) -> None:
-        child, self._child, self._places = self._child, None, {}
-        if child is not None:
+        child, pipes = self._take()
+        if child is not None and pipes is not None:
             child.kill()
             child.wait()
-            _close_pipes(child)
+            pipes.close()
 
     def _forget(self) -> None:
         """Forget the child after a fork: a forked process starts its own, and does not hold the pipes
         of its parent's child open."""
-        child, self._lock, self._child, self._places = self._child, threading.Lock(), None, {}
-        if child is not None:
+        self._lock = threading.Lock()
+        child, pipes = self._take()
+        if child is not None and pipes is not None:
             child.returncode = 0
-            _close_pipes(child)
+            pipes.close()
 
-
-def _close_pipes(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):
-            if pipe is not None:
-                pipe.close()
-
-
-class _Gone(Exception):
-    """The process ended, or did not answer."""
-
-
-def _exchange(child: subprocess.Popen[bytes], lines: bytes, limit_s: float) -> bytes:
-    """Write lines and read the answer's line."""
-    assert child.stdin and child.stdout
-    rest, parts, size = memoryview(lines), list[bytes](), 0
-    poll, asked, answers = select.poll(), child.stdin.fileno(), child.stdout.fileno()
-    poll.register(answers, select.POLLIN)
-    if rest:
-        poll.register(asked, select.POLLOUT)
-    deadline = time.monotonic() + limit_s
-    while not (parts and parts[-1].endswith(b"\n")):
-        left = deadline - time.monotonic()
-        ready = dict(poll.poll(max(0.0, left) * 1000))
-        readable, writable = answers in ready, asked in ready
-        if not ready and left <= 0:
-            raise _Gone(f"no answer in {limit_s:g} s")
-        try:
-            if writable:
-                rest = rest[os.write(asked, rest[:65536]) :]
-                if not rest:
-                    poll.unregister(asked)
-            if readable:
-                part = os.read(answers, 1 << 20)
-                if not part:
-                    raise _Gone("it ended")
-                parts.append(part)
-                size += len(part)
-        except BrokenPipeError as error:
-            raise _Gone("it ended") from error
-        if size > _REPLY_LIMIT_BYTES:
-            raise _Gone("its answer has no end")
-    return b"".join(parts)
+    def _take(self) -> tuple[subprocess.Popen[bytes] | None, LinePipes | None]:
+        child, pipes = self._child, self._pipes
+        self._child, self._pipes, self._places = None, None, {}
+        return child, pipes
 
 
 TEMPLATES = TemplateProcess()

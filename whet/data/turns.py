@@ -59,7 +59,7 @@ def find_ends(apply: Apply, encoder: Encoder) -> TurnEnds:
     and an answer."""
     try:
         closing = _first(encoder, after_reply(apply, (), generate=False))
-    except ValueError:  # it wants more than that; whoever renders a prompt hears what
+    except ValueError:  # it wants more than that; rendering a prompt shows what
         return TurnEnds()
     called = _behind_call(apply, encoder)
     if closing:

@@ -54,7 +54,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class EngineHealth:
     """Health of an engine."""
 
     busy_s: float

@@ -156,7 +156,7 @@ class EnginePublisher:
         try:
             await self._engine.pause()
             publication = await self._proven(version, began)
-            if not was_paused:  # else whoever had it pause has it go on
+            if not was_paused:  # else the caller that paused it continues it
                 await self._engine.resume()
             self._failed = False
             return publication
@@ -166,19 +166,19 @@ class EnginePublisher:
     async def _proven(self, version: int, paused: float) -> Publication:
         """Published while the engine is paused (since `paused`), and it stays so if this raises."""
         loop = asyncio.get_running_loop()
-        tap = DigestingStream(self._stream())
-        receipt = await self._take_over(tap, version)
+        stream = DigestingStream(self._stream())
+        receipt = await self._take_over(stream, version)
         taken_over = time.perf_counter()
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
-        sent = await loop.run_in_executor(self._thread, tap.finish)
+        sent = await loop.run_in_executor(self._thread, stream.finish)
         held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
         for answer in receipt.members or (receipt,):
             self._check(answer, version, sent, held)
         probe_nats = await self._compare_probe(version)
         times = SyncTimes(
-            gather_s=tap.gather_s,
-            convert_s=tap.digest_s + receipt.encode_s,
+            gather_s=stream.gather_s,
+            convert_s=stream.digest_s + receipt.encode_s,
             wire_s=receipt.wire_s,
             load_s=receipt.load_s,
             prove_s=(proven := time.perf_counter()) - taken_over,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from whet.data.parsers import Parsed
-from whet.types import JSON, Message, Task, Turn
+from whet.env.resources import Resource
+from whet.types import JSON, Message, Task, Turn, TurnNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,25 @@ class Step:
     `turn.reward`. It trains nothing by itself; docs/rewards.md turns it into token rewards."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts of events in this step."""
+    stop: str | None = None
+    """Short reason for the end, with `done`: it is `Trajectory.stop`, and `outcome/stopped/<reason>` counts it."""
+    notes: tuple[TurnNote, ...] = ()
+    """Numbers and structured data for the records, the metrics and the reward."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.messages, self.text, self.history))) > 1:
             raise ValueError("an environment's step answers with messages, raw text or a rewritten history, with one of them alone")
         if not (self.messages or self.text or self.history or self.done):
             raise ValueError("an environment's step that is not done must answer something")
+        if self.stop is not None and not self.done:
+            raise ValueError(f"an environment's step gives the reason {self.stop!r} for an end, and is not done")
 
 
 @runtime_checkable
 class Env(Protocol):
     """The world of one conversation. A new one is made for each trajectory, in the event loop; work
-    that waits or can fail belongs in `start`.
+    that waits or can fail belongs in `start`, or in a resource that trajectories share (`per_group`,
+    `per_run`).
 
     `start`, `step` and `close` may raise: a `TimeoutError` makes the trajectory a timeout, anything else an environment
     error. They are cancelled when the trajectory's time is over; `close` is called in every case, once.
@@ -51,7 +59,7 @@ class Env(Protocol):
 
     @property
     def tools(self) -> Sequence[Mapping[str, JSON]]:
-        """OpenAI schemas of the tools that the model is told about. Read after `start`."""
+        """OpenAI schemas of the tools that the prompt lists. Read after `start`."""
         ...
 
     async def start(self, task: Task) -> Task:
@@ -80,6 +88,24 @@ class Resumable(Env, Protocol):
             turns: the conversation so far, one at least.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFactory:
+    """A maker of environments, one for each trajectory."""
+
+    make: Callable[..., Env]
+    """Called with the open resources by name, or without any for an environment that is never started, only asked for its tools."""
+    needs: Mapping[str, Resource] = field(default_factory=dict[str, Resource])
+    resumes: bool = True
+    """False: conversations start again instead, although the environments have `resume`."""
+
+    def __call__(self, **opened: Any) -> Env:
+        return self.make(**opened)
+
+    @property
+    def resumable(self) -> bool:
+        return self.resumes and isinstance(self.make(), Resumable)
 
 
 class SingleTurn:

@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, call_factory, resolve, resolve_callable
-from whet.env.base import Env, SingleTurn
+from whet.config import Config, ConfigError, call_factory, resolve, resolve_callable
+from whet.env.base import Env, EnvFactory, SingleTurn
 from whet.env.calculator import calculator
+from whet.env.resources import resources_of
 from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
 from whet.env.tools import THREADS, Tool
-
-MakeEnv = Callable[[], Env]
 
 
 class EnvConfig(Config):
@@ -55,19 +54,25 @@ class EnvConfig(Config):
         return self
 
 
-def _build_single_turn(config: EnvConfig) -> MakeEnv:
-    return SingleTurn
+def _build_single_turn(config: EnvConfig) -> EnvFactory:
+    return EnvFactory(SingleTurn)
 
 
-def _build_tools(config: EnvConfig) -> MakeEnv:
+def _build_tools(config: EnvConfig) -> EnvFactory:
     threads = DaemonThreads(config.max_tool_threads)
     tools = [build_tool(name, threads) for name in config.tools]
-    make = partial(ToolEnv, tools, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars)
+
+    def make(**opened: Any) -> ToolEnv:
+        bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
+        return ToolEnv(bound, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars)
+
     make()  # two tools of one name show here, not in the first rollout
-    return make
+    needs = {f"{tool.name}.{name}": resource for tool in tools for name, resource in tool.needs.items()}
+    # A fresh resource of a group has nothing of what earlier calls did to the old one.
+    return EnvFactory(make, needs, resumes=not any(resource.of_group for resource in needs.values()))
 
 
-ENVS: dict[str, Callable[[EnvConfig], MakeEnv]] = {"single_turn": _build_single_turn, "tools": _build_tools}
+ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
 TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
 
@@ -81,7 +86,7 @@ def build_tool(name: str, threads: DaemonThreads = THREADS) -> Tool:
     return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"), threads)
 
 
-def build_env_factory(config: EnvConfig) -> MakeEnv:
+def build_env_factory(config: EnvConfig) -> EnvFactory:
     """A factory of fresh environments, one for each trajectory.
 
     Raises:
@@ -91,15 +96,16 @@ def build_env_factory(config: EnvConfig) -> MakeEnv:
     if config.name in ENVS:
         return ENVS[config.name](config)
     factory = resolve_callable(config.name, kind="environment", options=config.options)
-    return partial(_make_checked, factory, config)
+    needs = {name: resource for name, resource in resources_of(factory).items() if name not in config.options}
+    return EnvFactory(partial(_make_checked, factory, config), needs)
 
 
-def _make_checked(factory: Callable[..., object], config: EnvConfig) -> Env:
-    env = call_factory(factory, config.name, kind="environment", **config.options)
+def _make_checked(factory: Callable[..., object], config: EnvConfig, **opened: Any) -> Env:
+    env = call_factory(factory, config.name, kind="environment", **config.options, **opened)
     if not isinstance(env, Env):
         parts = ("tools", "start", "step", "close")
         missing = [part for part in parts if not hasattr(env, part)]
-        raise ValueError(f"environment {config.name!r} made a {type(env).__name__}, which has no {', '.join(missing)}")
+        raise ConfigError([f"environment {config.name!r} made a {type(env).__name__}, which has no {', '.join(missing)}"])
     return env
 
 

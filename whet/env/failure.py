@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from asyncio import CancelledError
 from collections.abc import Iterator
-from pathlib import Path
 
+from whet.config.place import is_installed, is_plumbing
 from whet.types import Failure
-
-_WHET = Path(__file__).resolve().parents[1]
-_STANDARD = Path(sysconfig.get_path("stdlib"))
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -48,23 +43,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _users_part(link: BaseException) -> str:
-    told = traceback.TracebackException.from_exception(link)
-    frames = [frame for frame in told.stack if not _is_plumbing(frame.filename)]
-    while frames and _is_installed(frames[0].filename):  # a library that whet called, not the user
+    report = traceback.TracebackException.from_exception(link)
+    frames = [frame for frame in report.stack if not is_plumbing(frame.filename)]
+    while frames and is_installed(frames[0].filename):  # a library that whet called, not the user
         del frames[0]
     if not frames:  # what it brings along instead: the traceback in another process, the call that led to it
-        return "".join(f"{note.strip()}\n" for note in told.__notes__ or ())
-    told.stack = traceback.StackSummary.from_list(frames)
-    return "".join(told.format(chain=False))
-
-
-def _is_plumbing(filename: str) -> bool:
-    path = Path(filename)
-    return filename.startswith("<") or _WHET in path.parents or (_STANDARD in path.parents and not _is_installed(filename))
-
-
-def _is_installed(filename: str) -> bool:
-    return not _INSTALLED.isdisjoint(Path(filename).parts)
+        return "".join(f"{note.strip()}\n" for note in report.__notes__ or ())
+    report.stack = traceback.StackSummary.from_list(frames)
+    return "".join(report.format(chain=False))
 
 
 def _says_it_all(link: BaseException) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CLOSE_TIMEOUT_S = 30.0
+"""Seconds for an environment or a resource to close, regardless of the trajectory's limits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from whet.config import ConfigError
 from whet.data.parsers import Parsed
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
@@ -21,7 +22,7 @@ from whet.engine.base import Engine, EngineRefused
 from whet.env.base import Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
-from whet.env.limits import Limits
+from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
 
@@ -29,8 +30,6 @@ PLAY = "rollout.play"
 """Place of a trajectory while a user's function plays it and no model call is running."""
 CUT_BY_ANSWER = "cut_by_answer"
 """In a trajectory's counts: what the environment answered left no room within the limits for another turn."""
-CLOSE_TIMEOUT_S = 30.0
-"""Seconds for an environment to close, regardless of the trajectory's limits."""
 
 
 class Aborted(Exception):
@@ -80,53 +79,69 @@ class TrajectoryRun:
     """Counts of events in the answer to the last turn. They are kept apart, since a run that continues
     from here gets the answer again."""
     seconds: dict[str, float] = field(default_factory=dict)
+    stop: str | None = None
+    """Reason that the environment gave for the end."""
     place: str = ""
-    """Present place of the trajectory: env.start, renderer, limits, engine, parser or env.step."""
+    """Present place of the trajectory: env.resources, env.start, renderer, limits, engine, parser or env.step."""
     history: list[int] = field(default_factory=list)
     """Every token of the present chain so far: what the engine continues."""
     request: str = ""
     """The id of the request that the engine has from it; none: it waits for something else."""
+    _lacks_room: bool = False
+    """The limits left no room for the last turn that a user's function asked for."""
     _open: tuple[_Next, Reply] | None = None
     """The turn that is being sampled."""
 
-    def go_on_from(self, begun: Trajectory) -> None:
+    def resume_from(self, interrupted: Trajectory) -> None:
         """Begin with what an earlier run of the same trajectory left; its last turn may have been cut by an abort."""
-        self.task, self.turns = begun.task, list(begun.turns)
-        self.counts, self.seconds = Counter(begun.counts), dict(begun.timings)
+        self.task, self.turns = interrupted.task, list(interrupted.turns)
+        self.counts, self.seconds = Counter(interrupted.counts), dict(interrupted.timings)
 
-    async def to_end(self, env: Env, play: Play | None = None) -> Trajectory:
+    async def to_end(self, open_env: Callable[[], Awaitable[Env]], play: Play | None = None) -> Trajectory:
         """Play the task to its end, or go on from the turns that there are.
 
         Args:
-            env: the task's world, closed here.
+            open_env: makes the environment, which is closed here. A deterministic engine waits for it as for an answer.
             play: in place of taking turns with the environment; it calls `sample` and returns how the trajectory ended.
 
         Returns:
             A trajectory without rewards. Failures are outcomes, never exceptions; what was sampled before one is kept, a
             turn that the deadline cut short included. An engine that fails makes it aborted, an environment an environment
             error.
+
+        Raises:
+            ConfigError: the environment that the settings name cannot be made.
         """
+        env: Env | None = None
         error: Failure | None = None
         closing: Failure | None = None
         self.engine.open(self.id)
         try:
+            env = await open_env()
             outcome = await (self._play(env) if play is None else self._played(play, env))
-        except (EngineRefused, PromptTooLong) as refused:
-            outcome, error = Outcome.REFUSED, failure_of(refused, self.place)
-        except TimeoutError as late:
-            outcome, error = Outcome.TIMEOUT, failure_of(late, self.place)
         except Exception as fault:  # the rollout boundary
-            outcome = Outcome.ABORTED if self.place == "engine" else Outcome.ENV_ERROR
-            error = failure_of(fault, self.place)
+            if env is None and isinstance(fault, ConfigError):
+                raise
+            outcome, error = self._failure(fault)
         finally:
             try:
                 self.engine.release(self.id)
             finally:  # an engine that is gone says so
-                closing = await _close(env)
+                closing = None if env is None else await _close(env)
         if closing is not None:
             late = closing.kind == TimeoutError.__name__
             outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
-        return replace(self.so_far(), outcome=outcome, error=error, counts=self._counts(whole=True))
+        return replace(self.so_far(), outcome=outcome, error=error, counts=self._counts(whole=True), stop=self.stop)
+
+    def _failure(self, fault: Exception) -> tuple[Outcome, Failure]:
+        """The outcome of an error at the present place."""
+        if isinstance(fault, EngineRefused | PromptTooLong):
+            outcome = Outcome.REFUSED
+        elif isinstance(fault, TimeoutError):
+            outcome = Outcome.TIMEOUT
+        else:
+            outcome = Outcome.ABORTED if self.place == "engine" else Outcome.ENV_ERROR
+        return outcome, failure_of(fault, self.place)
 
     def so_far(self) -> Trajectory:
         """The trajectory so far, as an aborted one that another run can continue."""
@@ -168,6 +183,8 @@ class TrajectoryRun:
             await asyncio.gather(playing, return_exceptions=True)
         if answer not in tuple(Outcome):
             raise ValueError(f"rollout.play returned {answer!r}; return how the trajectory ended, an Outcome ({', '.join(Outcome)})")
+        if self._lacks_room and answer == Outcome.TRUNCATED and self.turns:
+            self._count_cut()
         return Outcome(answer)
 
     async def _play(self, env: Env) -> Outcome:
@@ -186,15 +203,26 @@ class TrajectoryRun:
             turn = self.turns[-1]
             if turn.finish is not Finish.STOP:
                 return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
-            async with self.waits_for("env.step"):
-                step = await env.step(parsed)
-            self.answered.update(step.counts)
-            if step.reward is not None:
-                self.turns[-1] = replace(turn, reward=step.reward)
+            step = await self.step(env, parsed)
             if step.done:
                 return Outcome.COMPLETED
             self.place = "renderer"
             coming = self._after(step, turn, env)
+
+    async def step(self, env: Env, reply: Parsed) -> Step:
+        """The environment's answer to the last turn, which keeps its reward and notes; a user's own way to play may call this, too.
+
+        A trajectory that goes on from here later gets the answer again, in place of this one.
+        """
+        before = self.place
+        async with self.waits_for("env.step"):
+            step = await env.step(reply)
+        self.answered.clear()
+        self.answered.update(step.counts)
+        turn = self.turns[-1]
+        self.turns[-1] = replace(turn, reward=turn.reward if step.reward is None else step.reward, notes=step.notes)
+        self.stop, self.place = step.stop, before
+        return step
 
     async def sample(self, context: Sequence[int], origin: Origin, *, restart: bool = False) -> Parsed | None:
         """One model call, for a user's own way to play: adds the next turn to the end of `turns`.
@@ -214,7 +242,7 @@ class TrajectoryRun:
         parsed = await self._sample(_Next(tuple(context), origin, restart))
         if parsed is not None and self.turns[-1].finish is Finish.ABORT:
             raise Aborted(self.id)
-        self.place = PLAY
+        self.place, self._lacks_room = PLAY, parsed is None
         return parsed
 
     def _pick_up(self) -> _Next | None:
@@ -229,11 +257,14 @@ class TrajectoryRun:
         origin = begun.context_origin[0] if begun.context_origin else Origin.ENVIRONMENT
         return _Next(begun.context, origin, begun.restart, begun)
 
+    def _count_cut(self) -> None:
+        if len(self.turns) < self.limits.max_turns:  # else it is the number of turns that cuts it
+            self.answered[CUT_BY_ANSWER] = 1
+
     def _without_room(self) -> Outcome:
         """Outcome of a trajectory that the limits leave no room to continue."""
         if self.turns:
-            if len(self.turns) < self.limits.max_turns:  # else it is the number of turns that cuts it
-                self.answered[CUT_BY_ANSWER] += 1
+            self._count_cut()
             return Outcome.TRUNCATED
         self.place = "limits"
         raise PromptTooLong(
@@ -276,7 +307,7 @@ class TrajectoryRun:
                 raise self.deadline.error("the engine")
             if len(reply.tokens) < room:
                 in_time = await read_reply(self.engine, self._request(reply, room), self.deadline, reply)
-            else:  # the limits are lower than when it was begun
+            else:  # the limits are lower than when it was started
                 in_time, reply.finish = True, Finish.LENGTH
         finally:
             self.request = ""

@@ -101,7 +101,7 @@ class DaemonThreads:
         outcome: tuple[Any, BaseException | None]
         try:
             outcome = job.function(), None
-        except BaseException as error:  # carried to whoever called `run`
+        except BaseException as error:  # carried to the caller of `run`
             outcome = None, error
         with self._lock:
             job.running = False
@@ -130,5 +130,5 @@ def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], value: A
         if not future.done():
             future.set_result(value)
 
-    with suppress(RuntimeError):  # the loop is closed, so whoever waited is gone
+    with suppress(RuntimeError):  # the loop is closed, so its waiter is gone
         loop.call_soon_threadsafe(settle)

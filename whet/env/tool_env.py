@@ -1,4 +1,4 @@
-"""An environment of tools: calls are run and answered; a turn without calls ends the conversation."""
+"""An environment of tools: calls are run and answered; a turn without calls, or a tool that stops, ends the conversation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from whet.data.parsers import Parsed
 from whet.env.base import Step
-from whet.env.tools import Tool, ToolArgumentError
+from whet.env.tools import Tool, ToolArgumentError, ToolResult
 from whet.types import JSON, Message, Task, ToolCall, Turn
 
 MIN_REPLY_CHARS = 100
@@ -63,37 +63,38 @@ class ToolEnv:
         if not calls and not reply.malformed:
             return Step(done=True)
         counts: Counter[str] = Counter(tool_calls=len(calls), tool_calls_malformed=len(reply.malformed))
-        answers = await self._run(calls, counts)
+        results = await self._run(calls, counts)
+        answers = [self._reply(result.content, call.name, call.id) for call, result in zip(calls, results, strict=True)]
         for fault in reply.malformed:  # each at its place among the calls; they are in order
             answers.insert(fault.place, self._reply(f"Error: {fault.text}", "error", None))
-        return Step(messages=tuple(answers), counts=counts)
+        notes = [note for call, result in zip(calls, results, strict=True) if (note := result.note(call.name)) is not None]
+        stop = next((result.stop for result in results if result.stop is not None), None)
+        return Step(messages=tuple(answers), counts=counts, done=stop is not None, stop=stop, notes=tuple(notes))
 
     async def close(self) -> None:
         pass
 
-    async def _run(self, calls: Sequence[ToolCall], counts: Counter[str]) -> list[Message]:
-        jobs = (self._answer(index, call, counts) for index, call in enumerate(calls))
+    async def _run(self, calls: Sequence[ToolCall], counts: Counter[str]) -> list[ToolResult]:
+        jobs = (self._result(index, call, counts) for index, call in enumerate(calls))
         # All are waited for, so that no call outlives its turn; then the first that failed speaks for them.
-        answers = await asyncio.gather(*jobs, return_exceptions=True)
-        messages: list[Message] = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            messages.append(answer)
-        return messages
+        results: list[ToolResult] = []
+        for result in await asyncio.gather(*jobs, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
 
-    async def _answer(self, index: int, call: ToolCall, counts: Counter[str]) -> Message:
+    async def _result(self, index: int, call: ToolCall, counts: Counter[str]) -> ToolResult:
         tool = self._tools.get(call.name)
         try:
             if index >= self._max_calls:
                 raise ToolArgumentError(f"more than {self._max_calls} calls in one turn; this one was not run")
             if tool is None:
                 raise ToolArgumentError(f"there is no tool {call.name!r}; the tools are: {', '.join(self._tools)}")
-            content = await tool(call.arguments, self._timeout_s)
+            return await tool(call.arguments, self._timeout_s)
         except ToolArgumentError as error:
             counts["tool_errors"] += 1
-            content = f"Error: {error}"
-        return self._reply(content, call.name, call.id)
+            return ToolResult(f"Error: {error}")
 
     def _reply(self, content: str, name: str, call_id: str | None) -> Message:
         return Message("tool", shorten(content, self._max_reply_chars), name=name, tool_call_id=call_id)

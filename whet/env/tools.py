@@ -4,17 +4,21 @@ model."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from whet.env.resources import Resource, resources_of
 from whet.env.threads import CallTimeout, DaemonThreads
-from whet.types import JSON
+from whet.types import JSON, TurnNote
 
 THREADS = DaemonThreads()
 """Threads of tools that are given no others."""
@@ -27,6 +31,37 @@ class ToolArgumentError(ValueError):
     """The model called a tool wrongly. The text is the answer it gets."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's result that says more than text. A tool that has only text for the model returns that.
+
+    Example:
+        return ToolResult("12 rows", metrics={"rows": 12}, attachments={"query": query})
+
+    Raises:
+        TypeError: a reason that is no text, numbers that are not finite, or attachments that are not JSON. In a tool it is an error of
+            the environment, not an answer to the model.
+    """
+
+    content: Any = ""
+    """Answer to the model: text unchanged, anything else as JSON."""
+    stop: str | None = None
+    """Short reason to end the trajectory, as completed; then the model does not see the content. None: it goes on."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """As in `TurnNote`."""
+    attachments: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
+    """As in `TurnNote`."""
+
+    def __post_init__(self) -> None:
+        if self.stop is not None and (not isinstance(self.stop, str) or not self.stop):
+            raise TypeError(f"the reason to stop must be a text, not {self.stop!r}")
+        self.note("")
+
+    def note(self, tool: str) -> TurnNote | None:
+        """Report of the tool `tool` for the turn's record; None: nothing but text and a reason."""
+        return TurnNote(tool, self.metrics, self.attachments) if self.metrics or self.attachments else None
+
+
 class Tool:
     """A function that a model may call.
 
@@ -35,8 +70,8 @@ class Tool:
             section the parameters. A `ValueError` that it raises goes back to the model as the tool's
             answer, a `TimeoutError` makes the trajectory a timeout, any other exception is an
             environment error. Its result is shown to the model: text unchanged, anything else as JSON
-            (or `str` if JSON has no such value). A sync function runs on a thread, so it may be called
-            several times at once.
+            (or `str` if JSON has no such value). A `ToolResult` says more. A sync function runs on a thread, so it may be called
+            several times at once. The model does not see parameters with `per_run` and `per_group` as default.
         threads: threads for sync functions; tools may share them.
 
     Raises:
@@ -48,12 +83,19 @@ class Tool:
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"a tool must be a function with a name, not {function!r}; wrap it in a def")
         self.name: str = name
+        self.needs = resources_of(function)
         self._function, self._threads = function, threads
         doc = inspect.getdoc(function)
         if not doc:
             raise ValueError(f"tool {self.name} has no docstring; the model reads it to know what the tool does")
         self.description = " ".join(doc.split("\n\n", 1)[0].split())
         self._fields, self._arguments = _argument_model(self.name, function, _argument_docs(doc))
+
+    def bound(self, opened: Mapping[str, Any]) -> Tool:
+        """The tool with its open resources, by parameter."""
+        tool = copy.copy(self)
+        tool._function = partial(self._function, **opened)
+        return tool
 
     @property
     def schema(self) -> dict[str, JSON]:
@@ -65,8 +107,8 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    async def __call__(self, arguments: Mapping[str, JSON], timeout_s: float | None) -> str:
-        """Run it.
+    async def __call__(self, arguments: Mapping[str, JSON], timeout_s: float | None) -> ToolResult:
+        """Run it: its result, with text as the content.
 
         Args:
             arguments: as the model wrote them.
@@ -91,17 +133,23 @@ class Tool:
             error.add_note(f"raised by the tool {self.name}, called with {_text(dict(arguments))[:NOTE_CHARS]}")
             raise
 
-    async def _call(self, values: Mapping[str, Any], timeout_s: float | None) -> str:
+    async def _call(self, values: Mapping[str, Any], timeout_s: float | None) -> ToolResult:
         if not inspect.iscoroutinefunction(self._function):
-            return await self._threads.run(lambda: _text(self._function(**values)), timeout_s)
+            return await self._threads.run(lambda: _result(self._function(**values)), timeout_s)
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
-                return _text(await self._function(**values))
+                return _result(await self._function(**values))
         except TimeoutError as error:
             if limit.expired():
                 raise CallTimeout(f"longer than {timeout_s} s") from error
             raise
+
+
+def _result(returned: object) -> ToolResult:
+    if isinstance(returned, ToolResult):
+        return replace(returned, content=_text(returned.content))
+    return ToolResult(_text(returned))
 
 
 def _text(result: object) -> str:
@@ -132,6 +180,8 @@ def _argument_model(
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"tool {tool}: parameter {parameter} cannot be given by name; use neither / nor *")
+        if isinstance(parameter.default, Resource):
+            continue
         if name not in hints:
             raise ValueError(f"tool {tool}: parameter {name} has no type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default

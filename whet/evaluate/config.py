@@ -8,7 +8,7 @@ from whet.config import Config
 from whet.data.rows import RowConfig
 from whet.env.build import EnvConfig
 from whet.reward import RewardConfig
-from whet.rollout.overrides import RolloutOverrides
+from whet.rollout.sampling import RolloutOverrides
 
 
 class EvaluationSetConfig(Config):

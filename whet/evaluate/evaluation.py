@@ -9,8 +9,8 @@ from pathlib import Path
 from whet.evaluate.passk import pass_at_k
 from whet.observe.metrics import Mean, Metrics, Total
 from whet.observe.records import RecordWriter
-from whet.rollout.player import Player
-from whet.rollout.report import require_valid, rollout_metrics
+from whet.rollout.metrics import require_valid, rollout_metrics
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.samples import samples_of_groups, score_of
 from whet.types import Group, Task
 
@@ -24,14 +24,14 @@ class EvaluationSet:
 
     name: str
     tasks: Sequence[Task]
-    player: Player
+    runner: TrajectoryRunner
     samples_per_prompt: int
     pass_reward: float
     records: RecordWriter | None
 
     async def play(self, seed: int) -> list[Group]:
         """Play every task."""
-        return await self.player.play(self.tasks, self.samples_per_prompt, seed)
+        return await self.runner.play(self.tasks, self.samples_per_prompt, seed)
 
     def summarise(self, rollout_id: int, groups: Sequence[Group]) -> Metrics:
         """Record what was played after `rollout_id` rollouts, and sum it up.

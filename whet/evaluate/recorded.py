@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.data.files import Row, describe_value, read_rows
 from whet.data.messages import messages_from, metadata_from, tools_from
-from whet.types import JSON, Finish, Message, Origin, Outcome, Task, ToolCall, Trajectory, Turn
+from whet.types import JSON, Finish, Message, Origin, Outcome, Task, ToolCall, Trajectory, Turn, TurnNote
 
 
 def read_trajectories(path: str) -> Iterator[Trajectory]:
@@ -65,7 +65,7 @@ def _from_records(rows: Sequence[Row]) -> Trajectory:
     values = first.values
     try:
         prompt = values["prompt"]
-        whole = prompt[0]["content"] if prompt and prompt[0]["role"] is None else tuple(_message(item, first.origin) for item in prompt)
+        whole = prompt[0]["content"] if prompt and prompt[0].get("role") is None else tuple(_message(item, first.origin) for item in prompt)
         task = Task(
             id=values["task_id"],
             prompt=whole,
@@ -76,9 +76,10 @@ def _from_records(rows: Sequence[Row]) -> Trajectory:
         return Trajectory(
             id=values["trajectory"],
             task=task,
-            turns=tuple(_turns(values["turns"], _tokens(rows), first.origin)),
+            turns=tuple(_turns(values["turns"], _tokens(rows), _notes(values.get("notes") or ()), first.origin)),
             outcome=Outcome(values["outcome"]),
             temperature=values["temperature"],
+            stop=values.get("stop"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{first.origin}: not a record of a trajectory as whet writes them: {type(error).__name__} {error}") from error
@@ -90,13 +91,25 @@ def _tokens(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {key: [item for row in ordered for item in row.values[key]] for key in ("tokens", "origin", "logprobs", "versions")}
 
 
-def _turns(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]], origin: str) -> Iterator[Turn]:
+def _notes(notes: Sequence[Mapping[str, Any]]) -> dict[int, tuple[TurnNote, ...]]:
+    """The reports of tools and environments, by turn. A note lacks the fields that are null in the file."""
+    found: dict[int, tuple[TurnNote, ...]] = {}
+    for each in notes:
+        metrics, attachments = each.get("metrics") or {}, each.get("attachments")
+        note = TurnNote(each["tool"], dict(metrics), json.loads(attachments) if attachments else {})
+        found[each["turn"]] = (*found.get(each["turn"], ()), note)
+    return found
+
+
+def _turns(
+    turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]], notes: Mapping[int, tuple[TurnNote, ...]], origin: str
+) -> Iterator[Turn]:
     """Cut the tokens into turns. Raises ValueError where they do not add up. A turn lacks the fields that are null in the file."""
     total = sum(turn["num_context"] + turn["num_tokens"] for turn in turns)
     if total != len(columns["tokens"]):
         raise ValueError(f"{origin}: the turns have {total} tokens, the record has {len(columns['tokens'])}; are samples of it missing?")
     place = 0
-    for turn in turns:
+    for number, turn in enumerate(turns):
         middle = place + turn["num_context"]
         end = middle + turn["num_tokens"]
         yield Turn(
@@ -109,6 +122,7 @@ def _turns(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]],
             finish=Finish(turn["finish"]),
             reward=turn.get("reward"),
             restart=turn["restart"],
+            notes=notes.get(number, ()),
         )
         place = end
 

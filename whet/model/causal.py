@@ -94,7 +94,7 @@ class CausalModel(DecoderModel):
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
 
-    def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
+    def outputs(self, tokens: Tensor, hidden: Tensor, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {"logits": self.logits(hidden)}
 
     def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:

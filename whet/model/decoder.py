@@ -121,8 +121,14 @@ class DecoderModel(ABC):
         return self.named_state() if self.adapter is None else self.adapter.merged(self.named_state())
 
     @abstractmethod
-    def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
-        """Outputs for a sequence's tokens [T] and hidden states [T, H], by name."""
+    def outputs(self, tokens: Tensor, hidden: Tensor, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Outputs for a sequence, by name, which `check` compares with `own`.
+
+        Args:
+            tokens: the sequence. [T]
+            hidden: its hidden states through whet's attention. [T, H]
+            own: what `own_outputs` gave for it.
+        """
 
     @abstractmethod
     def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
@@ -154,7 +160,6 @@ class DecoderModel(ABC):
             raise
         except Exception as error:  # whatever a model's own code makes of a mask or a cache that whet does not give it
             raise ValueError(f"{name} cannot run through whet's attention: {type(error).__name__}: {error}") from error
-        mine = [self.outputs(piece, states) for piece, states in zip(pieces, hidden, strict=True)]
         if sorted(layers) != list(range(num_layers)):
             raise ValueError(f"{name}: only {len(layers)} of its {num_layers} layers attend; whet does not support the others yet")
         self.hf.set_attn_implementation("eager")
@@ -162,6 +167,7 @@ class DecoderModel(ABC):
             theirs = [self.own_outputs(piece) for piece in pieces]
         finally:
             self.hf.set_attn_implementation(ATTENTION)
+        mine = [self.outputs(*each) for each in zip(pieces, hidden, theirs, strict=True)]
         tolerance = PROBE_TOLERANCE[hidden[0].dtype]
         for what in mine[0]:
             self._compare(what, tolerance, *(torch.cat([found[what].float() for found in each]) for each in (mine, theirs)))

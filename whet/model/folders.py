@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whet.files import sync_file, sync_folder, write_durably
-from whet.model.headers import read_index
+from whet.model.headers import INDEX, SINGLE, open_tensors, read_index
 from whet.model.tensor_files import write_tensors
-
-ONE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> int:
@@ -66,7 +62,7 @@ def _name(folder: Path, drafts: list[tuple[Path, list[str]]], total: int) -> Non
     count = len(drafts)
     places: dict[str, str] = {}
     for i, (draft, names) in enumerate(drafts):
-        file = ONE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        file = SINGLE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
         sync_file(draft)
         os.replace(draft, folder / file)
         places |= dict.fromkeys(names, file)
@@ -82,7 +78,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: as `open_weights`.
     """
-    for file, names in sorted(weight_files(folder).items()):
+    for file, names in sorted(indexed_files(folder).items()):
         with _opened(folder / file, names) as tensors:
             for name, opened in tensors.items():
                 yield name, opened.get_tensor(name)
@@ -97,7 +93,7 @@ def open_weights(folder: Path) -> Iterator[Mapping[str, Any]]:
             it.
     """
     with ExitStack() as files:
-        found = [files.enter_context(_opened(folder / file, names)) for file, names in sorted(weight_files(folder).items())]
+        found = [files.enter_context(_opened(folder / file, names)) for file, names in sorted(indexed_files(folder).items())]
         yield {name: opened for tensors in found for name, opened in tensors.items()}
 
 
@@ -106,17 +102,14 @@ def _opened(path: Path, names: list[str]) -> Iterator[Mapping[str, Any]]:
     """A file's tensors, which must be those of `names`; without names any tensors."""
     if not path.is_file():
         raise ValueError(f"{path.parent} lacks {path.name}, which {INDEX} says holds {len(names)} tensors")
-    try:
-        with safe_open(path, "pt") as opened:
-            found = list(opened.keys())
-            if lacking := sorted(set(names) - set(found)):
-                raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
-            yield dict.fromkeys(names or found, opened)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is cut short or damaged: {error}") from error
+    with open_tensors(path) as file:
+        found = list(file.keys())
+        if lacking := sorted(set(names) - set(found)):
+            raise ValueError(f"{path} lacks {len(lacking)} tensors that {INDEX} says it has, among them {', '.join(lacking[:3])}")
+        yield dict.fromkeys(names or found, file)
 
 
-def weight_files(folder: Path) -> dict[str, list[str]]:
+def indexed_files(folder: Path) -> dict[str, list[str]]:
     """The files of weights in a folder, each with its tensors' names; of a file without an index, none are named.
 
     Raises:
@@ -127,9 +120,9 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
         for name, file in read_index(folder / INDEX).items():
             out.setdefault(file, []).append(name)
         return out
-    if (folder / ONE).is_file():
-        return {ONE: []}
-    raise ValueError(f"{folder} has no weights: neither {ONE} nor {INDEX}")
+    if (folder / SINGLE).is_file():
+        return {SINGLE: []}
+    raise ValueError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def dtype_named(name: str) -> torch.dtype:

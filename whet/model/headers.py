@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -48,17 +51,30 @@ def read_header(path: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged, or holds a type that torch does not have.
     """
     headers: dict[str, Tensor] = {}
+    with open_tensors(path) as file:
+        for name in file.keys():  # noqa: SIM118 (it is no mapping)
+            piece = file.get_slice(name)
+            kind = piece.get_dtype()
+            if kind not in DTYPES:
+                raise ValueError(f"{path}: {name} is of type {kind}, which whet does not read")
+            headers[name] = torch.empty(piece.get_shape(), dtype=DTYPES[kind], device="meta")
+    return headers
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, open for reading.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                piece = file.get_slice(name)
-                kind = piece.get_dtype()
-                if kind not in DTYPES:
-                    raise ValueError(f"{path}: {name} is of type {kind}, which whet does not read")
-                headers[name] = torch.empty(piece.get_shape(), dtype=DTYPES[kind], device="meta")
+            yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is cut short or damaged ({error}); copy or download it again") from error
-    return headers
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

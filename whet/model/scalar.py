@@ -50,10 +50,11 @@ class ScalarModel(DecoderModel):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         return F.linear(hidden.to(dtype), self.head.weight.to(dtype)).squeeze(-1)
 
-    def outputs(self, tokens: Tensor, hidden: Tensor) -> Mapping[str, Tensor]:
+    def outputs(self, tokens: Tensor, hidden: Tensor, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         pad = self.config.get_text_config().pad_token_id
         last = len(tokens) - 1 if pad is None else int((tokens != pad).nonzero().max())  # where transformers reads the score
-        return {"hidden states": hidden, "scores": self.scores(hidden[last : last + 1])}
+        # A score is a difference of large terms: rounding of the hidden states may change all its digits. Both heads read the same states.
+        return {"hidden states": hidden, "scores": self.scores(own["hidden states"][last : last + 1])}
 
     def own_outputs(self, tokens: Tensor) -> Mapping[str, Tensor]:
         seen: list[Tensor] = []

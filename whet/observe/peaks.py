@@ -61,7 +61,7 @@ class Peak:
 def _resident_peak() -> int:
     if STATUS.exists() and (found := re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)):
         return int(found[1]) * 1024
-    import resource  # under Linux it has at least the peak of whoever started this process
+    import resource  # under Linux it has at least the peak of the process that started this one
 
     # Linux counts in KiB, macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

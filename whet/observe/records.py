@@ -7,6 +7,7 @@ with), so that no sampled token is missing from the records of its rollout.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whet.files import put_in_place
-from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajectory, Turn
+from whet.types import UNSAMPLED, Group, Message, Origin, Sample, Task, Trajectory, Turn, TurnNote
 
 ROLLOUTS = "rollouts"
 """The folder of records below a run's folder."""
+VERSION = 2
+"""Version of the columns, in each file's metadata. A file without one is of version 1, which has no `stop` and no `notes`."""
+_VERSION_KEY = b"whet.records_version"
 UNFINISHED = ".tmp"
 """Ending of a file that is still being written."""
 
@@ -32,6 +36,14 @@ _TURN = pa.struct(
         ("num_context", pa.int32()),
         ("num_tokens", pa.int32()),
         ("restart", pa.bool_()),
+    ]
+)
+_NOTE = pa.struct(
+    [
+        ("turn", pa.int32()),
+        ("tool", pa.string()),
+        ("metrics", pa.map_(pa.string(), pa.float64())),
+        ("attachments", pa.string()),
     ]
 )
 _PROMPT = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
@@ -62,6 +74,8 @@ SCHEMA = pa.schema(
         ("error", _ERROR),
         ("timings", pa.map_(pa.string(), pa.float64())),
         ("counts", pa.map_(pa.string(), pa.int64())),
+        ("stop", pa.string()),
+        ("notes", pa.list_(_NOTE)),
         ("tokens", pa.list_(pa.int32())),
         ("origin", pa.list_(pa.int8())),
         ("loss_mask", pa.list_(pa.bool_())),
@@ -79,8 +93,9 @@ why its group is not trained on, null where it is; such a trajectory may come ag
 the trajectory's total, null where it has none. Per-token columns are as in `Sample`; `train_logprobs` are the
 trainer's log-probs of the same tokens. A run with a critic adds `values`, what the critic expected before each token
 (0 in samples that are not `valid`), and `returns`, what it learned there, 0 where nothing trained. A prompt without a
-role is plain text. `tool_calls` and `metadata` are JSON. A turn added `num_context` tokens of context and then
-`num_tokens` sampled ones.
+role is plain text. `tool_calls`, `metadata` and `attachments` are JSON. `stop` is the reason for which a tool or the
+environment ended the trajectory, null where none gave one; `notes` are their reports, each with the number of its turn,
+from 0 on. A turn added `num_context` tokens of context and then `num_tokens` sampled ones.
 """
 
 
@@ -107,7 +122,7 @@ class RecordWriter:
         rollout_id: int,
         groups: Sequence[Group],
         samples: Sequence[Sample],
-        columns: Mapping[str, Sequence[Sequence[float]]] | None = None,
+        columns: Mapping[str, Sequence[Sequence[float | None]]] | None = None,
     ) -> Path | None:
         """Record a rollout, replacing an earlier record of the same one; None where it is not to be recorded.
 
@@ -121,7 +136,7 @@ class RecordWriter:
         _check_columns(samples, columns)
         rows = list(_rows(rollout_id, groups, samples, columns))
         extra = [pa.field(name, pa.list_(pa.float32())) for name in columns if name not in SCHEMA.names]
-        table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra]))
+        table = pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *extra], {_VERSION_KEY: str(VERSION).encode()}))
         path = self._folder / f"rollout_{rollout_id:06d}.parquet"
         unfinished = path.with_suffix(UNFINISHED)
         pq.write_table(table, unfinished, compression="zstd")
@@ -141,13 +156,30 @@ def drop_records(folder: Path, first: int) -> None:
 def read_table(path: Path) -> pa.Table:
     """The records in a file, or in every record file of a folder in the order of the rollouts.
 
-    Columns that only some files have are null in the others. Raises ValueError where there are no records.
+    Columns that only some files have are null in the others.
+
+    Raises:
+        ValueError: there are no records, or those of a newer version of whet.
     """
     path = Path(path)
     files = sorted(path.glob("rollout_*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise ValueError(f"no records at {path}: expected a rollout_*.parquet file or a folder of them")
-    return pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
+    tables = [pq.read_table(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        check_version(table.schema, file)
+    return pa.concat_tables([table.replace_schema_metadata() for table in tables], promote_options="default")
+
+
+def check_version(schema: pa.Schema, file: Path) -> None:
+    """Refuse records of a version that this whet does not know; a file that holds no records passes.
+
+    Raises:
+        ValueError: naming the file and both versions.
+    """
+    version = (schema.metadata or {}).get(_VERSION_KEY, b"1").decode("utf-8", "replace")
+    if version not in map(str, range(1, VERSION + 1)):
+        raise ValueError(f"{file} has records of version {version!r}; this whet reads versions 1 to {VERSION}: read it with a newer whet")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -155,7 +187,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return read_table(path).to_pylist(maps_as_pydicts="strict")
 
 
-def _check_columns(samples: Sequence[Sample], columns: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def null_for_nan(row: list[float]) -> Sequence[float | None]:
+    """A sample's numbers, with null for those that were not computed."""
+    return [None if math.isnan(x) else x for x in row] if math.isnan(sum(row)) else row
+
+
+def _check_columns(samples: Sequence[Sample], columns: Mapping[str, Sequence[Sequence[float | None]]]) -> None:
     for name, values in columns.items():
         if name in SCHEMA.names and name not in _COMPUTED:
             raise ValueError(f"a record already has a column {name!r} from its samples: give yours another name")
@@ -171,7 +208,7 @@ def _rows(
     rollout_id: int,
     groups: Sequence[Group],
     samples: Sequence[Sample],
-    columns: Mapping[str, Sequence[Sequence[float]]],
+    columns: Mapping[str, Sequence[Sequence[float | None]]],
 ) -> Iterator[dict[str, Any]]:
     """Trajectory by trajectory as the groups have them, each with its samples in order."""
     kept = [group for group in groups if group.dropped is None]
@@ -211,6 +248,8 @@ def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
         "error": {name: _text(getattr(error, name)) for name in _ERROR.names} if error else None,
         "timings": list(trajectory.timings.items()),
         "counts": list(trajectory.counts.items()),
+        "stop": _text(trajectory.stop),
+        "notes": [_note(place, note) for place, turn in enumerate(trajectory.turns) for note in turn.notes],
     }
 
 
@@ -259,6 +298,15 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "num_context": len(turn.context),
         "num_tokens": len(turn.tokens),
         "restart": turn.restart,
+    }
+
+
+def _note(turn: int, note: TurnNote) -> dict[str, Any]:
+    return {
+        "turn": turn,
+        "tool": _text(note.tool),
+        "metrics": [(_text(name), value) for name, value in note.metrics.items()],
+        "attachments": json.dumps(dict(note.attachments)) if note.attachments else None,
     }
 
 

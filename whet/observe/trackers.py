@@ -17,15 +17,6 @@ from whet.config import Config, Reference, call_factory, resolve_callable
 from whet.files import AppendedLines
 
 
-def is_measurement(name: str) -> bool:
-    """True if a key of `metrics.jsonl` describes the machine (dates, durations, rates, memory, ways of
-    weights) and not the training: only such keys differ between two runs of the same settings in
-    deterministic mode."""
-    if name.startswith("sync/"):
-        return name != "sync/probe_nats"
-    return name in ("time", "train/mfu") or name.startswith(("time/", "tokens_per_second/", "tflop_per_device_s/", "memory/"))
-
-
 @runtime_checkable
 class Tracker(Protocol):
     """Somewhere that metrics are sent."""

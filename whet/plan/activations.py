@@ -66,7 +66,9 @@ def drop_gradient(param: Tensor) -> None:
 
 
 class _Flash(torch.autograd.Function):
-    """Keeps for the backward pass what flash attention keeps: queries, keys, values, output, log-sum-exp (arXiv 2205.14135)."""
+    """Keeps for the backward pass what flash attention keeps: queries, keys, values, output, log-sum-exp
+    (arXiv 2205.14135).
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -17,13 +17,17 @@ from whet.plan.traffic import Flow, Passes, flows_of, seconds_of
 from whet.train.torch_native.config import ParallelConfig
 
 FULL = 0.9
-"""Share of a device's memory that a plan may take: the rest is for the allocator's gaps and the libraries' own buffers."""
+"""Share of a device's memory that a plan may take: the rest is for the allocator's gaps and the libraries'
+own buffers.
+"""
 INSIDE, BETWEEN = 450e9, 50e9
-"""Bytes that a device sends in a second inside a node (NVLink 4) and between nodes (400 Gb/s for each device)."""
+"""Bytes that a device sends in a second inside a node (NVLink 4) and between nodes (400 Gb/s for each
+device).
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DeviceSet:
     """Devices to spread a model over."""
 
     count: int
@@ -37,7 +41,7 @@ class Devices:
         return FULL * self.memory_bytes
 
 
-class Beside(Protocol):
+class RunRequirements(Protocol):
     """Requirements of a run on a layout, in addition to its model's part in it."""
 
     def check(self, degrees: ParallelConfig) -> None:
@@ -49,7 +53,7 @@ class Beside(Protocol):
         ...
 
 
-class Nothing:
+class NoRequirements:
     """A model alone."""
 
     def check(self, degrees: ParallelConfig) -> None:
@@ -60,7 +64,7 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSizes:
     """Sizes of an optimizer step."""
 
     samples: int
@@ -71,7 +75,7 @@ class Step:
     """`train.max_tokens_per_device`."""
     work: Callable[[int], Workload]
     """Workload of the memory plan, by the number of ranks that share a row."""
-    beside: Beside = field(default_factory=Nothing)
+    requirements: RunRequirements = field(default_factory=NoRequirements)
     """Memory of the run in addition to the model and its training."""
 
 
@@ -110,7 +114,7 @@ def name_of(degrees: ParallelConfig) -> str:
     return (text or "one device") + (f", expert {degrees.expert}" if degrees.expert > 1 else "")
 
 
-def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[ParallelConfig]:
+def degrees_for(model: Planned, devices: DeviceSet, samples: int) -> Iterator[ParallelConfig]:
     """The degrees that a model can be spread by, so that every device has work.
 
     Tensor and context stay inside a node: they exchange something in every layer, and wait for it.
@@ -135,13 +139,13 @@ def degrees_for(model: Planned, devices: Devices, samples: int) -> Iterator[Para
                     yield ParallelConfig(replicate=data // shard, shard=shard, context=context, tensor=tensor, expert=expert)
 
 
-def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices: Devices) -> Layout:
+def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: StepSizes, devices: DeviceSet) -> Layout:
     """The layout with the memory and traffic of a rank.
 
     Raises:
         ValueError: if the model, or one of the run's other models, cannot be spread this way.
     """
-    step.beside.check(degrees)
+    step.requirements.check(degrees)
     model, work = planner.model, step.work(degrees.context)
     check_divides(model, degrees.tensor)
     row = max(step.budget * degrees.context, step.longest)
@@ -153,14 +157,15 @@ def layout_of(planner: MeshPlanner, degrees: ParallelConfig, step: Step, devices
 
     def plan() -> MemoryPlan:
         alone = plan_memory(model, work) if degrees.num_ranks == 1 else planner.plan(work, degrees)
-        return MemoryPlan((*alone.parts, *step.beside.parts(degrees, work)))
+        return MemoryPlan((*alone.parts, *step.requirements.parts(degrees, work)))
 
     return Layout(degrees, tuple(flows), seconds_of(flows, devices.per_node, INSIDE, BETWEEN), plan)
 
 
-def layouts(model: Planned, config: ModelConfig, step: Step, devices: Devices) -> list[Layout]:
-    """Every way to spread a model over the devices that its plan and the run allow; those that exchange for the least time first, of
-    equals the plainer one."""
+def layouts(model: Planned, config: ModelConfig, step: StepSizes, devices: DeviceSet) -> list[Layout]:
+    """Every way to spread a model over the devices that its plan and the run allow; those that exchange for
+    the least time first, of equals the plainer one.
+    """
     planner = MeshPlanner(model, config)
     found: list[Layout] = []
     for degrees in degrees_for(model, devices, step.samples):
@@ -171,7 +176,7 @@ def layouts(model: Planned, config: ModelConfig, step: Step, devices: Devices) -
     return sorted(found, key=lambda layout: (layout.seconds, layout.kinds, -layout.degrees.shard))
 
 
-def choose(found: Sequence[Layout], devices: Devices) -> Layout:
+def choose(found: Sequence[Layout], devices: DeviceSet) -> Layout:
     """The first that fits.
 
     Raises:
@@ -191,7 +196,7 @@ def choose(found: Sequence[Layout], devices: Devices) -> Layout:
     )
 
 
-def reasons(layout: Layout, devices: Devices) -> list[str]:
+def reasons(layout: Layout, devices: DeviceSet) -> list[str]:
     """Why a layout: the arithmetic, a line for each part."""
     plan, all_of_it = layout.plan, bytes_text(devices.memory_bytes)
     held = [f"{part.name} {bytes_text(part.size_bytes)}" for part in _held(plan)]

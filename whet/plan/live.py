@@ -14,14 +14,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes that are alive, by kind, while it is entered. Works on the meta device, where nothing is allocated.
+    """Counts the bytes that are alive, by kind, while it is entered. Works on the meta device, where nothing
+    is allocated.
 
-    What was there before is not counted, nor are views of it. A question for a truth value that a meta tensor cannot
-    answer is answered with yes: models ask whether a row holds a single sequence, and any answer does. The product of
-    fused experts, which the meta device has for bfloat16 alone, is there in every type.
+    What was there before is not counted, nor are views of it. A question for a truth value that a meta tensor
+    cannot answer is answered with yes: models ask whether a row holds a single sequence, and any answer does.
+    The product of fused experts, which the meta device has for bfloat16 alone, is there in every type.
 
     Args:
-        kind: of a new tensor; None leaves it out.
+        kind: gives the kind of a new tensor; None: it is not counted.
     """
 
     def __init__(self, kind: Callable[[Tensor], str | None]) -> None:
@@ -73,7 +74,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *rest: Tensor) -> Tensor:
-    """The result of `torch._grouped_mm` without its contents: one product for each group, whose ends `offs` [G] gives."""
+    """The result of `torch._grouped_mm` without its contents: one product for each group, whose ends `offs`
+    [G] gives.
+    """
     if a.dim() == 2 and b.dim() == 2:  # the groups are stretches of the dimension that is summed over
         assert offs is not None
         return a.new_empty(len(offs), a.shape[0], b.shape[1])

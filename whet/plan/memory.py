@@ -1,7 +1,8 @@
 """The memory plan: bytes on a device by part, before anything is allocated.
 
-The parts are not formulas: the run's own code (optimizer, packed rows, chunked log-probs, cache) works on tensors without
-contents, on the meta device, and what it makes is counted. So a change in that code changes the plan.
+The parts are not formulas: the run's own code (optimizer, packed rows, chunked log-probs, cache) works on
+tensors without contents, on the meta device, and what it makes is counted. So a change in that code changes
+the plan.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from torch import Tensor, nn
 from whet.core.logprobs import Nucleus, chunked_logprobs
 from whet.engine.embedded.cache import KVStore
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.rows import Shelf, capacity_for
+from whet.engine.embedded.rows import DecodeSlab, capacity_for
 from whet.engine.embedded.sampler import sample
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
 from whet.model.recompute import recomputes
 from whet.plan.activations import META, activation_bytes, drop_gradient, trained_weights
 from whet.plan.live import LiveBytes
-from whet.train.torch_native.backend import rows_per_chunk
-from whet.train.torch_native.config import TrainConfig
+from whet.train.torch_native.config import TrainConfig, rows_per_chunk
 from whet.train.torch_native.optim import Optimizer
 from whet.types import SamplingParams
 
 Phase = Literal["rollout", "loss", "backward", "step", "critic", "frozen"]
-"""rollout: while it samples; loss: while log-probs are computed and differentiated; backward: in the layers' backward pass; step:
-in the optimizer's step; critic: while the critic learns, at its worst moment; frozen: while a reference or a teacher computes."""
+"""rollout: while it samples; loss: while log-probs are computed and differentiated; backward: in the layers'
+backward pass; step: in the optimizer's step; critic: while the critic learns, at its worst moment; frozen:
+while a reference or a teacher computes.
+"""
 ALWAYS: tuple[Phase, ...] = ("rollout", "loss", "backward", "step", "critic", "frozen")
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "step")
 PHASES: dict[Phase, str] = {
@@ -173,7 +175,9 @@ def plan_memory(model: DecoderModel, work: Workload) -> MemoryPlan:
 
 
 def checkpoint_bytes(model: DecoderModel, train: TrainConfig, *, spread: bool = False) -> int:
-    """Bytes of one checkpoint's tensors: weights, masters, moments; of a model that is `spread` over a mesh, as that keeps them."""
+    """Bytes of one checkpoint's tensors: weights, masters, moments; of a model that is `spread` over a mesh,
+    as that keeps them.
+    """
     trained = trained_weights(model)
     if spread:
         trained = {name: torch.empty_like(p, dtype=learned_dtype(model), requires_grad=True) for name, p in trained.items()}
@@ -223,7 +227,9 @@ def optimizer_parts(trained: Mapping[str, Tensor], work: Workload) -> list[Part]
 
 
 def _stepped(trained: Mapping[str, Tensor], train: TrainConfig) -> tuple[Optimizer, int, int]:
-    """The run's optimizer over parameters like these, after two steps; the bytes of the gradients, and of what a step takes."""
+    """The run's optimizer over parameters like these, after two steps; the bytes of the gradients, and of
+    what a step takes.
+    """
     named = {name: nn.Parameter(torch.empty_like(p)) for name, p in trained.items()}
     optimizer = Optimizer(named.items(), train.optim, total_steps=2)
     gradients = scratch = 0
@@ -244,11 +250,11 @@ def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
     slots = torch.zeros(1, dtype=torch.int64, device=META)
 
-    shelf = _largest_shelf(store, sampling)
+    slab = _largest_slab(store, sampling)
 
     def write(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         store.write(layer, slots, k, v)
-        shelf.room(layer, k, v)
+        slab.room(layer, k, v)
         return q.new_empty(*q.shape[:2], v.shape[-1])
 
     with LiveBytes(lambda _: None), torch.no_grad():
@@ -258,22 +264,26 @@ def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     logits = sampling.rows * model.vocab_size * max(bytes_per_logit(model.dtype, params) for params in sampling.params)
     return [
         Part("KV cache", store.size_bytes * engine.copies, cached, "lower engine.embedded.cache_tokens"),
-        Part("decode rows", shelf.size_bytes * engine.copies, phases, "lower engine.embedded.max_running", estimate=True),
+        Part("decode rows", slab.size_bytes * engine.copies, phases, "lower engine.embedded.max_running", estimate=True),
         Part("sampling logits", round(logits) * engine.copies, phases, "lower engine.embedded.max_running"),
     ]
 
 
-def _largest_shelf(store: KVStore, sampling: Sampling) -> Shelf:
-    """The rows of all sequences that decode together, when they take the most: rows double on the way to the longest."""
+def _largest_slab(store: KVStore, sampling: Sampling) -> DecodeSlab:
+    """The rows of all sequences that decode together, when they take the most: rows double on the way to the
+    longest.
+    """
     tokens, capacities = store.num_blocks * store.block_size, [capacity_for(1, store.block_size)]
     while capacities[-1] < sampling.longest:
         capacities.append(2 * capacities[-1])
-    shelves = [Shelf(capacity, min(sampling.rows, tokens // capacity)) for capacity in capacities]
-    return max(shelves, key=lambda shelf: shelf.num_rows * shelf.capacity)
+    slabs = [DecodeSlab(capacity, min(sampling.rows, tokens // capacity)) for capacity in capacities]
+    return max(slabs, key=lambda slab: slab.num_rows * slab.capacity)
 
 
 def bytes_per_logit(dtype: torch.dtype, params: SamplingParams) -> float:
-    """Bytes that drawing a token takes at its peak for each logit of its row, those logits themselves included."""
+    """Bytes that drawing a token takes at its peak for each logit of its row, those logits themselves
+    included.
+    """
     rows = 4
     with LiveBytes(lambda t: "logits" if t.shape[-1:] == (DRAW_VOCAB,) else None) as live, torch.inference_mode():
         sample(torch.zeros(rows, DRAW_VOCAB, dtype=dtype), [params] * rows, [0] * rows)
@@ -301,7 +311,9 @@ def _language_parts(model: CausalModel, work: Workload) -> list[Part]:
 
 
 def _logits_peak(model: CausalModel, work: Workload) -> int:
-    """Bytes of the tensors as wide as the vocabulary that are alive at a time while log-probs are computed and differentiated."""
+    """Bytes of the tensors as wide as the vocabulary that are alive at a time while log-probs are computed
+    and differentiated.
+    """
     weight = model.lm_head.weight
     assert isinstance(weight, Tensor)
     chunk = rows_per_chunk(work.train, model.vocab_size)

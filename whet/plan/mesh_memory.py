@@ -1,4 +1,6 @@
-"""The memory plan of one rank of a mesh: what it keeps is cut by the model's plan and sharded, what it computes with is put together."""
+"""The memory plan of one rank of a mesh: what it keeps is cut by the model's plan and sharded, what it
+computes with is put together.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,7 @@ from whet.plan.memory import (
     update_parts,
 )
 from whet.plan.traffic import REDUCED_BYTES, ParameterGroups, groups_of, own_size
-from whet.train.torch_native.backend import rows_per_chunk
-from whet.train.torch_native.config import ParallelConfig, TrainConfig, check_compiled
+from whet.train.torch_native.config import ParallelConfig, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.mesh_ranks import attention_of, head_size
 from whet.train.torch_native.optim import IN_A_LAYER
 
@@ -45,7 +46,8 @@ CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_i
 class MeshPlanner:
     """Plans a model's layouts.
 
-    Where a model's layers are alike, few of them are counted and the rest follows: every part grows by the same with each layer.
+    Where a model's layers are alike, few of them are counted and the rest follows: every part grows by the
+    same with each layer.
 
     Args:
         model: whole, on the meta device; with its adapter, if it has one.

@@ -12,9 +12,10 @@ from whet.model.causal import CausalModel
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.lora import add_adapter
 from whet.model.meta import read_meta
-from whet.plan.layouts import FULL, Devices, Layout, Step, choose, layout_of, layouts, name_of, reasons
+from whet.plan.layouts import FULL, DeviceSet, Layout, StepSizes, choose, layout_of, layouts, name_of, reasons
 from whet.plan.memory import Sampling, Workload, engine_parts, largest_row
 from whet.plan.mesh_memory import MeshPlanner
+from whet.plan.options import PlanOptions
 from whet.plan.text import bytes_text
 from whet.train.torch_native.config import ParallelConfig, TrainConfig
 from whet.types import SamplingParams
@@ -25,41 +26,16 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options of `whet plan`."""
-
-    model: str
-    devices: int = 1
-    memory_gib: float = 80.0
-    per_node: int = 8
-    longest: int = 8192
-    """Tokens of the longest sample."""
-    budget: int = 16_384
-    """`train.max_tokens_per_device`."""
-    samples: int = 256
-    """Samples of an optimizer step."""
-    dtype: str = "bfloat16"
-    recompute: bool = True
-    """`model.gradient_checkpointing`."""
-    reference: bool = False
-    lora_rank: int | None = None
-    degrees: ParallelConfig | None = None
-    """Look at these alone."""
-    offload: bool = False
-    """`train.offload`."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlanResult:
     """Result of `whet plan`."""
 
     model: str
     """Its name and sizes, in words."""
-    devices: Devices
+    devices: DeviceSet
     best: Layout | None
-    """None: nothing fits."""
+    """Best layout; None: nothing fits."""
     fault: str
-    """Why not."""
+    """Reason why nothing fits."""
     listed: Sequence[Layout]
     engine_bytes: int
     """Bytes of an engine's weights, whole."""
@@ -127,12 +103,13 @@ def plan_model(model: CausalModel, config: ModelConfig, options: PlanOptions) ->
     Raises:
         ValueError: if the degrees do not fit the model or the devices.
     """
-    devices = Devices(options.devices, round(options.memory_gib * GIB), min(options.per_node, options.devices))
+    devices = DeviceSet(options.devices, round(options.memory_gib * GIB), min(options.per_node, options.devices))
     step = _step(options)
-    if options.degrees is not None:
-        if options.degrees.num_ranks != options.devices:
-            raise ValueError(f"{name_of(options.degrees)} is {options.degrees.num_ranks} ranks, but there are {options.devices} devices")
-        found = [layout_of(MeshPlanner(model, config), options.degrees, step, devices)]
+    degrees = parse_degrees(options.degrees)
+    if degrees is not None:
+        if degrees.num_ranks != options.devices:
+            raise ValueError(f"{name_of(degrees)} is {degrees.num_ranks} ranks, but there are {options.devices} devices")
+        found = [layout_of(MeshPlanner(model, config), degrees, step, devices)]
     else:
         found = layouts(model, config, step, devices)
     best, fault = None, ""
@@ -146,7 +123,7 @@ def plan_model(model: CausalModel, config: ModelConfig, options: PlanOptions) ->
     return PlanResult(text, devices, best, fault, listed, weights * model.dtype.itemsize, _token_bytes(model))
 
 
-def _step(options: PlanOptions) -> Step:
+def _step(options: PlanOptions) -> StepSizes:
     lora = LoraConfig(rank=options.lora_rank) if options.lora_rank is not None else None
     train = TrainConfig(max_tokens_per_device=options.budget, lora=lora)
 
@@ -154,7 +131,7 @@ def _step(options: PlanOptions) -> Step:
         row = largest_row((options.longest,), options.budget * context, options.samples)
         return Workload(train, row, reference=options.reference, offloaded=options.offload)
 
-    return Step(options.samples, options.longest, options.budget, work)
+    return StepSizes(options.samples, options.longest, options.budget, work)
 
 
 def _token_bytes(model: CausalModel) -> int:

@@ -49,7 +49,9 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroups:
-    """Entries of a rank's parameters once they are put together: cut by the model's plan, and by nothing else."""
+    """Entries of a rank's parameters once they are put together: cut by the model's plan, and by nothing
+    else.
+    """
 
     layers: int
     experts: int
@@ -107,7 +109,9 @@ def share(ranks: int) -> float:
 
 
 def _sharding(model: DecoderModel, groups: ParameterGroups, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
-    """Each layer is put together for the forward pass and again for the backward pass, the rest once; gradients are scattered."""
+    """Each layer is put together for the forward pass and again for the backward pass, the rest once;
+    gradients are scattered.
+    """
     size = model.dtype.itemsize
     block = degrees.shard * degrees.context * degrees.tensor
     over, experts_over = degrees.shard * degrees.context, block // degrees.expert
@@ -121,8 +125,10 @@ def _sharding(model: DecoderModel, groups: ParameterGroups, degrees: ParallelCon
 
 
 def _tensor(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
-    """Hidden states are added up behind the attention, the feed-forward part and the embedding; on the way back before every matrix
-    whose outputs are cut: queries, keys, values, gate and up of a gated part, and the head."""
+    """Hidden states are added up behind the attention, the feed-forward part and the embedding; on the way
+    back before every matrix whose outputs are cut: queries, keys, values, gate and up of a gated part, and
+    the head.
+    """
     if degrees.tensor == 1:
         return
     text = model.config.get_text_config()
@@ -156,7 +162,9 @@ def _adapter_sums(model: DecoderModel, degrees: ParallelConfig, passes: Passes) 
 
 
 def _context(model: CausalModel | ScalarModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
-    """Ulysses: queries, keys, values and outputs are exchanged; else keys and values are gathered, and their gradients scattered."""
+    """Ulysses: queries, keys, values and outputs are exchanged; else keys and values are gathered, and their
+    gradients scattered.
+    """
     if degrees.context == 1:
         return
     text, ranks = model.config.get_text_config(), degrees.context
@@ -173,7 +181,9 @@ def _context(model: CausalModel | ScalarModel, degrees: ParallelConfig, passes: 
 
 
 def _experts(model: DecoderModel, degrees: ParallelConfig, passes: Passes) -> Iterator[Flow]:
-    """Each token goes to its experts and back, forward and backward; as if the router sent as many to every rank."""
+    """Each token goes to its experts and back, forward and backward; as if the router sent as many to every
+    rank.
+    """
     if degrees.expert == 1:
         return
     text = model.config.get_text_config()

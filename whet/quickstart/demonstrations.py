@@ -1,8 +1,10 @@
-"""Conversations to warm up on: an assistant calls the calculator, reads its reply, calls again if needed, and answers.
+"""Conversations to warm up on: an assistant calls the calculator, reads its reply, calls again if needed, and
+answers.
 
-The demonstrators are sloppy, on purpose and openly: for half of the templates most of them write a wrong operator (see
-`problems.Template.sloppy`). They copy the numbers rightly and trust the calculator, so the form is right and the answer is wrong. That
-leaves reinforcement learning something real to correct: what the warmed-up policy does only now and then is what is rewarded.
+The demonstrators are sloppy, on purpose and openly: for half of the templates most of them write a wrong
+operator (see `problems.Template.sloppy`). They copy the numbers rightly and trust the calculator, so the form
+is right and the answer is wrong. That leaves reinforcement learning something real to correct: what the
+warmed-up policy does only now and then is what is rewarded.
 """
 
 from __future__ import annotations

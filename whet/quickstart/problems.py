@@ -1,6 +1,7 @@
 """The quickstart's problems: integer arithmetic in words, one or two operations, made from templates.
 
-Training and held-out problems never share a (template, operands) pair: a hash of the pair decides which side it is on.
+Training and held-out problems never share a (template, operands) pair: a hash of the pair decides which side
+it is on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import zlib
 from dataclasses import dataclass
 
 HELD_OUT_SHARE = 0.1
-OPERATORS = ("+", "-", "*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The quickstart: make a model, warm it up, teach it by reinforcement, and show what that did.
 
-Everything goes through the same functions as `whet sft`, `whet train` and `whet evaluate`, on files in the run's folder, so each
-phase can be run again by hand from the config.toml that it left.
+Everything goes through the same functions as `whet sft`, `whet train` and `whet evaluate`, on files in the
+run's folder, so each phase can be run again by hand from the config.toml that it left.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class QuickstartConfig(Config):
 def run_quickstart(
     config: QuickstartConfig, summary: Path | None = None, command: str = "whet quickstart"
 ) -> dict[str, JSON]:
-    """Run it all and print the table. `command` is what was typed; the same goes on with a run that was stopped.
+    """Run it all and print the table. `command` is what was typed; the same goes on with a run that was
+    stopped.
 
     Returns:
-        accuracy_before, accuracy_warmup, accuracy_rl, tool_call_validity_warmup, tool_call_validity_rl, seconds, seconds_by_phase,
-        tokens_per_second, run_dir, resumed (then the seconds are those since the last start). Also in `summary`, if given, and in
-        `<run_dir>/summary.json`.
+        accuracy_before, accuracy_warmup, accuracy_rl, tool_call_validity_warmup, tool_call_validity_rl,
+        seconds, seconds_by_phase, tokens_per_second, run_dir, resumed (then the seconds are those since the
+        last start). Also in `summary`, if given, and in `<run_dir>/summary.json`.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -81,17 +82,17 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
     began = time.perf_counter()
     resumed = _note_settings(run_dir, config)
     if summary is not None:
-        write_summary(summary, {})  # what cannot be written is told now, not after minutes
+        write_summary(summary, {})  # a path that cannot be written fails now, not after minutes
     clock = _Clock(stop)
     with clock.phase("make"):
         make_files(config, run_dir)
     with clock.phase("evaluate"):
-        before = _evaluate_once(rl_config(config, run_dir / "base", "evaluation_before"), command)
+        before = _evaluate_once(config, run_dir / "base", "evaluation_before", command)
     with clock.phase("warmup"):
         train_on_data(warmup_config(config), command)
         warm = run_dir / "warmup/model"
     with clock.phase("evaluate"):
-        warmed = _evaluate_once(rl_config(config, warm, "evaluation_warmup"), command)
+        warmed = _evaluate_once(config, warm, "evaluation_warmup", command)
     with clock.phase("rl"):
         after = train(rl_config(config, warm, "rl"), command)
     results: dict[str, JSON] = {
@@ -115,11 +116,11 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
 
 
 def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
-    """Write the settings into the folder; a quickstart that was begun with the same settings continues
+    """Write the settings into the folder; a quickstart that was started with the same settings continues
     from its newest checkpoint.
 
     Returns:
-        True if it was begun before.
+        True if it was started before.
 
     Raises:
         ValueError: if the folder holds a quickstart with other settings.
@@ -127,16 +128,16 @@ def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
     path, text = run_dir / "quickstart.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
         raise ValueError(f"{run_dir} holds a quickstart with other settings ({path}); remove it or choose another folder with --run-dir")
-    begun = path.exists()
-    if not begun:
+    resumed = path.exists()
+    if not resumed:
         replace_file(path, text)
-    return begun
+    return resumed
 
 
-def _evaluate_once(config: RunConfig, command: str) -> Mapping[str, float]:
-    """Evaluate, unless an earlier start has done so: what it would play is the same, to the last bit."""
-    done = next(Path(config.run_dir).glob("evaluate_*/results.json"), None)
-    return evaluate(config, command) if done is None else json.loads(done.read_text())
+def _evaluate_once(config: QuickstartConfig, model: Path, name: str, command: str) -> Mapping[str, float]:
+    """Evaluate a model, unless an earlier start has done so: what it would play is the same, to the last bit."""
+    done = next((Path(config.run_dir) / name).glob("evaluate_*/results.json"), None)
+    return evaluate(rl_config(config, model, name), command) if done is None else json.loads(done.read_text())
 
 
 class _Clock:
@@ -187,7 +188,9 @@ def warmup_config(config: QuickstartConfig) -> SupervisedRunConfig:
 
 
 def rl_config(config: QuickstartConfig, model: Path, name: str) -> RunConfig:
-    """The reinforcement learning as `whet train` reads it; `whet evaluate` reads its evaluation set from the same."""
+    """The reinforcement learning as `whet train` reads it; `whet evaluate` reads its evaluation set from the
+    same.
+    """
     run_dir = Path(config.run_dir)
     return RunConfig.model_validate(
         {

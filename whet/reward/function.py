@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from whet.config import resolve, resolve_callable
+from whet.config import place_of, resolve, resolve_callable
 from whet.reward.base import Reward, RewardError, RewardTimeout, read_score
 from whet.reward.pool import WorkerPool
 from whet.types import JSON, Rewards, Trajectory
@@ -85,7 +85,7 @@ async def awaited(call: Awaitable[Any], timeout_s: float, what: str) -> Any:
     except Exception as error:  # a user's function may raise anything; it becomes one typed error here
         if limit.expired() and isinstance(error, TimeoutError):
             raise RewardTimeout(f"{what} took longer than {timeout_s:g} s (reward.timeout_s)") from error
-        raise RewardError(f"{what}: {type(error).__name__}: {error} (at {_place(error)})") from error
+        raise RewardError(f"{what}: {type(error).__name__}: {error}{place_of(error)}") from error
 
 
 def score(reference: str, options: Mapping[str, Any], trajectory: JSON, score_key: str | None) -> JSON:
@@ -100,11 +100,3 @@ def score(reference: str, options: Mapping[str, Any], trajectory: JSON, score_ke
 def _what(reference: str, trajectory: Trajectory) -> str:
     task = trajectory.task
     return f"reward {reference!r} on task {task.id!r}" + (f" ({task.origin})" if task.origin else "")
-
-
-def _place(error: Exception) -> str:
-    trace = error.__traceback__
-    assert trace is not None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -148,7 +148,7 @@ def _start(command: list[str], control: socket.socket) -> int:
     keeper, worker = os.getpid(), os.fork()
     if worker:
         null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)  # the worker's pipes are the worker's alone: whoever reads them sees its end
+        os.dup2(null, 0)  # the worker's pipes are the worker's alone: a reader sees its end
         os.dup2(null, 1)
         os.close(null)
         return worker

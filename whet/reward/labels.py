@@ -107,7 +107,7 @@ async def unusable_rows(config: RewardConfig, tasks: Sequence[Task]) -> list[str
     return faults
 
 
-def told_rows(what: str, faults: Sequence[str], total: int) -> str:
+def text_of_faults(what: str, faults: Sequence[str], total: int) -> str:
     """The faults of a data set's rows in words, the first few of them quoted."""
     if len(faults) == 1:
         return faults[0]

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from whet.calls.lines import AnswerTooLong, LinePipes, decode, encode
+from whet.calls.messages import RemoteCall, RemoteFailure, RemoteResult
 from whet.reward import keeper
 from whet.reward.base import RewardError, RewardTimeout
 from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
 
+WORKER = "worker"
+"""Target of the pool's calls."""
 START_TIMEOUT_S = 60.0
 """For a new worker to start and import what it needs; no call's deadline pays for that."""
 MAX_REPLY_BYTES = 2**20
-STDERR_TAIL_BYTES = 4096
 SWEEP_TIMEOUT_S = keeper.END_S + 5.0
 """For a keeper to end what a call left behind."""
 DEATH_S = 2.0
@@ -53,7 +52,8 @@ class WorkerPool:
             raise ValueError(f"a worker pool needs at least 1 worker, not {workers}")
         self.timeout_s = timeout_s
         self._environment = child_environment({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}, environment)
-        self._hello = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
+        settings = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
+        self._start = encode(RemoteCall(WORKER, "start", kwargs=settings, timeout_s=START_TIMEOUT_S))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="whet-reward")
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
@@ -65,9 +65,8 @@ class WorkerPool:
 
         Raises RewardTimeout when it exceeds `timeout_s`, RewardError when it raises or its worker dies.
         """
-        request = {"function": function, "arguments": dict(arguments), "timeout_s": self.timeout_s}
         try:
-            line = json.dumps(request).encode() + b"\n"
+            line = encode(RemoteCall(WORKER, "run", (function, dict(arguments)), timeout_s=self.timeout_s))
         except (TypeError, ValueError) as error:
             raise RewardError(f"{what}: its arguments cannot be sent to a worker as JSON: {error}") from error
         if self._closed:
@@ -105,7 +104,7 @@ class WorkerPool:
             self._give_back(worker)
         else:  # something that the call started cannot be ended, or the worker's keeper is gone
             self._discard(worker)
-        return _read_reply(reply, what)
+        return _value(reply, what)
 
     def _take(self, what: str) -> _Worker:
         with self._lock:
@@ -115,9 +114,8 @@ class WorkerPool:
                 return self._idle.pop()
             worker = _Worker(self._environment)
             self._all.add(worker)
-        hello = json.dumps(self._hello).encode() + b"\n"
         try:
-            _read_reply(worker.exchange(hello, START_TIMEOUT_S), "starting a reward worker")
+            _value(worker.exchange(self._start, START_TIMEOUT_S), "starting a reward worker")
             worker.asks(b"b")
         except (TimeoutError, _WorkerDied, RewardError) as error:
             self._discard(worker)
@@ -159,11 +157,7 @@ class _Worker:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C does not reach it
             )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
-        for pipe in (self._stdin, self._stdout, self._stderr):
-            os.set_blocking(pipe.fileno(), False)
-        self._stderr_tail = b""
+        self._pipes = LinePipes(self._process, MAX_REPLY_BYTES)
 
     @property
     def pid(self) -> int:
@@ -171,28 +165,12 @@ class _Worker:
 
     def exchange(self, line: bytes, timeout_s: float) -> bytes:
         """Send one line, return the line that answers it. Raises TimeoutError or `_WorkerDied`."""
-        deadline = time.monotonic() + timeout_s
-        rest, reply = memoryview(line), bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stdin, selectors.EVENT_WRITE)
-            selector.register(self._stdout, selectors.EVENT_READ)
-            selector.register(self._stderr, selectors.EVENT_READ)
-            while not reply.endswith(b"\n"):
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError(f"no answer within {timeout_s:g} s")
-                ready = {key.fileobj for key, _ in selector.select(remaining)}
-                if self._stderr in ready and not self._drain_stderr():
-                    selector.unregister(self._stderr)
-                if self._stdin in ready:
-                    rest = rest[self._write(rest) :]
-                    if not rest:
-                        selector.unregister(self._stdin)
-                if self._stdout in ready:
-                    reply += self._read()
-                if len(reply) > MAX_REPLY_BYTES:
-                    raise _WorkerDied(f"its answer is longer than {MAX_REPLY_BYTES} bytes; the worker was killed")
-        return bytes(reply)
+        try:
+            return self._pipes.exchange(line, timeout_s)
+        except EOFError:
+            raise self._death() from None
+        except AnswerTooLong as error:
+            raise _WorkerDied(f"{error}; the worker was killed") from None
 
     def asks(self, what: bytes) -> bool:
         """Have its keeper do something (`whet.reward.keeper`). Returns whether it did."""
@@ -209,8 +187,8 @@ class _Worker:
 
     def close(self) -> None:
         self._end()
-        for end in (self._stdin, self._stdout, self._stderr, self._control):
-            end.close()
+        self._pipes.close()
+        self._control.close()
 
     def _end(self) -> int:
         """End it; returns its exit status."""
@@ -221,43 +199,26 @@ class _Worker:
             self._process.kill()
             return self._process.wait()
 
-    def _write(self, data: memoryview) -> int:
-        try:
-            return os.write(self._stdin.fileno(), data)
-        except BrokenPipeError:
-            raise self._death() from None
-
-    def _read(self) -> bytes:
-        data = os.read(self._stdout.fileno(), 65536)
-        if not data:
-            raise self._death()
-        return data
-
-    def _drain_stderr(self) -> bool:
-        """Keep the end of what is there; False at its end."""
-        data = os.read(self._stderr.fileno(), 65536)
-        self._stderr_tail = (self._stderr_tail + data)[-STDERR_TAIL_BYTES:]
-        return bool(data)
-
     def _death(self) -> _WorkerDied:
         with suppress(subprocess.TimeoutExpired):  # it may have closed its pipe alone
             self._process.wait(DEATH_S)
         code = self._end()
         try:
-            while self._drain_stderr():
+            while self._pipes.read_errors():
                 pass
         except BlockingIOError:
             pass  # something the function started still holds the pipe; what is there has been read
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        words = self._stderr_tail.decode(errors="replace").strip()
+        words = self._pipes.last_words.decode(errors="replace").strip()
         return _WorkerDied(f"its worker died ({how}); " + (f"its last words: {words}" if words else "it said nothing"))
 
 
-def _read_reply(reply: bytes, what: str) -> JSON:
-    data = json.loads(reply)
-    if "value" in data:
-        return data["value"]
-    error = RewardError(f"{what}: {data['kind']}: {data['message']} (at {data['where']})")
-    if data["traceback"]:
-        error.add_note(data["traceback"])
+def _value(line: bytes, what: str) -> JSON:
+    answer = decode(line)
+    if isinstance(answer, RemoteResult):
+        return answer.value
+    assert isinstance(answer, RemoteFailure)
+    error = RewardError(f"{what}: {answer.kind}: {answer.message}{answer.place}")
+    if answer.traceback:
+        error.add_note(answer.traceback)
     raise error

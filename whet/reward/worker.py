@@ -1,22 +1,25 @@
 """The child side of the worker pool: `python -m whet.reward.worker`.
 
-Reads one JSON request per line from the stdin it was started with and answers each with one JSON line on the
-stdout it was started with. Code that runs here sees neither: its stdin is empty, its prints go to stderr.
+Reads one call per line (`whet/calls/lines.py`) from the stdin it was started with and answers each with one line on
+the stdout it was started with. Code that runs here sees neither: its stdin is empty, its prints go to stderr.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
 import sys
 import threading
-import traceback
+from collections.abc import Mapping
 from typing import BinaryIO
 
+from whet.calls.lines import answer, decode
+from whet.calls.messages import RemoteCall
+from whet.calls.methods import Target
 from whet.config import resolve
 from whet.env.failure import traceback_of
+from whet.reward.pool import WORKER
 from whet.types import JSON
 
 KILL_GRACE_S = 5.0
@@ -27,13 +30,34 @@ def main() -> None:
     requests, replies = _take_pipes()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, lines), daemon=True).start()
-    _reply(replies, _answer(_start, json.loads(lines.get())))
+    targets = {WORKER: Target(RewardWorker(), RewardWorker)}
     while True:
-        request = json.loads(lines.get())
-        signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + KILL_GRACE_S)
-        answer = _answer(_call, request)
+        call = decode(lines.get())
+        assert isinstance(call, RemoteCall) and call.timeout_s is not None
+        signal.setitimer(signal.ITIMER_REAL, call.timeout_s + KILL_GRACE_S)
+        line = answer(targets, call, traceback_of)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _reply(replies, answer)
+        replies.write(line)
+        replies.flush()
+
+
+class RewardWorker:
+    """Calls of the pool."""
+
+    def start(self, sys_path: list[str], memory_mb: int, preload: list[str]) -> None:
+        """Get ready for calls. Arguments as for `WorkerPool`."""
+        sys.path[:] = sys_path
+        if memory_mb and sys.platform == "linux":
+            import resource
+
+            limit = memory_mb * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for reference in preload:
+            resolve(reference)
+
+    def run(self, function: str, arguments: Mapping[str, JSON]) -> JSON:
+        """Call a function of the settings, by its import reference."""
+        return resolve(function)(**arguments)
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -50,37 +74,6 @@ def _read(requests: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
     for line in requests:
         lines.put(line)
     os._exit(0)  # the parent is gone: nobody waits for the call that may still be running
-
-
-def _start(request: JSON) -> JSON:
-    sys.path[:] = request["sys_path"]
-    if request["memory_mb"] and sys.platform == "linux":
-        import resource
-
-        limit = request["memory_mb"] * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for reference in request["preload"]:
-        resolve(reference)
-
-
-def _call(request: JSON) -> JSON:
-    return resolve(request["function"])(**request["arguments"])
-
-
-def _answer(function: object, request: JSON) -> bytes:
-    assert callable(function)
-    try:
-        return json.dumps({"value": function(request)}).encode()
-    except Exception as error:  # a user's function may raise anything; the parent raises it again, with its traceback
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        failure = {"kind": type(error).__name__, "message": str(error), "where": where, "traceback": traceback_of(error)}
-        return json.dumps(failure).encode()
-
-
-def _reply(replies: BinaryIO, answer: bytes) -> None:
-    replies.write(answer + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Buffer:
     playing: list[GroupRun] = field(default_factory=list[GroupRun])
     ready: list[GroupRun] = field(default_factory=list[GroupRun])
     taken: list[GroupRun] = field(default_factory=list[GroupRun])
-    spare: list[FilteredGroup] = field(default_factory=list[FilteredGroup])
+    fallbacks: list[FilteredGroup] = field(default_factory=list[FilteredGroup])
     """Without refills: groups of the current rollout that filters dropped."""
     num_begun: int = 0
 
@@ -73,17 +73,17 @@ class Buffer:
         self.ready = sorted([*self.taken, *self.ready], key=start_order)
         self.taken = []
 
-    def forget_spare(self) -> None:
+    def forget_fallbacks(self) -> None:
         """Discard the groups that filters dropped; their tasks wait to be played again."""
-        for group_run, _, _ in self.spare:
+        for group_run, _, _ in self.fallbacks:
             self.wait(group_run)
-        self.spare.clear()
+        self.fallbacks.clear()
 
-    def call_in(self, num: int) -> list[FilteredGroup]:
+    def take_fallbacks(self, num: int) -> list[FilteredGroup]:
         """Remove and return the first `num` groups that filters dropped, by the start of their play."""
-        self.spare.sort(key=lambda spare: spare.group_run.index)
-        called, self.spare = self.spare[:num], self.spare[num:]
-        return called
+        self.fallbacks.sort(key=lambda each: each.group_run.index)
+        chosen, self.fallbacks = self.fallbacks[:num], self.fallbacks[num:]
+        return chosen
 
     def older_than(self, version: int) -> list[GroupRun]:
         """Remove and return the ready groups whose newest token is older than `version`."""
@@ -93,8 +93,8 @@ class Buffer:
 
     def state(self, *, resumable: bool) -> JSON:
         """State of every task in the buffer, each as `GroupRun.state`."""
-        spare = [spare.group_run for spare in self.spare]
-        group_runs = sorted([*self.waiting, *self.playing, *self.ready, *self.taken, *spare], key=start_order)
+        fallbacks = [each.group_run for each in self.fallbacks]
+        group_runs = sorted([*self.waiting, *self.playing, *self.ready, *self.taken, *fallbacks], key=start_order)
         return {"num_begun": self.num_begun, "plays": [group_run.state(resumable) for group_run in group_runs]}
 
     def restore(self, state: JSON, source: Source) -> None:
@@ -104,9 +104,9 @@ class Buffer:
         self.ready = [group_run for group_run in group_runs if group_run.judged]
         self.waiting = [group_run for group_run in group_runs if not group_run.judged]
 
-    def begin_anew(self) -> None:
+    def restart_all(self) -> None:
         """Discard everything that was played: all tasks of the buffer wait."""
-        assert not self.playing and not self.taken and not self.spare, "something is under way"
+        assert not self.playing and not self.taken and not self.fallbacks, "something is under way"
         self.waiting, self.ready = sorted([*self.waiting, *self.ready], key=start_order), []
         for group_run in self.waiting:
             group_run.forget()

@@ -39,7 +39,7 @@ class RewardGuard:
         self._num_flat = 0  # rollouts whose rewards differed between prompts alone
         self._best = -math.inf  # mean reward of a rollout since this start
         self._num_lost = 0  # rollouts in a row with one and the same reward, below that
-        self._compares = True  # until siblings' rewards differed, or it was told that they do not
+        self._compares = True  # until siblings' rewards differed, or a notice said that they do not
 
     def see(self, groups: Sequence[Group]) -> str | None:
         """Take note of a rollout.
@@ -60,7 +60,7 @@ class RewardGuard:
         self._cut = ends.count(Outcome.TRUNCATED) / len(ends)
         self._num_constant += 1
         limits = ", or are the limits too low" if self._mostly_cut else ""
-        return f"{self._told}: is the reward a constant{limits}?" if self._num_constant == WARN_AFTER else None
+        return f"{self._finding}: is the reward a constant{limits}?" if self._num_constant == WARN_AFTER else None
 
     def _lost(self, scores: Sequence[float]) -> str | None:
         """Message about rewards that fell to one constant number, which teaches nothing; None: they did
@@ -100,7 +100,7 @@ class RewardGuard:
         """
         if not self._varied and self._limit is not None and self._num_constant >= self._limit:
             raise ConstantReward(
-                f"{self._told}: there is nothing to learn from that. See what the reward gives for a good and a bad reply (whet check "
+                f"{self._finding}: there is nothing to learn from that. See what the reward gives for a good and a bad reply (whet check "
                 "does), whether the model can solve any of the tasks, or raise stop_after_constant_rewards (none: never stop)"
             )
 
@@ -116,12 +116,12 @@ class RewardGuard:
         self._compares = not self._varied
 
     @property
-    def _told(self) -> str:
-        told = f"every valid trajectory of all {self._num_constant} rollouts so far was given the reward {self._value:g}"
+    def _finding(self) -> str:
+        text = f"every valid trajectory of all {self._num_constant} rollouts so far was given the reward {self._value:g}"
         if not self._mostly_cut:
-            return told
+            return text
         limits = "rollout.max_turn_tokens, rollout.max_tokens, rollout.max_turns"
-        return f"{told}, and of the last one {self._cut:.0%} were cut off by the limits ({limits})"
+        return f"{text}, and of the last one {self._cut:.0%} were cut off by the limits ({limits})"
 
     @property
     def _mostly_cut(self) -> bool:

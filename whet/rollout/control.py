@@ -41,7 +41,7 @@ class ControlConfig(Config):
     """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its
     whole sample is not."""
     max_partial_age: int | None = Field(default=None, ge=0)
-    """Restart an unfinished group that was begun more than this many versions ago; none: never."""
+    """Restart an unfinished group that was started more than this many versions ago; none: never."""
     over_sample: float = Field(default=1.0, ge=1)
     """Without overlap: number of groups that are played for each group still missing. The surplus is
     aborted when the rollout is full, and its tasks come first in the next rollout."""

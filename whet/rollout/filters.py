@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -82,14 +83,23 @@ def _no_valid(scores: Sequence[float]) -> str | None:
     return None if scores else "no_valid"
 
 
-def build_filters(control: ControlConfig) -> tuple[list[Filter], Order | None]:
-    """The configured filters, in their order, and what sorts finished groups.
+class Selection(NamedTuple):
+    """The rules that say which finished groups train, and which of them first."""
+
+    filters: Sequence[Filter] = ()
+    """In the order in which they are asked."""
+    order: Order | None = None
+    """None: the group that was started first comes first."""
+
+
+def build_selection(control: ControlConfig) -> Selection:
+    """The configured rules.
 
     Raises:
         ValueError: for an unknown name, options that a filter does not take, or a reference that does not resolve.
     """
     order = None if control.order is None else Hook.of("control.order", control.order, ["groups"])
-    return [_build(config) for config in control.filters], order
+    return Selection([_build(config) for config in control.filters], order)
 
 
 def _build(config: FilterConfig) -> Filter:

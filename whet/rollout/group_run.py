@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from whet.data.source import task_digest
+from whet.engine.base import Engine, EngineFailed
+from whet.env.resources import Resources
 from whet.env.rollout import TrajectoryRun
-from whet.rollout.player import GREEDY, trajectory_id
+from whet.rollout.runner import GREEDY, trajectory_id
 from whet.types import JSON, Group, Task, Trajectory
 from whet.types.json_codec import trajectory_from_json, trajectory_to_json
+
+ABORT_GRACE_S = 5.0
+"""For the engine to hand over what it sampled of a trajectory that is cut off."""
+ABORT_AGAIN_S = 0.05
+"""Until the engine is asked again: a request may just have been on its way to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,17 +28,19 @@ class GroupRun:
 
     task: Task
     index: int
-    """Number of groups that were begun before this one, over the whole run."""
+    """Number of groups that were started before this one, over the whole run."""
     num_samples: int
     baseline: bool
     """True if the group has a greedy trajectory, too."""
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
     """Trajectories that ended, by id."""
-    begun: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    interrupted: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
     """Interrupted trajectories, by id; each continues from its last token."""
     runs: dict[str, TrajectoryRun] = field(default_factory=dict[str, TrajectoryRun])
-    """Trajectories being played, by id. A run that continues an entry of `begun` contains its turns."""
+    """Trajectories being played, by id. A run that continues an entry of `interrupted` contains its turns."""
     jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+    resources: Resources | None = None
+    """Resources that its trajectories share; None: it is not being played."""
     withdrawn: bool = False
     """The group is being interrupted."""
     judged: bool = False
@@ -56,7 +66,7 @@ class GroupRun:
         """All its trajectories: ended, being played or interrupted, each with its tokens so far."""
         yield from self.ended.values()
         yield from (run.so_far() for run in self.runs.values())
-        yield from (t for id, t in self.begun.items() if id not in self.runs)
+        yield from (t for id, t in self.interrupted.items() if id not in self.runs)
 
     @property
     def oldest(self) -> int | None:
@@ -66,6 +76,11 @@ class GroupRun:
     def group(self) -> Group:
         *siblings, last = [self.ended[id] for id in self.ids]
         return Group(self.task, tuple(siblings), last) if self.baseline else Group(self.task, (*siblings, last))
+
+    async def close_resources(self) -> None:
+        """Close the resources of its trajectories, which have ended or been interrupted."""
+        if self.resources is not None:
+            await self.resources.aclose()
 
     def take_over(self, group: Group) -> None:
         """Its trajectories as they were judged."""
@@ -78,7 +93,7 @@ class GroupRun:
         """Discard all trajectories, so that the group restarts."""
         assert not self.jobs, "it is being played"
         self.ended.clear()
-        self.begun.clear()
+        self.interrupted.clear()
         self.judged, self.withdrawn, self.newest, self.scored_together = False, False, None, False
 
     def state(self, resumable: bool) -> JSON:
@@ -90,8 +105,8 @@ class GroupRun:
         failed = any(not t.outcome.valid for t in self.ended.values())
         ended = [] if failed and self.scored_together else [t for t in self.ended.values() if t.outcome.valid]
         known = [state for t in ended if (state := trajectory_state(t)) is not None]
-        begun = [run.so_far() for run in self.runs.values()] + [t for id, t in self.begun.items() if id not in self.runs]
-        cut = [state for t in begun if resumable and t.turns and (state := trajectory_state(t)) is not None]
+        unfinished = [run.so_far() for run in self.runs.values()] + [t for id, t in self.interrupted.items() if id not in self.runs]
+        cut = [state for t in unfinished if resumable and t.turns and (state := trajectory_state(t)) is not None]
         judged = self.judged and len(known) == len(self.ended)
         row = task_digest(self.task).hex()
         return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "begun": cut}
@@ -103,11 +118,37 @@ class GroupRun:
         if state["row"] != task_digest(group_run.task).hex():
             return group_run
         ids = set(group_run.ids)
-        for name, into in (("ended", group_run.ended), ("begun", group_run.begun)):
+        for name, into in (("ended", group_run.ended), ("begun", group_run.interrupted)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})
         if state["judged"] and group_run.whole:
             group_run.take_over(group_run.group())
         return group_run
+
+
+async def interrupt(group_runs: Sequence[GroupRun], engine: Engine) -> None:
+    """End every trajectory of groups that are being played: the engine hands over the tokens that it sampled, and every other wait is
+    cancelled."""
+    clock = asyncio.get_running_loop().time
+    deadline, cancelled = clock() + ABORT_GRACE_S, set[str]()
+
+    def under_way() -> list[tuple[GroupRun, str]]:
+        return [(group_run, id) for group_run in group_runs for id, job in group_run.jobs.items() if not job.done()]
+
+    while (left := under_way()) and clock() < deadline:
+        for group_run, id in left:
+            run = group_run.runs.get(id)
+            if run is not None and run.request and id not in cancelled:
+                with suppress(EngineFailed, TimeoutError):  # an engine that is gone or hangs: the trajectory is cancelled below
+                    async with asyncio.timeout_at(deadline):
+                        await engine.abort(run.request)
+            elif id not in cancelled:  # once: a second time would break off the closing of its environment
+                cancelled.add(id)
+                group_run.jobs[id].cancel()
+        await asyncio.wait([group_run.jobs[id] for group_run, id in left], timeout=ABORT_AGAIN_S)
+    for group_run, id in under_way():
+        if id not in cancelled:
+            group_run.jobs[id].cancel()
+    await asyncio.gather(*(job for group_run in group_runs for job in group_run.jobs.values()), return_exceptions=True)
 
 
 def trajectory_state(trajectory: Trajectory) -> JSON | None:

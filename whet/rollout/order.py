@@ -12,7 +12,7 @@ Order = Callable[[list[Group]], Sequence[Group]]
 
 
 def start_order(group_run: GroupRun) -> int:
-    """Number of groups that were begun before this one: groups wait in this order, and by default are
+    """Number of groups that were started before this one: groups wait in this order, and by default are
     trained on in it."""
     return group_run.index
 

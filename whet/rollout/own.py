@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from whet.config import Hook
 from whet.data.source import Source
-from whet.rollout.player import Player
+from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, RolloutSpec
 from whet.rollout.stats import RolloutStats
 from whet.types import JSON, UNSAMPLED, Group, Progress, Trajectory
@@ -23,13 +23,13 @@ class Ask:
     source: Source
     """Source of the tasks. The run keeps its cursor: a rollout that does not end leaves the cursor
     where it was before."""
-    player: Player
+    runner: TrajectoryRunner
     """Plays tasks: `play` whole groups, or `begin` and `finish` single trajectories."""
     wanted: RolloutSpec
     progress: Progress
     """`version` is what the engine holds. A copy."""
     seed: int
-    """Seed of the run, for `player.play`."""
+    """Seed of the run, for `runner.play`."""
 
 
 @runtime_checkable
@@ -58,13 +58,13 @@ class OwnRollouts:
     Args:
         hook: `control.rollout`, an async function of an `Ask` that returns groups.
         source: source of tasks.
-        player: plays them.
+        runner: plays them.
         wanted: size of a rollout.
         seed: seed of the sampling.
     """
 
-    def __init__(self, hook: Hook, source: Source, player: Player, wanted: RolloutSpec, seed: int) -> None:
-        self._hook, self._source, self._player, self._wanted, self._seed = hook, source, player, wanted, seed
+    def __init__(self, hook: Hook, source: Source, runner: TrajectoryRunner, wanted: RolloutSpec, seed: int) -> None:
+        self._hook, self._source, self._runner, self._wanted, self._seed = hook, source, runner, wanted, seed
         self._entry: tuple[JSON, JSON] | None = None
         """Source and state before the rollout that is under way, or not learned from yet."""
 
@@ -79,7 +79,7 @@ class OwnRollouts:
             RolloutFailed, LabelError, Stalled: as whet raised it in there.
         """
         self._entry = json.dumps(self._source.state()), self.state()
-        ask = Ask(self._source, self._player, self._wanted, replace(progress), self._seed)
+        ask = Ask(self._source, self._runner, self._wanted, replace(progress), self._seed)
         groups = _checked(self._hook, await self._hook.wait_for(ask), ask)
         stats = RolloutStats()
         kept = [group for group in groups if group.dropped is None]
@@ -90,7 +90,7 @@ class OwnRollouts:
         dropped, metrics = stats.take(num_ready=0, num_playing=0)
         return RolloutResult(kept, dropped, metrics)
 
-    def learned(self) -> None:
+    def on_trained(self) -> None:
         """Forget the rollout's entry state: the trainer has learned from the taken groups."""
         self._entry = None
 
@@ -170,7 +170,7 @@ def _odd(trajectory: Trajectory, group: Group, version: int) -> str:
     if trajectory.task.id != group.task.id:
         return f"which is of task {trajectory.task.id!r}, not of its group's {group.task.id!r}"
     if trajectory.outcome.valid and trajectory.rewards is None:
-        return f"which ended as {trajectory.outcome.value} and has no rewards; let the player finish and judge it"
+        return f"which ended as {trajectory.outcome.value} and has no rewards; let the runner finish and judge it"
     versions = {v for turn in trajectory.turns for v in turn.versions}
     if any(v == UNSAMPLED or v > version for v in versions):
         return f"with tokens of versions {sorted(versions)}; the engine has sampled 0 to {version}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from copy import copy
+from typing import Annotated, Any, Optional
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from whet.config import Config, Reference
+from whet.config import Config, Reference, validated
 from whet.env.limits import Limits
 from whet.types import Grammar, SamplingParams
 
@@ -91,6 +92,29 @@ class RolloutConfig(Config):
 
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
+
+
+def _unset(model: type[Config], *left_out: str) -> type[Config]:
+    """A model with the fields of another one, all of them None unless they are set."""
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if name not in left_out:
+            unset = copy(field)
+            unset.default, unset.default_factory = None, None
+            fields[name] = (Optional[field.annotation], unset)  # noqa: UP045
+    return create_model("Unset", __base__=Config, **fields)
+
+
+class RolloutOverrides(_unset(RolloutConfig, "stop_token_ids", "play")):
+    """Like `rollout`; what is left out is as in training, except that sampling is greedy."""
+
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """0 is greedy."""
+
+    def over(self, base: RolloutConfig) -> RolloutConfig:
+        """`base` with what is set here."""
+        changes = {key: value for key, value in self.model_dump().items() if value is not None}
+        return validated(RolloutConfig, {**base.model_dump(), **changes}, "rollout of an evaluation set")
 
 
 UNREPLAYED = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "json_schema", "regex")

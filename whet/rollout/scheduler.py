@@ -1,4 +1,4 @@
-"""Scheduling of groups: they are begun while there is room, judged as they finish, and handed over when
+"""Scheduling of groups: they are started while there is room, judged as they finish, and handed over when
 a rollout is full."""
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from whet.env.deadline import Pauses
 from whet.observe.metrics import Metrics, Total
 from whet.rollout.buffer import Buffer, FilteredGroup
 from whet.rollout.control import ControlConfig
-from whet.rollout.ending import end_jobs
-from whet.rollout.filters import Filter
-from whet.rollout.group_run import GroupRun
-from whet.rollout.order import Order, start_order
-from whet.rollout.player import Player, TrajectorySpec
-from whet.rollout.report import RolloutFailed
+from whet.rollout.filters import Selection
+from whet.rollout.group_run import GroupRun, interrupt
+from whet.rollout.metrics import RolloutFailed
+from whet.rollout.order import start_order
+from whet.rollout.runner import TrajectoryRunner, TrajectorySpec
 from whet.rollout.stats import RolloutStats
 from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
@@ -52,33 +51,31 @@ class Rollouts:
 
     Args:
         source: source of tasks.
-        player: plays them.
+        runner: plays them.
         control: limits of the groups in flight, and rules for keeping them.
         wanted: size of a rollout.
-        num_rollouts: rollouts of the whole run; no group is begun that none of them would take.
+        num_rollouts: rollouts of the whole run; no group is started that none of them would take.
         seed: seed of the sampling.
-        filters: why finished groups are dropped, in turn.
-        order: which of the finished groups come first; None: the one begun first.
-        played_by: names the settings and the code that say what a trajectory becomes. What an earlier start played by others begins anew.
+        selection: which of the finished groups train, and first.
+        played_by: names the settings and the code that say what a trajectory becomes. Groups played by others are restarted.
     """
 
     def __init__(
         self,
         source: Source,
-        player: Player,
+        runner: TrajectoryRunner,
         control: ControlConfig,
         wanted: RolloutSpec,
         num_rollouts: int,
         seed: int,
-        filters: Sequence[Filter] = (),
-        order: Order | None = None,
+        selection: Selection = Selection(),  # noqa: B008
         played_by: str = "",
     ) -> None:
-        self._source, self._player, self._control, self._wanted, self._seed = source, player, control, wanted, seed
+        self._source, self._runner, self._control, self._wanted, self._seed = source, runner, control, wanted, seed
         self._played_by = played_by
         self._num_rollouts = num_rollouts
-        self._resumable = player.resumable
-        self._filters, self._order = list(filters), order
+        self._resumable = runner.resumable
+        self._selection = selection
         self._buffer = Buffer(wanted.samples_per_prompt, wanted.baseline)
         self._num_left = 0
         """Groups that the trainer takes from the present rollout on."""
@@ -92,7 +89,7 @@ class Rollouts:
         self._stats = RolloutStats()
         self._pauses = Pauses()
         self._changed: asyncio.Event = asyncio.Event()
-        self._slots: asyncio.Semaphore = player.slots()
+        self._slots: asyncio.Semaphore = runner.slots()
 
     @property
     def in_flight(self) -> tuple[str, ...]:
@@ -102,24 +99,24 @@ class Rollouts:
     async def take(self, progress: Progress) -> RolloutResult:
         """The groups of the next rollout, for the policy of the present version, which the engine holds.
 
-        They count as not learned from until `learned`; `put_back` returns them.
+        They count as not learned from until `on_trained`; `put_back` returns them.
 
         Raises:
             RolloutFailed: too many trajectories failed, or no group passed the filters.
-            LabelError, Stalled: as for `Player.play`.
+            LabelError, Stalled: as for `TrajectoryRunner.play`.
         """
         assert not self._buffer.taken, "the last rollout was neither learned from nor put back"
         self._version, self._taking = progress.version, True
         self._num_left = (self._num_rollouts - progress.rollout_id) * self._wanted.groups
-        if self._player.deterministic:
+        if self._runner.deterministic:
             self._entry = self._source.state(), self.state()
-        await self._begin_aged_anew(progress.version)
-        await self._go_on()
+        await self._restart_aged(progress.version)
+        await self._resume()
         try:
             while True:
                 self._expire(self._version, "too_old")
                 self._fill()
-                self._call_in()
+                self._use_fallbacks()
                 if self._fault is not None:
                     raise self._fault
                 if self._full:
@@ -128,23 +125,23 @@ class Rollouts:
                 await self._changed.wait()
         finally:
             self._taking = False
-        self._buffer.choose(self._wanted.groups, self._order)
-        for _, group, reason in self._buffer.spare:
+        self._buffer.choose(self._wanted.groups, self._selection.order)
+        for _, group, reason in self._buffer.fallbacks:
             self._stats.dropped(group, reason)
-        self._buffer.spare.clear()
+        self._buffer.fallbacks.clear()
         if not self._control.overlaps:
-            await (self._stand_still() if self._control.partial else self._withdraw(self._buffer.playing, "left_over"))
+            await (self._pause() if self._control.partial else self._withdraw(self._buffer.playing, "left_over"))
             self._expire(self._version + 1, "left_over")
         groups = [group_run.group() for group_run in self._buffer.taken]
-        busy_s = await self._player.engine.busy_s()
+        busy_s = await self._runner.engine.busy_s()
         self._stats.busy(busy_s)
         dropped, metrics = self._stats.take(num_ready=len(self._buffer.ready), num_playing=len(self._buffer.playing))
         metrics["rollout/tokens"] = Total(sum(t.num_tokens_sampled for group in groups for t in group.played))
         return RolloutResult(groups, dropped, metrics)
 
-    def learned(self) -> None:
+    def on_trained(self) -> None:
         """Forget the taken groups: the trainer has learned from them, and the engine has the new
-        version. Groups begun from now on are one version younger."""
+        version. Groups started from now on are one version younger."""
         self._num_left -= len(self._buffer.taken)
         self._buffer.taken.clear()
         self._entry = None
@@ -168,7 +165,7 @@ class Rollouts:
         """End everything in flight, without reporting failures."""
         await self._withdraw(self._buffer.playing, None)
         self._scored.clear()
-        self._buffer.forget_spare()
+        self._buffer.forget_fallbacks()
         self._fault = None
 
     def state(self) -> JSON:
@@ -183,10 +180,10 @@ class Rollouts:
         self._buffer = Buffer(self._wanted.samples_per_prompt, self._wanted.baseline)
         self._buffer.restore(state, self._source)
         if state["played_by"] != self._played_by:
-            self._buffer.begin_anew()
+            self._buffer.restart_all()
         self._stats = RolloutStats.restored(state["tally"], self._source.find)
 
-    # Beginning.
+    # Starting.
 
     def _fill(self) -> None:
         """Begin as many groups as there is room for."""
@@ -194,18 +191,18 @@ class Rollouts:
             return
         try:
             for _ in range(self._room()):
-                self._begin(self._buffer.next(self._source))
+                self._start(self._buffer.next(self._source))
         except Exception as error:  # a source of the user's; the next `take` raises it
             self._fault = error
 
     def _room(self) -> int:
-        """Number of groups that may be begun now."""
+        """Number of groups that may be started now."""
         control, playing = self._control, len(self._buffer.playing)
-        if control.overlaps:  # what is begun now is trained on after all that is under way, each update making one version
+        if control.overlaps:  # what is started now is trained on after all that is under way, each update making one version
             bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left)
             room = bound - playing - len(self._buffer.ready) - len(self._buffer.taken)
-        elif not self._taking or (self._player.deterministic and playing):
-            return 0  # what is begun, and so which bits, must not depend on which group was the first to end
+        elif not self._taking or (self._runner.deterministic and playing):
+            return 0  # what is started, and so which bits, must not depend on which group was the first to end
         else:
             room = self._lacking
         return max(0, room if control.max_groups is None else min(room, control.max_groups - playing))
@@ -218,47 +215,48 @@ class Rollouts:
         if control.refill:
             wanted = math.ceil((self._wanted.groups - num_ready) * control.over_sample)
         else:  # a fixed number of groups, whether or not filters drop them
-            wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._buffer.spare)
+            wanted = math.ceil(self._wanted.groups * control.over_sample) - num_ready - len(self._buffer.fallbacks)
         return max(0, wanted - len(self._buffer.playing))
 
-    def _begin(self, group_run: GroupRun) -> None:
+    def _start(self, group_run: GroupRun) -> None:
         self._buffer.playing.append(group_run)
-        specs = self._player.specs(group_run.task, group_run.index, group_run.num_samples, self._seed, group_run.baseline)
+        group_run.resources = self._runner.resources.of_group(group_run.task)
+        specs = self._runner.specs(group_run.task, group_run.index, group_run.num_samples, self._seed, group_run.baseline)
         todo = [spec for spec in specs if spec.id not in group_run.ended]
         if not todo:
             group_run.jobs[group_run.task.id] = asyncio.create_task(self._finish(group_run), name=f"rollout {group_run.task.id}")
         for spec in todo:
-            group_run.jobs[spec.id] = asyncio.create_task(self._one(group_run, spec), name=f"rollout {spec.id}")
+            group_run.jobs[spec.id] = asyncio.create_task(self._run_trajectory(group_run, spec), name=f"rollout {spec.id}")
 
     # Playing.
 
-    async def _one(self, group_run: GroupRun, spec: TrajectorySpec) -> None:
+    async def _run_trajectory(self, group_run: GroupRun, spec: TrajectorySpec) -> None:
         try:
-            trajectory = await self._played(group_run, spec)
+            trajectory = await self._run_with_retries(group_run, spec)
         except Exception as error:  # the next `take` raises it
             self._fault = self._fault or error
             self._changed.set()
             return
-        if spec.id in group_run.begun:  # cut off: it goes on from there another time
+        if spec.id in group_run.interrupted:  # cut off: it goes on from there another time
             return
         group_run.ended[spec.id] = trajectory
         self._stats.ended(trajectory)
         if group_run.whole and not group_run.withdrawn:
             await self._finish(group_run)
 
-    async def _played(self, group_run: GroupRun, spec: TrajectorySpec) -> Trajectory:
+    async def _run_with_retries(self, group_run: GroupRun, spec: TrajectorySpec) -> Trajectory:
         """Play a trajectory, and play it again if it failed and a retry is allowed."""
         num_retries = 0
         while True:
             async with self._slots:
-                earlier = group_run.begun.pop(spec.id, None)
-                run = group_run.runs[spec.id] = self._player.begin(spec, earlier if self._resumable else None, self._pauses)
+                earlier = group_run.interrupted.pop(spec.id, None)
+                run = group_run.runs[spec.id] = self._runner.begin(spec, earlier if self._resumable else None, self._pauses)
                 try:
-                    trajectory = await self._player.finish(run)
+                    trajectory = await self._runner.finish(run, group_run.resources)
                     if group_run.withdrawn and not trajectory.outcome.valid:
-                        group_run.begun[spec.id] = run.so_far()
+                        group_run.interrupted[spec.id] = run.so_far()
                 except asyncio.CancelledError:
-                    group_run.begun[spec.id] = run.so_far()
+                    group_run.interrupted[spec.id] = run.so_far()
                     raise
                 finally:
                     del group_run.runs[spec.id]
@@ -270,13 +268,14 @@ class Rollouts:
     async def _finish(self, group_run: GroupRun) -> None:
         """Score the ended trajectories of a group together, and keep or drop the group."""
         try:
-            group = await self._player.judge(group_run.group())
+            await group_run.close_resources()
+            group = await self._runner.judge(group_run.group())
             if group_run.withdrawn:  # while its siblings were scored: it is finished another time
                 return
             self._stats.spoilt(group_run.group(), group)
             group_run.jobs.clear()
             self._scored[group_run] = group
-            if not self._player.deterministic or len(self._scored) == len(self._buffer.playing):
+            if not self._runner.deterministic or len(self._scored) == len(self._buffer.playing):
                 self._settle()
         except Exception as error:  # a filter failed
             self._fault = self._fault or error
@@ -290,25 +289,25 @@ class Rollouts:
         scored = sorted(self._scored.items(), key=lambda each: start_order(each[0]))
         self._scored.clear()
         for group_run, group in scored:
-            reason = next((reason for keep in self._filters if (reason := keep(group)) is not None), None)
+            reason = next((reason for keep in self._selection.filters if (reason := keep(group)) is not None), None)
             self._buffer.playing.remove(group_run)
             if reason is None:
                 self._keep(group_run, group)
             elif self._control.refill:
                 self._judged(group, reason)
             else:
-                self._buffer.spare.append(FilteredGroup(group_run, group, reason))
+                self._buffer.fallbacks.append(FilteredGroup(group_run, group, reason))
 
     def _keep(self, group_run: GroupRun, group: Group) -> None:
         group_run.take_over(group)
         self._buffer.ready.append(group_run)
         self._judged(group, None)
 
-    def _call_in(self) -> None:
+    def _use_fallbacks(self) -> None:
         """Keep dropped groups after all if the groups in flight cannot fill the rollout."""
         buffer = self._buffer
         missing = max(0, self._wanted.groups - len(buffer.ready) - len(buffer.playing) - self._lacking)
-        for group_run, group, _ in buffer.call_in(missing):
+        for group_run, group, _ in buffer.take_fallbacks(missing):
             self._stats.num_called_in += 1
             self._keep(group_run, group)
 
@@ -322,7 +321,7 @@ class Rollouts:
 
     @property
     def _full(self) -> bool:
-        return len(self._buffer.ready) >= self._wanted.groups and not (self._player.deterministic and self._buffer.playing)
+        return len(self._buffer.ready) >= self._wanted.groups and not (self._runner.deterministic and self._buffer.playing)
 
     def _expire(self, version: int, reason: str) -> None:
         """Restart ready groups whose tokens are all too old to be trained on at this version."""
@@ -331,8 +330,8 @@ class Rollouts:
             group_run.forget()
             self._buffer.wait(group_run)
 
-    async def _begin_aged_anew(self, version: int) -> None:
-        """Restart unfinished groups that were begun too many versions ago."""
+    async def _restart_aged(self, version: int) -> None:
+        """Restart unfinished groups that were started too many versions ago."""
         limit = self._control.max_partial_age
         if limit is None:
             return
@@ -345,28 +344,28 @@ class Rollouts:
             self._stats.cut(group_run, "too_old")
             group_run.forget()
 
-    # Standing still.
+    # Pausing.
 
     @asynccontextmanager
     async def engine_awake(self) -> AsyncIterator[None]:
         """Resume the paused engine while another caller samples; paused groups continue, too."""
-        stood_still = self._pauses.began is not None
-        await self._go_on()
+        was_paused = self._pauses.began is not None
+        await self._resume()
         try:
             yield
         finally:
-            if stood_still:
-                await self._stand_still()
+            if was_paused:
+                await self._pause()
 
-    async def _go_on(self) -> None:
+    async def _resume(self) -> None:
         if self._pauses.began is not None:
             self._pauses.end()
-            await self._player.engine.resume()
+            await self._runner.engine.resume()
 
-    async def _stand_still(self) -> None:
+    async def _pause(self) -> None:
         """Pause sampling until the next rollout; running tools and rewards continue."""
         self._pauses.begin()
-        await self._player.engine.pause()
+        await self._runner.engine.pause()
 
     async def _withdraw(self, group_runs: Sequence[GroupRun], reason: str | None) -> None:
         """Interrupt groups; their tasks wait and come first. With a reason the groups restart later,
@@ -374,7 +373,8 @@ class Rollouts:
         group_runs = list(group_runs)
         for group_run in group_runs:
             group_run.withdrawn = True
-        await end_jobs(group_runs, self._player.engine)
+        await interrupt(group_runs, self._runner.engine)
+        await asyncio.gather(*(group_run.close_resources() for group_run in group_runs))
         for group_run in group_runs:
             group_run.jobs.clear()
             group_run.withdrawn = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.group_run import GroupRun, group_restored, group_state
-from whet.rollout.report import RolloutFailed, failure_lines, failures_text
+from whet.rollout.metrics import RolloutFailed, failure_lines, failures_text
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
@@ -20,6 +20,8 @@ class RolloutStats:
     failed: list[Trajectory] = field(default_factory=list[Trajectory])
     recent: deque[tuple[str, Failure | None]] = field(default_factory=deque[tuple[str, "Failure | None"]])
     """The last trajectories that ended, of earlier rollouts too, by id, each with why it failed; not those of an earlier start."""
+    num_recent_failures: int = 0
+    """Those of `recent` that failed."""
     num_kept: int = 0
     num_retries: int = 0
     num_called_in: int = 0
@@ -36,6 +38,7 @@ class RolloutStats:
 
     def ended(self, trajectory: Trajectory) -> None:
         self.recent.append((trajectory.id, trajectory.error))
+        self.num_recent_failures += trajectory.error is not None
         if not trajectory.outcome.valid:
             self.failed.append(trajectory)
 
@@ -43,8 +46,10 @@ class RolloutStats:
         """A reward of siblings together failed: so did those that had ended well."""
         pairs = zip(before.trajectories, after.trajectories, strict=True)
         spoilt = {late.id: late for early, late in pairs if early.outcome.valid and not late.outcome.valid}
-        self.failed += spoilt.values()
-        self.recent = deque((id, spoilt[id].error if id in spoilt else error) for id, error in self.recent)
+        if spoilt:
+            self.failed += spoilt.values()
+            self.recent = deque((id, spoilt[id].error if id in spoilt else error) for id, error in self.recent)
+            self.num_recent_failures = sum(error is not None for _, error in self.recent)
 
     def judged(self, group: Group, reason: str | None, num_wanted: int, control: ControlConfig) -> None:
         """A group was kept, or dropped for a reason.
@@ -60,10 +65,10 @@ class RolloutStats:
             self.dropped(group, reason)
         self._check_errors(max(num_wanted * len(group.trajectories), control.error_window), control.max_error_rate)
         if self.in_a_row.total() >= control.give_up_after * num_wanted:
-            told = ", ".join(f"{count} for {reason}" for reason, count in self.in_a_row.most_common())
+            counts = ", ".join(f"{count} for {reason}" for reason, count in self.in_a_row.most_common())
             failures = "\n" + failures_text(self.failed) if self.failed else ""
             raise RolloutFailed(
-                f"the filters dropped {self.in_a_row.total()} groups one after another ({told}): there is nothing to learn from. See "
+                f"the filters dropped {self.in_a_row.total()} groups one after another ({counts}): there is nothing to learn from. See "
                 "what the tasks and the reward give (whet check plays some), loosen control.filters, or raise control.give_up_after"
                 + failures
             )
@@ -71,9 +76,10 @@ class RolloutStats:
     def _check_errors(self, window: int, max_error_rate: float) -> None:
         """Check the share of failures among the last `window` trajectories, once there are that many."""
         while len(self.recent) > window:
-            self.recent.popleft()
-        failures = [failure for _, failure in self.recent if failure is not None]
-        if len(self.recent) == window and len(failures) > max_error_rate * window:
+            _, failure = self.recent.popleft()
+            self.num_recent_failures -= failure is not None
+        if len(self.recent) == window and self.num_recent_failures > max_error_rate * window:
+            failures = [failure for _, failure in self.recent if failure is not None]
             raise RolloutFailed(
                 f"{len(failures)} of {window} trajectories failed, which is more than control.max_error_rate = {max_error_rate:g} of them\n"
                 "mend what failed and start the same command again: it goes on; or raise control.max_error_rate to train on the rest\n"
@@ -121,8 +127,8 @@ class RolloutStats:
                 the tokens of dropped groups, retries, and the numbers of groups that are finished and
                 in flight, apart from the taken ones.
         """
-        told, self.groups = self.groups, []
-        tokens = sum(t.num_tokens_sampled for group in told for t in group.played)
+        groups, self.groups = self.groups, []
+        tokens = sum(t.num_tokens_sampled for group in groups for t in group.played)
         metrics: Metrics = {
             "groups/kept": Mean(self.num_kept, self.num_kept + self.reasons.total()),
             "rollout/dropped_tokens": Total(tokens),
@@ -135,4 +141,4 @@ class RolloutStats:
         }
         self.failed, self.num_kept, self.num_retries, self.reasons = [], 0, 0, Counter()
         self.num_called_in = 0
-        return told, metrics
+        return groups, metrics

@@ -6,10 +6,9 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+from whet.runfolder.machine import cpu_model, versions
 from whet.types import JSON
 
 PACKAGES = ("whet", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "pydantic")
@@ -43,7 +42,7 @@ def environment() -> dict[str, JSON]:
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **versions(PACKAGES),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         },
@@ -54,7 +53,7 @@ def environment() -> dict[str, JSON]:
             "libc": " ".join(platform.libc_ver()).strip(),
         },
         "cpu": {
-            "model": _cpu_model(),
+            "model": cpu_model(),
             "cores": os.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
             "capability": torch.backends.cpu.get_cpu_capability(),
@@ -74,20 +73,6 @@ def differences(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> list[str]:
         if before != now:
             lines.append(f"{key.removeprefix('versions.').replace('.', ' ')} {_text(now)} (was {_text(before)})")
     return lines
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _accelerator(found: Any) -> dict[str, JSON]:

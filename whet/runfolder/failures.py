@@ -33,7 +33,7 @@ class FailureFiles:
             who: the part that failed.
             cause: the reason, in one line or more.
             then: the reaction to it.
-            in_flight: the work it had begun, a line each.
+            in_flight: its unfinished work, a line each.
             stacks: stacks of other processes, by the process's name; this process's are added.
         """
         first = cause.partition("\n")[0]

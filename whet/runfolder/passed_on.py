@@ -50,7 +50,7 @@ def _setting(key: str, value: JSON, depth: int) -> JSON:
     if key not in known.keys or (isinstance(value, Mapping | list) and not depth):
         return blank(value)
     if isinstance(value, Mapping):
-        if key in known.free_keys:  # the keys are the user's: no type says what stands there
+        if key in known.free_keys:  # the keys are the user's: no type describes their values
             return _table(value, lambda _, inner: inner if isinstance(inner, bool) else blank(inner))
         if key in known.named_keys:
             return _table(value, lambda _, inner: settings(inner, depth - 1) if isinstance(inner, Mapping) else blank(inner))

@@ -34,7 +34,7 @@ STACKS = "stacks.txt"
 CHECKPOINTS, MANIFEST = "checkpoints", "manifest.json"
 MANIFESTS = f"{CHECKPOINTS}/*/{MANIFEST}"
 MAX_MANIFESTS, MAX_CONFIGS, MAX_RUNS = 100, 50, 50
-"""The newest, the first and the first so many are packed."""
+"""Number of records that are packed, the newest and the first among them."""
 ROWS = 1000
 README = "README.txt"
 LISTING = "files.txt"

@@ -1,4 +1,4 @@
-"""What the command line's commands do, as functions of a configuration."""
+"""Commands as functions of a configuration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from whet.algo.base import Need
+from whet.build.export import export_model
 from whet.build.learners import algorithm_of, build_learners, check_models, check_warmup, uncorrected
 from whet.build.parts import (
     Parts,
@@ -23,13 +24,12 @@ from whet.build.parts import (
     build_service,
     check_answers,
     evaluation_tasks,
-    export_model,
     incidents_of,
+    length_of_run,
     prompt_length,
     read_texts,
     write_summary,
 )
-from whet.build.parts import length_of_run as length
 from whet.build.process import prepare_process, quiet_transformers
 from whet.build.programs import RL_HEADLINES
 from whet.build.reward_models import SpreadScores
@@ -41,7 +41,6 @@ from whet.config import dump_toml
 from whet.core.nonfinite import Learner, NonFinite
 from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
-from whet.engine.base import Engine
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
 from whet.evaluate.evaluation import EvaluationSet
@@ -51,63 +50,71 @@ from whet.observe.display import Display
 from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
 from whet.observe.records import ROLLOUTS, RecordWriter
 from whet.rollout.constant import RewardGuard
-from whet.rollout.report import new_failures, require_valid, rollout_metrics
+from whet.rollout.metrics import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.scheduler import RolloutSpec
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
 from whet.settings.supervised import chat_of
-from whet.train.alarm import Situation
 from whet.train.base import Backend
 from whet.train.batching import plan_batch
+from whet.train.build import build_backend
+from whet.train.controller import LEARNERS, LOCAL, Controller, begin_call
 from whet.train.kept import keep_batch
-from whet.train.lead import ALONE, Lead, begin
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.learners import Learners
+from whet.train.watchdog import RunStatus
 from whet.types import Group, Task
 
 T = TypeVar("T")
 
 
 def train(
-    config: RunConfig, command: str = "whet train", lead: Lead = ALONE, notes: Sequence[str] = ()
+    config: RunConfig, command: str = "whet train", controller: Controller = LOCAL, notes: Sequence[str] = ()
 ) -> Mapping[str, float]:
-    """`whet train`: reinforcement learning to its end, and the model exported to `<run_dir>/model`.
+    """`whet train`: reinforcement learning to its end. Exports the model to `<run_dir>/model`.
 
     Args:
         config: the run's settings.
-        command: what was typed; the same goes on with a run that was stopped.
-        lead: tells the other processes of the job what all of them do.
-        notes: what the person who starts the run should know already.
+        command: the typed command line, which also resumes the run.
+        controller: broadcasts calls to the other ranks.
+        notes: notes of the start, shown first.
 
     Returns:
-        The last evaluation's `eval/<set>/<metric>`; nothing if there is no set.
+        The last evaluation's `eval/<set>/<metric>`; empty without evaluation sets.
     """
     check_together(config)
     plan = plan_batch(config.batch)
     algorithm = algorithm_of(config)
     check_models(config, algorithm)
     hooks = build_hooks(config)
-    with open_run(config, command) as opened, closing(build_observer(config, opened, RL_HEADLINES)) as observer:
+    with open_run(config, command) as session, closing(build_observer(config, session, RL_HEADLINES)) as observer:
         texts = read_texts(config)
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
-        num_rollouts = length(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
+        num_rollouts = length_of_run(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
         check_labels(config, {**rows_of(source), **held_out})
-        tell = incidents_of(opened, observer)
-        scores = SpreadScores(config, lead)
-        # The weights take long: all else was read before.
-        with build_parts(config, texts, trainable=True, tell=tell, scorer_of=scores.of) as parts:
-            with lead.tell(begin(num_rollouts)):
-                backend = TorchBackend(parts.model, config.train, num_learning * plan.optimizer_steps)
-                learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, lead)
+        on_incident = incidents_of(session, observer)
+        scores = SpreadScores(config, controller)
+        # Everything else is checked before the weights, which take long.
+        with build_parts(
+            config, texts, trainable=True, on_incident=on_incident, scorer_of=scores.of, warn=observer.display.warn
+        ) as parts:
+            with controller.broadcast(begin_call(num_rollouts)):
+                backend = build_backend(config.train, parts.model, num_learning * plan.optimizer_steps)
+                built = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
                 scores.load()
-            policy = learners.learner("policy")
+            learners = controller.control(LEARNERS, built, Learners)
+
+            def learner(name: Learner) -> Backend:
+                return controller.control(name, built.learner(name), Backend)
+
+            policy = learner("policy")
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
-            rollouts = build_rollouts(config, hooks, source, parts.player, wanted, num_rollouts)
-            lead.describe(lambda: Situation(observer.phases.present, rollouts.in_flight))
+            rollouts = build_rollouts(config, hooks, source, parts.runner, wanted, num_rollouts)
+            controller.report_status(lambda: RunStatus(observer.phases.present, rollouts.in_flight))
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
@@ -118,14 +125,14 @@ def train(
                 recipe=hooks.recipe,
                 learners=learners,
                 publisher=EnginePublisher(policy, parts.model, parts.engine, parts.thread),
-                evaluations=build_evaluations(config, parts, held_out, opened.folder),
+                evaluations=build_evaluations(config, parts, held_out, session.folder),
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, opened, policy, observer, source, others, learners, lead),
+                checkpoint=build_run_state(config, session, policy, observer, source, others, learners, controller),
                 observer=observer,
-                stop=opened.stop,
+                stop=session.stop,
                 thread=parts.thread,
                 on_rollout=hooks.on_rollout,
                 sleep=parts.engine.sleep if config.engine_sleeps else None,
@@ -133,28 +140,28 @@ def train(
             )
             for note in notes:
                 observer.display.note(note)
-            observer.display.start(f"whet train: {opened.folder}", num_rollouts, run_facts(config, parts, source))
+            observer.display.start(f"whet train: {session.folder}", num_rollouts, run_facts(config, parts, source))
             stale = uncorrected(config, algorithm)
-            warn_all(observer.display, [*opened.notes, *learners.notes, *([] if stale is None else [stale])])
-            with batches_kept(config, opened, learners.learner), run.checkpoint.whole():
-                values = asyncio.run(with_engine(ending(train_rl(run), rollouts.close), parts.engine))
-            finish(config, observer, backend, parts.folder, opened.folder, lead)
+            warn_all(observer.display, [*session.notes, *learners.notes, *([] if stale is None else [stale])])
+            with keep_failed_batch(config, session, learner), run.checkpoint.whole():
+                values = asyncio.run(with_parts(ending(train_rl(run), rollouts.close), parts))
+            finish(config, observer, policy, parts.folder, session.folder)
     return values
 
 
 @contextmanager
-def batches_kept(config: BaseRunConfig, opened: OpenRun, learner: Callable[[Learner], Backend]) -> Iterator[None]:
-    """A batch whose step gave NaN or infinity stays on disk, and the error says how to look at it.
+def keep_failed_batch(config: BaseRunConfig, session: OpenRun, learner: Callable[[Learner], Backend]) -> Iterator[None]:
+    """Keep the batch of a step that gave NaN or infinity on disk, and name its folder in the error.
 
     Raises:
-        NonFinite: with that said.
+        NonFinite: the same error, with the folder.
     """
     try:
         yield
     except NonFinite as error:
         if error.batch is None:
             raise
-        kept = free_folder(opened.folder / "nonfinite", "batch")
+        kept = free_folder(session.folder / "nonfinite", "batch")
         whose = "" if error.learner == "policy" else f"the {error.learner}: "
         try:
             keep_batch(kept, error, learner(error.learner), dump_toml(config))
@@ -163,28 +170,29 @@ def batches_kept(config: BaseRunConfig, opened: OpenRun, learner: Callable[[Lear
         raise NonFinite(
             f"{whose}{error}. This step changed no weight. The batch and the weights are kept: `whet replay-batch {kept}` does the step "
             "again and shows where it first goes wrong; a checkpoint to go on from, with a lower learning rate say, is in "
-            f"{opened.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
+            f"{session.folder / 'checkpoints'}, if one was due by now (checkpoint.interval)"
         ) from error
 
 
-def finish(
-    config: BaseRunConfig, observer: Observer, backend: TorchBackend, source: Path, run_dir: Path, lead: Lead = ALONE
-) -> None:
+def finish(config: BaseRunConfig, observer: Observer, policy: Backend, source: Path, run_dir: Path) -> None:
     """Export the model of a run that has come to its end."""
-    export_model(backend, config.model, source, run_dir / "model", lead, chat_of(config).template_text)
+    export_model(policy, config, source, run_dir / "model", chat_of(config).template_text)
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
 
 
-def evaluate(config: RunConfig, command: str = "whet evaluate", *, base: bool = False) -> Mapping[str, float]:
+def evaluate(
+    config: RunConfig, command: str = "whet evaluate", *, base: bool = False, notes: Sequence[str] = ()
+) -> Mapping[str, float]:
     """`whet evaluate`: play the evaluation sets once, into a folder of their own, `<run_dir>/evaluate_<n>`.
 
     Args:
         config: the run's settings.
-        command: that was typed.
-        base: measure the model at `model.path`, whatever the run has trained since.
+        command: the typed command line.
+        base: measure the model at `model.path`, not the one that the run trained.
+        notes: notes of the start, shown once everything is loaded.
 
     Returns:
-        `eval/<set>/<metric>`, also in the folder's results.json, which names the weights, too.
+        `eval/<set>/<metric>`. The folder's results.json has them, too, and the name of the weights.
     """
     if not config.evaluate.sets:
         raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
@@ -195,35 +203,37 @@ def evaluate(config: RunConfig, command: str = "whet evaluate", *, base: bool = 
         model, weights = config.model.model_copy(update={"path": str(weights)}), None
         config = config.model_copy(update={"model": model})
     with (
-        open_run(config.model_copy(update={"run_dir": str(folder)}), command) as opened,
+        open_run(config.model_copy(update={"run_dir": str(folder)}), command) as session,
         closing(build_display(config.observe.display, RL_HEADLINES)) as console,
     ):
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
         check_labels(config, tasks)
-        with build_parts(config, texts, trainable=False, weights=weights) as parts:
-            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), opened, console, measured)
+        with build_parts(config, texts, trainable=False, weights=weights, warn=console.warn) as parts:
+            for note in notes:
+                console.note(note)
+            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), session, console, measured)
         write_summary(folder / "results.json", {"weights": measured, **values})
     return values
 
 
 def play_evaluations(
-    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], opened: OpenRun, console: Display, measured: str
+    config: RunConfig, parts: Parts, sets: Sequence[EvaluationSet], session: OpenRun, console: Display, measured: str
 ) -> Mapping[str, float]:
-    """Play evaluation sets once, and show what they gave; `measured` names the weights."""
+    """Play evaluation sets once, and show the results; `measured` names the weights."""
     values: dict[str, float] = {}
-    display = LoggedDisplay(console, opened.journal)
+    display = LoggedDisplay(console, session.journal)
 
     async def work() -> None:
         for chosen in sets:
             display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
-            groups = await opened.stop.unless(chosen.play(config.seed))
-            note_failures(opened.journal, groups)
+            groups = await session.stop.unless(chosen.play(config.seed))
+            note_failures(session.journal, groups)
             warn_failures(console, groups)
             values.update(flatten(chosen.summarise(0, groups)))
 
-    display.start(f"whet evaluate: {opened.folder}", len(sets), {"model": measured})
-    asyncio.run(with_engine(work(), parts.engine))
+    display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
+    asyncio.run(with_parts(work(), parts))
     display.table(f"evaluation of {measured}", ("metric", "value"), list(values.items()))
     return values
 
@@ -245,21 +255,24 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
     source = training_source(config, texts)
     check_labels(config, rows_of(source))
     tasks = source.next(num_prompts)
-    with build_parts(config, texts, trainable=False) as parts, closing(build_display(config.observe.display, RL_HEADLINES)) as display:
+    with (
+        closing(build_display(config.observe.display, RL_HEADLINES)) as display,
+        build_parts(config, texts, trainable=False, warn=display.warn) as parts,
+    ):
         writer = RecordWriter(output)
 
         async def work() -> Metrics:
             metrics: Metrics = {}
             for i, start in enumerate(range(0, num_prompts, plan.prompts_per_rollout)):
                 some = tasks[start : start + plan.prompts_per_rollout]
-                groups = await parts.player.play(some, plan.samples_per_prompt, config.seed)
+                groups = await parts.runner.play(some, plan.samples_per_prompt, config.seed)
                 warn_failures(display, groups)
                 require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
                 writer.write(i, groups, samples_of_groups(groups))
                 metrics = merge_metrics(metrics, rollout_metrics(groups))
             return metrics
 
-        total = asyncio.run(with_engine(work(), parts.engine))
+        total = asyncio.run(with_parts(work(), parts))
         title = f"{num_prompts} prompts x {plan.samples_per_prompt}, in {output / 'rollouts'}"
         display.table(title, ("metric", "value"), list(flatten(total).items()))
     return num_prompts * plan.samples_per_prompt
@@ -281,7 +294,7 @@ def serve(config: ServeConfig) -> None:
         def ready(_: object) -> None:
             display.note(f"whet serve: {service.name} at {address_of(bound)} (keys: {keys.words()}); Ctrl-C ends it")
 
-        asyncio.run(with_engine(run_server(service, bound, keys, ready), service.engine))
+        asyncio.run(ending(run_server(service, bound, keys, ready), service.engine.close))
         display.note("whet serve: ended")
 
 
@@ -292,13 +305,13 @@ def warn_failures(display: Display, groups: Sequence[Group]) -> None:
 
 
 def warn_all(display: Display, notes: Sequence[str]) -> None:
-    """Show what the person who started the run should know."""
+    """Show each note as a warning."""
     for note in notes:
         display.warn(note)
 
 
 def training_source(config: RunConfig, texts: Texts) -> Source:
-    """The training prompts."""
+    """Source of the training prompts."""
     if config.data.source is not None:
         check_answers(texts, config.env)
         return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
@@ -306,12 +319,12 @@ def training_source(config: RunConfig, texts: Texts) -> Source:
 
 
 def rows_of(source: Source) -> dict[str, Sequence[Task]]:
-    """The training rows by `TRAINING`; none where a source of the user's says what comes."""
+    """Training rows by `TRAINING`; none of a source of the user's."""
     return {TRAINING: source.tasks} if isinstance(source, TaskSource) else {}
 
 
 def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]:
-    """What is good to know before a run."""
+    """Facts that are shown before a run."""
     plan = plan_batch(config.batch)
     parameters = sum(p.numel() for p in parts.model.hf.parameters())
     num_dropped = source.num_dropped if isinstance(source, TaskSource) else 0
@@ -326,15 +339,15 @@ def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]
 
 
 async def ending(work: Coroutine[Any, Any, T], end: Callable[[], Coroutine[Any, Any, None]]) -> T:
-    """Run `work`, and `end` after it whatever happens."""
+    """Run `work`, and then `end`, even after an error."""
     try:
         return await work
     finally:
         await end()
 
 
-async def with_engine(work: Coroutine[Any, Any, T], engine: Engine) -> T:
-    """Run `work` and close the engine whatever happens."""
-    return await ending(work, engine.close)
+async def with_parts(work: Coroutine[Any, Any, T], parts: Parts) -> T:
+    """Run `work`, then close the environments' resources and the engine, even after an error."""
+    return await ending(ending(work, parts.runner.resources.aclose), parts.engine.close)
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: an error in words, and the exit status."""
+"""Error texts and exit statuses of commands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ T = TypeVar("T")
 
 
 def guarded(work: Callable[[], T], command: str | None = None) -> T:
-    """Run a command: what is the user's to mend is told in words and ends with status 2; WHET_TRACEBACK=1 shows where it came from. A run
-    that was stopped ends with the status that a shell gives to the signal. `command` is what was typed, if it is not this process's own."""
+    """Run a command. Errors that the user can fix are printed without a traceback (WHET_TRACEBACK=1 shows it)
+    and end with status 2; a run that was stopped ends with the status that a shell gives to the signal.
+
+    `command` is the typed command line; None: that of this process.
+    """
     from whet.observe.display import printable
     from whet.stop import Stopped
     from whet.types import STOPS
@@ -36,19 +39,19 @@ def guarded(work: Callable[[], T], command: str | None = None) -> T:
 
 
 def print_in_colour(text: str, colour: str) -> None:
-    """To standard error, in colour where that is a terminal."""
+    """Print to standard error, in colour on a terminal."""
     from whet.observe.display import say
 
     say(typer.style(text, fg=colour) if sys.stderr.isatty() else text, sys.stderr)
 
 
 def words_of(error: BaseException) -> str:
-    """Its text; of an operating system's error, the file and what is wrong with it."""
+    """Text of an error; of an operating system's error, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error).rstrip()
 
 
 def command_line() -> str:
-    """What was typed."""
+    """The command line as it was typed."""
     return shlex.join(["whet", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""The commands that train, in the processes of a job: one runs the command, the others compute with it."""
+"""Commands that train, in the processes of a job: one runs the command, the others compute with it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from whet.build.learners import algorithm_of, build_learners, check_warmup
 from whet.build.process import prepare_process
 from whet.build.programs import StepUnit, build_supervised, program_of
 from whet.build.reward_models import SpreadScores
+from whet.calls.methods import Target
 from whet.check.auto import Chosen, auto_degrees, with_degrees
 from whet.checkpoint.random_state import RANDOM, RandomStates
-from whet.cluster.local import MEETING, run_local
+from whet.cluster.local import RENDEZVOUS, run_local
 from whet.cluster.ray_job import run_on_ray
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device
@@ -29,34 +30,38 @@ from whet.runs import commands, supervised
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import kind_of
 from whet.stop import SIGNALS, Stopped
-from whet.train.alarm import Alarm
+from whet.train.base import Backend
 from whet.train.batching import plan_batch
-from whet.train.lead import ALONE, LEARNERS, Job
-from whet.train.torch_native.backend import TorchBackend
+from whet.train.build import build_backend
+from whet.train.controller import LEARNERS, LOCAL, Job
+from whet.train.watchdog import Watchdog
 from whet.types import STOPS
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 RANK = ("-m", "whet.runs.rank")
-"""What the interpreter runs in a process of a job."""
+"""Arguments of the interpreter in a process of a job."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""In the environment of a process that torchrun started."""
+"""Variable in the environment of a process that torchrun started."""
 START_TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others until all have their models; afterwards it is `train.exchange_timeout_s`."""
+"""Time that a process waits for the others until all have their models; afterwards it is
+`train.exchange_timeout_s`.
+"""
 
 
 def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, ...] = ()) -> None:
-    """What the settings are for, in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new ones.
+    """Train in as many processes as `train.parallel` asks for: this one, those that torchrun started, or new
+    ones.
 
     Args:
         config: settings of a command that trains.
-        command: what was typed; the same goes on with a run that was stopped.
-        notes: what the person who starts it is told once the start is made.
+        command: the typed command line, which also resumes the run.
+        notes: notes of the start, shown first.
 
     Raises:
         ValueError: if torchrun started another number of processes than the degrees ask for.
         JobFailed: if a process of the job did not end well.
-        SystemExit: with the status of a leader that ended the job, and said why.
+        SystemExit: with the status of the leader that ended the job, and printed the reason.
     """
     command = command or f"whet {kind_of(config)}"
     if "WORLD_SIZE" in os.environ:
@@ -79,8 +84,8 @@ def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, .
 
 
 def alone(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
-    """The command in this process."""
-    LEAD[program_of(config).unit](config, command, ALONE, notes)
+    """Run the command in this process."""
+    RUNS[program_of(config).unit](config, command, LOCAL, notes)
 
 
 def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str, ...]) -> int:
@@ -93,28 +98,29 @@ def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str
 
 
 def join(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
-    """This process's part of a job."""
+    """Do this process's part of a job."""
     with joined(config) as job:
         config, chosen = settled(config, job)
-        if not job.leads:
+        if not job.is_controller:
             return follow(config, job)
         try:
-            LEAD[program_of(config).unit](config, command, job, (*notes, *chosen))
+            RUNS[program_of(config).unit](config, command, job, (*notes, *chosen))
         except (*STOPS, Stopped, KeyboardInterrupt):
-            with suppress(RuntimeError):  # where the others failed too, nobody listens
+            with suppress(RuntimeError):  # if the others failed too, nobody listens
                 job.end()
             raise
         job.end()
 
 
 def num_ranks_of(config: BaseRunConfig) -> int:
-    """Processes that the degrees ask for."""
+    """Number of processes that the degrees ask for."""
     degrees = config.train.degrees
     return 1 if degrees is None else degrees.num_ranks
 
 
 def settled_here(config: Settings) -> Settings:
-    """The settings with the degrees that `auto` stands for on all of this machine's devices; says why.
+    """Choose the degrees of `auto` for all of this machine's devices. Returns the settings with them, and the
+    reasons.
 
     Raises:
         ValueError: if nothing fits, or another machine's devices are asked for.
@@ -135,7 +141,8 @@ def settled_here(config: Settings) -> Settings:
 
 
 def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
-    """The settings with the degrees that `auto` stands for, which the leader chooses for all, and why.
+    """Choose the degrees of `auto` on the leader, for all processes. Returns the settings with them, and the
+    reasons.
 
     Raises:
         ValueError: if nothing fits, in every process.
@@ -143,7 +150,7 @@ def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
     if config.train.parallel != "auto":
         return config, ()
     chosen: Chosen | ValueError | None = None
-    if job.leads:
+    if job.is_controller:
         try:
             count = os.environ["WORLD_SIZE"]
             chosen = auto_degrees(config, int(count), int(os.environ.get("LOCAL_WORLD_SIZE", count)))
@@ -159,7 +166,7 @@ def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
 
 
 def check_count(wanted: int, count: int, command: str) -> None:
-    """Refuse a job of other processes than the degrees ask for.
+    """Refuse a job whose number of processes is not that of the degrees.
 
     Raises:
         ValueError: with both numbers.
@@ -173,57 +180,63 @@ def check_count(wanted: int, count: int, command: str) -> None:
 
 @contextmanager
 def joined(config: BaseRunConfig) -> Iterator[Job]:
-    """The job that this process was started for, by torchrun or as torchrun would: the environment says which."""
+    """Join the job that this process was started for, by torchrun or in the same way: the environment
+    describes it.
+    """
     backend = "gloo"
     if pick_device(config.model.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = os.environ.get(MEETING)
-    init_method = "env://" if meeting is None else f"file://{meeting}"
-    # NCCL ends a process whose exchange takes longer: the alarm comes first, and says which process did not come.
+    rendezvous = os.environ.get(RENDEZVOUS)
+    init_method = "env://" if rendezvous is None else f"file://{rendezvous}"
+    # NCCL ends a process whose exchange takes longer: the watchdog comes first, and says which process did not come.
     longest = max(START_TIMEOUT, timedelta(seconds=2 * config.train.exchange_timeout_s))
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=count, timeout=longest)
-    alarm = Alarm(Path(config.run_dir), config.train.exchange_timeout_s)
+    watchdog = Watchdog(Path(config.run_dir), config.train.exchange_timeout_s)
     try:
-        yield Job(alarm)
+        yield Job(watchdog)
     finally:
-        alarm.close()
+        watchdog.close()
         dist.destroy_process_group()
 
 
 def follow(config: BaseRunConfig, job: Job) -> None:
-    """Make the models that the leader makes, and the calls that it tells, to the end of the run.
+    """Make the same models as the leader, and serve its calls to the end of the run.
 
     A signal that asks the run to end is the leader's to answer: it saves, which takes all processes.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    begun = job.begins()
-    if begun is None:
+    first = job.next_call()
+    if first is None:
         return
     prepare_process(config)
-    with job.over(begun):
-        models = MODELS[program_of(config).unit](config, *begun.args)
-    job.follow({**models, RANDOM: RandomStates()})
+    with job.running(first):
+        models = MODELS[program_of(config).unit](config, *first.args)
+    targets = {name: Target(model, type(model) if name == LEARNERS else Backend) for name, model in models.items()}
+    job.serve_calls({**targets, RANDOM: Target(RandomStates(), RandomStates)})
 
 
 def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
-    """Those of `whet train`."""
+    """Models of `whet train`."""
     plan, folder, algorithm = plan_batch(config.batch), resolve_model_path(config.model.path), algorithm_of(config)
     model = program_of(config).model.load(config, folder)
-    policy = TorchBackend(model, config.train, check_warmup(config, num_rollouts) * plan.optimizer_steps)
+    policy = build_backend(config.train, model, check_warmup(config, num_rollouts) * plan.optimizer_steps)
     learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
-    return {LEARNERS: learners, "policy": policy, **learners.beside, **SpreadScores(config).load()}
+    return {LEARNERS: learners, "policy": policy, **learners.auxiliary, **SpreadScores(config).load()}
 
 
 def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:
-    """Those of the commands that learn from data as they are."""
-    policy, learner = build_supervised(config, resolve_model_path(config.model.path), num_steps)
-    return {LEARNERS: learner, "policy": policy, **learner.beside}
+    """Models of the commands that learn from given data."""
+    folder = resolve_model_path(config.model.path)
+    learner = build_supervised(config, folder, program_of(config).model.load(config, folder), num_steps)
+    return {LEARNERS: learner, "policy": learner.policy, **learner.auxiliary}
 
 
-LEAD: dict[StepUnit, Callable[..., object]] = {"rollout": commands.train, "step": supervised.train_on_data}
-"""What the leader runs, given the settings, what was typed, who tells the other processes, and notes for the person who starts it."""
+RUNS: dict[StepUnit, Callable[..., object]] = {"rollout": commands.train, "step": supervised.train_on_data}
+"""Function that the controller runs, given the settings, the typed command, the controller and the notes."""
 MODELS: dict[StepUnit, Callable[..., dict[str, Any]]] = {"rollout": models_of_rollouts, "step": models_of_steps}
-"""What the other processes make as it begins, given the settings and the rollouts or steps of the run: models by the names in calls."""
+"""Function that makes the models of the other processes, given the settings and the length of the run.
+Returns models by their names in calls.
+"""

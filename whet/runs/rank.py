@@ -1,4 +1,4 @@
-"""`python -m whet.runs.rank`: a process of a job, as the one that started the job tells it."""
+"""`python -m whet.runs.rank`: a process of a job, which reads its part from the process that started the job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from whet.settings.supervised import RUN_CONFIGS
 
 
 def main() -> None:
-    """Train as told in a line of JSON (`whet.runs.job.launch`)."""
-    told = json.loads(read_line())
-    config = RUN_CONFIGS[told["kind"]].model_validate(told["config"])
-    guarded(lambda: train(config, told["command"], tuple(told["notes"])), told["command"])
+    """Train as a line of JSON from `whet.runs.job.launch` says."""
+    received = json.loads(read_line())
+    config = RUN_CONFIGS[received["kind"]].model_validate(received["config"])
+    guarded(lambda: train(config, received["command"], tuple(received["notes"])), received["command"])
 
 
 if __name__ == "__main__":

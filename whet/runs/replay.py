@@ -1,4 +1,6 @@
-"""`whet replay-batch`: do an optimizer step again that gave NaN or infinity, and find where it first came up."""
+"""`whet replay-batch`: repeat an optimizer step that gave NaN or infinity, and find the first module that
+did.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,28 @@ from whet.build.programs import Objective, program_of
 from whet.config import load_config
 from whet.core.nonfinite import NonFinite
 from whet.data.hub import resolve_model_path
+from whet.model.causal import CausalModel
 from whet.model.lora import FILE as ADAPTER_FILE
-from whet.model.scalar import load_scalar
+from whet.model.lora import Adapter
+from whet.model.scalar import ScalarModel, load_scalar
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import RUN_CONFIGS, command_of
+from whet.train.base import Backend
+from whet.train.build import build_backend
 from whet.train.config import CriticConfig
 from whet.train.kept import CONFIG, MODEL, Kept, odd_columns, read_kept
 from whet.train.learners import optimizer_step
-from whet.train.torch_native.backend import TorchBackend
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 
 @dataclass(slots=True)
 class Replay:
-    """What doing a step again gave."""
+    """Result of repeating a step."""
 
     kept: Kept
     message: str | None = None
-    """What was wrong this time; None: nothing was."""
+    """Error of this time; None: no error."""
     loss: float | None = None
     odd_columns: list[str] = field(default_factory=list)
     """Columns of the batch that were not finite to begin with."""
@@ -52,7 +57,7 @@ class Replay:
 
 
 def replay_batch(folder: Path) -> Replay:
-    """Do a kept step again, as the run would: same weights, same batch, same settings. Nothing is written.
+    """Repeat a saved step as the run does it: same weights, same batch, same settings. Nothing is written.
 
     Raises:
         ValueError: if the folder is no kept batch.
@@ -61,44 +66,55 @@ def replay_batch(folder: Path) -> Replay:
     path = folder / CONFIG
     config = _settings(RUN_CONFIGS[command_of(tomllib.loads(path.read_text()))], path)
     prepare_process(config)
-    backend, (loss, entropy_grad) = _critic(kept, _settings(RunConfig, path)) if kept.learner == "critic" else _policy(kept, config)
+    redone = _critic(kept, _settings(RunConfig, path)) if kept.learner == "critic" else _policy(kept, config)
+    loss, entropy_grad = redone.objective
     found = Replay(kept, odd_columns=odd_columns(kept.batch))
-    with _watching(backend.model.hf, found):
+    with _watching(redone.model.hf, found):
         try:
-            found.loss = optimizer_step(backend, kept.batch, loss, entropy_grad=entropy_grad)[0].loss
+            found.loss = optimizer_step(redone.backend, kept.batch, loss, entropy_grad=entropy_grad)[0].loss
         except NonFinite as error:
             found.message = str(error)
     return found
 
 
 def _settings(kind: type[Settings], path: Path) -> Settings:
-    """The run's settings, for one process, whatever it ran on."""
+    """Settings of the run, for one process."""
     config = load_config(kind, path)
     return config.model_copy(update={"train": config.train.model_copy(update={"parallel": None})})
 
 
-def _critic(kept: Kept, config: RunConfig) -> tuple[TorchBackend, Objective]:
-    """The critic whose step it was, and its loss."""
+@dataclass(frozen=True, slots=True)
+class _Learner:
+    """Learner of the step."""
+
+    model: CausalModel | ScalarModel
+    backend: Backend
+    objective: Objective
+
+
+def _critic(kept: Kept, config: RunConfig) -> _Learner:
+    """Critic of the step, and its loss."""
     algorithm = algorithm_of(config)
     assert isinstance(algorithm, LearnsValues)
     critic = load_scalar(kept.folder / MODEL, config.model, trainable=True, check=False)
     chosen = (config.critic or CriticConfig()).model_copy(update={"parallel": None})
-    return TorchBackend(critic, critic_train(config, chosen), total_steps=1), Objective(algorithm.value_loss)
+    return _Learner(critic, build_backend(critic_train(config, chosen), critic, total_steps=1), Objective(algorithm.value_loss))
 
 
-def _policy(kept: Kept, config: BaseRunConfig) -> tuple[TorchBackend, Objective]:
-    """The policy whose step it was, and its loss."""
+def _policy(kept: Kept, config: BaseRunConfig) -> _Learner:
+    """Policy of the step, and its loss."""
     folder, program = kept.folder / MODEL, program_of(config)
     source = resolve_model_path(config.model.path) if config.train.lora is not None else folder  # then only the adapter was kept
-    backend = TorchBackend(program.model.load(config, source, check=False), config.train, total_steps=1)
-    if backend.adapter is not None:
-        backend.adapter.read(folder / ADAPTER_FILE)
-    return backend, program.objective(config)
+    model = program.model.load(config, source, check=False)
+    backend = build_backend(config.train, model, total_steps=1)
+    if isinstance(model.adapter, Adapter):
+        model.adapter.read(folder / ADAPTER_FILE)
+    return _Learner(model, backend, program.objective(config))
 
 
 @contextmanager
 def _watching(model: nn.Module, found: Replay) -> Iterator[None]:
-    """Note the first module that made something that is not finite, forward and backward."""
+    """Record the first modules whose output or gradient is not finite."""
 
     def seen_forward(name: str, inputs: Any, output: Any) -> None:
         if found.first_forward is None and not _finite(output) and _finite(inputs):

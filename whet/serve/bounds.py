@@ -101,7 +101,7 @@ def _inside(value: JSON) -> list[JSON]:
     return [inner for inner in (value.values() if isinstance(value, dict) else value) if isinstance(inner, dict | list)]
 
 
-def check_told(tokens: int, each: int, param: str) -> None:
+def check_alternatives(tokens: int, each: int, param: str) -> None:
     """Refuse an answer with too many log-probs.
 
     Args:

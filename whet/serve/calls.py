@@ -87,7 +87,7 @@ class Calls:
             while left:
                 piece = await pieces.get()
                 if isinstance(piece, Exception):
-                    raise _told(piece)
+                    raise _for_client(piece)
                 left -= piece[1].finish is not None
                 yield piece
         finally:
@@ -122,7 +122,7 @@ class Calls:
             async with aclosing(self._chunks(call, place)) as chunks:
                 async for chunk in chunks:
                     pieces.put_nowait((place, chunk))
-        except Exception as error:  # belongs to whoever reads the pieces
+        except Exception as error:  # belongs to the reader of the pieces
             pieces.put_nowait(error)
 
     async def _chunks(self, call: Call, place: int) -> AsyncGenerator[Chunk, None]:
@@ -148,7 +148,7 @@ class Calls:
         return await call.scoring[request.tokens]
 
 
-def _told(error: Exception) -> Exception:
+def _for_client(error: Exception) -> Exception:
     """An engine's error in the form for a client."""
     if isinstance(error, EngineRefused):
         return ApiError(400, str(error), code="context_length_exceeded" if "over the limit" in str(error) else None)

@@ -54,7 +54,7 @@ class BoundedConnection(H11Protocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is no HTTP once, unless an answer has begun already."""
+        """Answer a request that is no HTTP once, unless an answer has started already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             words = f"{msg} It is no HTTP/1.1, or its line and headers are over the limit of 64 KiB"
             self._refuse(ApiError(400, words, code="invalid_http"))

@@ -86,8 +86,8 @@ class Control:
                 receipt = await self._engine.update(weights, version)
             except (ValueError, OSError) as error:
                 raise WeightsRefused(str(error)) from error
-            resident = receipt.resident or {}
-            wrong = [name for name, digest in receipt.wire.items() if resident.get(name, digest) != digest]
+            arrived, resident = receipt.wire or {}, receipt.resident or {}
+            wrong = [name for name, digest in arrived.items() if resident.get(name, digest) != digest]
             if wrong or receipt.num_stale_tokens:
                 raise WeightsRefused(
                     f"the engine does not hold what {folder} has ({len(wrong)} tensors differ, {receipt.num_stale_tokens} tokens are "

@@ -92,10 +92,10 @@ class CommandEndpoint:
 
 async def answered(work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, send: Send) -> None:
     """Run `work`, which answers a request; its client gets an error that occurs before the answer has
-    begun."""
+    started."""
     try:
         await work
-    except ClientDisconnect:  # nobody is there to be told
+    except ClientDisconnect:  # there is no client left
         return
     except ApiError as error:
         await error_response(error)(scope, receive, send)

@@ -12,11 +12,20 @@ from pydantic import Field
 
 from whet.serve.answers import Event, Sampled
 from whet.serve.bodies import Body, parse_body
-from whet.serve.bounds import MAX_PROMPTS, Biases, Count, GrammarText, IdLists, Ids, Name, Positive, Seed, Stops, TokenIds, check_told
+from whet.serve.bounds import (
+    MAX_PROMPTS,
+    Count,
+    IdLists,
+    Ids,
+    Name,
+    Positive,
+    Seed,
+    check_alternatives,
+)
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
-from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
+from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Scored
@@ -28,29 +37,14 @@ REPEATS = 32
 NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
-class NativeSampling(Body):
+class NativeSampling(SamplingBody):
     """SGLang's sampling parameters."""
 
     max_new_tokens: Count | None = 128
     min_new_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Count | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Biases | None = None
-    stop: Stops | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool = False
     no_stop_trim: bool = False
-    skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """Accepted without effect: fast tokenizers write no such spaces."""
-    json_schema: GrammarText | None = None
-    regex: GrammarText | None = None
-    ebnf: GrammarText | None = None
     n: Positive = 1
     sampling_seed: Seed | None = None
     stream_interval: Positive | None = None
@@ -114,7 +108,7 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
     if body.return_logprob:
         scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
         told = sum(request.sampling.max_tokens for request in requests)
-        check_told(scored + told, body.top_logprobs_num, "top_logprobs_num")
+        check_alternatives(scored + told, body.top_logprobs_num, "top_logprobs_num")
     if len({request.id for request in requests}) < len(requests):
         raise ApiError(400, "rid names a request twice", param="rid")
     call_id = body.rid if isinstance(body.rid, str) else requests[0].id
@@ -156,22 +150,12 @@ def _each(value: T | list[T], num: int, param: str, *, join: bool = False) -> li
 
 
 def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBody, grammar: Grammar | None) -> SamplingParams:
-    ends = () if wish.ignore_eos else service.renderer.stop_token_ids
     greedy = wish.temperature is not None and wish.temperature < 1e-6
-    return sampling_of(
+    return wish.params(
+        service.renderer.stop_token_ids,
         NAMES,
         max_tokens=room if wish.max_new_tokens is None else wish.max_new_tokens or 1,
         min_tokens=wish.min_new_tokens,
-        temperature=wish.temperature,
-        top_p=wish.top_p,
-        top_k=wish.top_k,
-        min_p=wish.min_p,
-        frequency_penalty=wish.frequency_penalty,
-        presence_penalty=wish.presence_penalty,
-        repetition_penalty=wish.repetition_penalty,
-        logit_bias=biases(wish.logit_bias),
-        stop=stop_texts(wish.stop),
-        stop_token_ids=(*ends, *(wish.stop_token_ids or ())),
         grammar=grammar,
         raw_logprobs=body.return_logprob and greedy,
         top_logprobs=body.top_logprobs_num if body.return_logprob else None,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from whet.serve.bodies import Body
-from whet.serve.bounds import Biases, Count, GrammarText, Name, Positive, Seed, Stops, TokenIds, check_told
-from whet.serve.sampling import biases, new_seed, sampling_of, stop_texts
+from whet.serve.bounds import Count, Name, Positive, Seed, check_alternatives
+from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.types import Grammar, Request, SamplingParams
 
@@ -20,7 +20,7 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class OpenAIBody(Body):
+class OpenAIBody(SamplingBody):
     """Fields of both routes. Those that say who asks, or how it is billed, change nothing."""
 
     model: Name | None = None
@@ -28,24 +28,8 @@ class OpenAIBody(Body):
     stream_options: StreamOptions | None = None
     n: Positive | None = None
     seed: Seed | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Biases | None = None
-    stop: Stops | None = None
     max_tokens: Count | None = None
-
-    top_k: Count | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: Count | None = None
-    stop_token_ids: TokenIds | None = None
-    json_schema: GrammarText | None = None
-    regex: GrammarText | None = None
-    ebnf: GrammarText | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -67,22 +51,12 @@ def params_of(
     Raises:
         ApiError: 400, naming the field that is out of range.
     """
-    ends = () if body.ignore_eos else service.renderer.stop_token_ids
     if top_logprobs is not None:
-        check_told(max(1, max_tokens) * (body.n or 1), top_logprobs, "top_logprobs")
-    return sampling_of(
+        check_alternatives(max(1, max_tokens) * (body.n or 1), top_logprobs, "top_logprobs")
+    return body.params(
+        service.renderer.stop_token_ids,
         {},
         max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        logit_bias=biases(body.logit_bias),
-        stop=stop_texts(body.stop),
-        stop_token_ids=(*ends, *(body.stop_token_ids or ())),
         min_tokens=body.min_tokens,
         grammar=grammar,
         raw_logprobs=top_logprobs is not None,

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from whet.serve.answers import Event, Sampled, usage_of
 from whet.serve.bodies import parse_body
-from whet.serve.bounds import MAX_PROMPTS, IdLists, Ids, Positive, check_told
+from whet.serve.bounds import MAX_PROMPTS, IdLists, Ids, Positive, check_alternatives
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
 from whet.serve.errors import ApiError
@@ -59,7 +59,7 @@ async def prepare_completion(service: Service, value: JSON) -> CompletionAnswer:
         requests += requests_of(service, body, f"{call_id}-{i}", tokens, sampling)
     scored = bool(body.echo) and body.logprobs is not None
     if scored:
-        check_told(sum(len(request.tokens) for request in requests), body.logprobs or 0, "logprobs")
+        check_alternatives(sum(len(request.tokens) for request in requests), body.logprobs or 0, "logprobs")
     call = Call(call_id, tuple(requests), score=scored, top_scores=body.logprobs or 0, generate=not silent)
     return CompletionAnswer(service, body, call, [text for _, text in prompts])
 

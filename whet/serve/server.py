@@ -147,7 +147,7 @@ def _on_signals(closing: Closing) -> Iterator[None]:
         if closing.asked:
             os.write(sys.stderr.fileno(), f"{name} again: left at once\n".encode())
             os._exit(128 + number)
-        closing.ask()  # before the words: whoever reads them may send the next signal while this one is still handled
+        closing.ask()  # before the words: a reader of them may send the next signal while this one is still handled
         os.write(sys.stderr.fileno(), f"{name}: open requests are finished first; once more ends it at once\n".encode())
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}

@@ -1,5 +1,5 @@
-"""The tree of settings: what every run's TOML file may hold, and that of reinforcement learning. Each part is defined beside the class that
-it configures.
+"""The tree of settings: what every run's TOML file may hold, and that of reinforcement learning. Each part is
+defined in the folder of the class that it configures.
 
 At the end: what one part takes over from another.
 """
@@ -37,10 +37,13 @@ class DataConfig(RowConfig, ChatConfig):
     """Training prompts. Evaluation sets have the same columns, except for their `rows`."""
 
     train: str | list[str] | None = Field(default=None, min_length=1)
-    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
+    """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the
+    rows.
+    """
     source: Reference | None = None
-    """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source`
-    (docs/extending.md)."""
+    """In place of `train`: import reference to a function or class `(seed, **source_options) ->
+    whet.data.source.Source` (docs/extending.md).
+    """
     source_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source."""
     source_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
@@ -107,8 +110,10 @@ class BaseRunConfig(Config):
         return 0
 
     @property
-    def beside(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
-        """Settings of each model besides the policy, by the name of its table; None: the run has no such table."""
+    def auxiliary(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
+        """Settings of each model besides the policy, by the name of its table; None: the run has no such
+        table.
+        """
         return {}
 
 
@@ -195,13 +200,17 @@ class RunConfig(BaseRunConfig):
         return count if count > 1 or self.cluster.engine_apart else 0
 
     @property
-    def beside(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
-        """Settings of each model besides the policy, by the name of its table; None: the run has no such table."""
+    def auxiliary(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
+        """Settings of each model besides the policy, by the name of its table; None: the run has no such
+        table.
+        """
         return {"critic": self.critic, "reference": self.reference, "teacher": self.teacher}
 
     @property
     def engine_sizes(self) -> EmbeddedConfig:
-        """The embedded engine as training has it: while the trainer changes its weights, nobody else can sample from them."""
+        """The embedded engine as training has it: while the trainer changes its weights, nobody else can
+        sample from them.
+        """
         sizes = self.engine.embedded
         return sizes.model_copy(update={"own_weights": True}) if self.control.overlaps else sizes
 

@@ -1,4 +1,6 @@
-"""Settings of `whet sft`, `whet dpo` and `whet rm`, which learn from data as they are; at the end, which settings each command reads."""
+"""Settings of `whet sft`, `whet dpo` and `whet rm`, which learn from data as they are; at the end, which
+settings each command reads.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class DpoRunConfig(PairRunConfig):
 
 
 class RewardModelRunConfig(PairRunConfig):
-    """Training of a reward model (`whet rm`). `model.path` is a language model, which gets a new score head, or a reward model."""
+    """Training of a reward model (`whet rm`). `model.path` is a language model, which gets a new score head,
+    or a reward model.
+    """
 
     rm: RewardModelConfig = Field(default_factory=RewardModelConfig)
     """The loss."""
@@ -113,7 +117,9 @@ def chat_of(config: BaseRunConfig) -> ChatConfig:
 
 
 def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
-    """The held-out pairs' files, with the columns of training, in their order; none of them is left out for its length."""
+    """The held-out pairs' files, with the columns of training, in their order; none of them is left out for
+    its length.
+    """
     if config.evaluate.path is None:
         return None
     return config.data.model_copy(update={"path": config.evaluate.path, "shuffle": False, "max_tokens": None})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.algo.base import LossFunction, Need
+from whet.calls.methods import local
 from whet.core.batch import TrainBatch
 from whet.observe.metrics import Metrics
 
@@ -53,6 +54,8 @@ class Backend(Annotator, Protocol):
 
     dtype: torch.dtype
     """Type of computation, and of the weights in `named_weights`."""
+    device: torch.device
+    """Device that this process computes on."""
 
     def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
@@ -76,6 +79,11 @@ class Backend(Annotator, Protocol):
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
         """Everything that the merged model's outputs depend on: tied parameters under each of their names, and buffers."""
+        ...
+
+    @local
+    def base(self) -> Annotator | None:
+        """The model without its adapter, as a reference; None: it has none, and trains whole."""
         ...
 
     def export(self, folder: Path, base: str = "") -> None:

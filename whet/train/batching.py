@@ -28,6 +28,10 @@ class BatchConfig(Config):
     """Tokens of a rollout that train. model: the tokens that the policy sampled; all: also the
     environment's answers between them, with the same advantages, as if the policy had sampled them (the
     trainer's log-prob replaces the engine's)."""
+    skip_zero_advantage: bool = True
+    """Leave out of an update's forward and backward passes the samples without a gradient: those whose advantages are all 0 (a group
+    of equal rewards), unless the loss has an entropy bonus, a KL to the reference or a term of your own. The gradient is the same; what
+    an update measures of its tokens (entropy, clip fraction, mismatch, `train_logprobs`) is of the others only. false: compute all."""
     process: Reference | None = None
     """Import reference to a function `(samples, groups) -> samples` that changes a rollout's samples before they are a batch: masks,
     rewards, which of them count (docs/extending.md)."""
@@ -41,6 +45,7 @@ class BatchPlan(Config):
     samples_per_step: int
     steps_per_rollout: int
     epochs: int
+    skip_zero_advantage: bool = True
 
     @property
     def optimizer_steps(self) -> int:
@@ -76,7 +81,7 @@ def plan_batch(config: BatchConfig) -> BatchPlan:
         known[name] = product // partner
     if known[left[0]] * known[left[1]] != known[right[0]] * known[right[1]]:
         raise ValueError(f"batch: the sizes contradict each other. {_equation(known)}")
-    return BatchPlan(**known, epochs=config.epochs)
+    return BatchPlan(**known, epochs=config.epochs, skip_zero_advantage=config.skip_zero_advantage)
 
 
 def _equation(known: dict[str, int]) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from whet.algo.base import Algorithm, LossFunction, Need
-from whet.core.batch import TrainBatch, as_list
+from whet.algo.base import Algorithm, KnowsGradients, LossFunction, Need
+from whet.calls.methods import local
+from whet.core.batch import TrainBatch, as_list, stretches
 from whet.core.kl import k3
 from whet.core.nonfinite import Learner, NonFinite
+from whet.core.segments import per_sample_count
 from whet.model.causal import release_unused
 from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of, named_for_critic
-from whet.train.lead import ALONE, LEARNERS, CollectiveCall, Lead
 from whet.types import Origin, Progress
 
 
@@ -28,7 +31,8 @@ class Update:
 
     metrics: Metrics
     train_logprobs: Tensor | None
-    """The trainer's log-probs of the trained tokens under the policy that the update began with, 0 elsewhere. [T] float32
+    """The trainer's log-probs of the trained tokens under the policy that the update began with, NaN where they were not computed, 0 in
+    tokens that don't train. [T] float32
 
     None where they were never computed for the whole batch: nothing trained, or a rollout fed several steps to an algorithm that
     did not ask for them."""
@@ -57,89 +61,83 @@ class Refresh:
     never."""
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models that take part in an update."""
+
+    policy: Backend
+    """The one that trains."""
+    reference: Annotator | None = None
+    """A frozen model for `Need.REF_LOGPROBS`."""
+    refresh: Refresh | None = None
+    """The reference, where checkpoints hold it, and when it becomes a copy of the policy."""
+    teacher: Annotator | None = None
+    """A frozen model for `Need.TEACHER_LOGPROBS`."""
+    critic: Critic | None = None
+    """The model for `Need.VALUES`."""
+
+
 class Learners:
-    """Annotation and updates over a rollout's batch.
+    """Annotation and updates over a rollout's batch. All ranks of a job make each call.
 
     Args:
-        policy: the backend that trains.
-        reference: a frozen model for `Need.REF_LOGPROBS`.
+        models: those that the algorithm needs.
         algorithm: credit and loss.
         plan: batch arithmetic.
         seed: seed of the shuffles into optimizer steps.
-        refresh: the reference, where checkpoints hold it, and when it becomes a copy of the policy.
-        teacher: a frozen backend for `Need.TEACHER_LOGPROBS`.
-        critic: for `Need.VALUES`.
-        lead: tells the other processes of the job what all of them do.
         gives_back: True if memory that an update leaves unused is for other processes on the device.
         meter: watches what the passes cost.
     """
 
     def __init__(
         self,
-        policy: Backend,
-        reference: Annotator | None,
+        models: Models,
         algorithm: Algorithm,
         plan: BatchPlan,
         seed: int,
         *,
-        refresh: Refresh | None = None,
-        teacher: Annotator | None = None,
-        critic: Critic | None = None,
-        lead: Lead = ALONE,
         gives_back: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        self.policy = policy
-        self.reference = reference
-        self.teacher = teacher
-        self.critic = critic
+        self.policy, self.critic = models.policy, models.critic
+        self.reference, self.teacher = models.reference, models.teacher
         self.algorithm = algorithm
         self.plan = plan
         self._seed = seed
-        self._refresh = refresh
-        self._lead = lead
+        self._refresh = models.refresh
         self._gives_back = gives_back
         self._meter = meter or Meter(Devices())
 
     @property
-    def beside(self) -> dict[str, Backend]:
+    def auxiliary(self) -> dict[str, Backend]:
         """Models other than the policy that a checkpoint holds, by name: those whose weights no folder
         has."""
         critic = {"critic": self.critic.backend} if self.critic is not None else {}
         reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
-        return {name: self._lead.led(name, backend) for name, backend in {**critic, **reference}.items()}
+        return {**critic, **reference}
 
     @property
     def notes(self) -> list[str]:
         """Remarks on the models for the user who starts a run, with the name of each model other than
         the policy."""
         critic = self.critic.backend if self.critic is not None else None
-        return [*self.policy.notes, *notes_beside({"critic": critic, "reference": self.reference, "teacher": self.teacher})]
+        return [*self.policy.notes, *auxiliary_notes({"critic": critic, "reference": self.reference, "teacher": self.teacher})]
 
+    @local
     def learner(self, name: Learner) -> Backend:
         """A model that learns."""
         if name == "policy":
-            return self._lead.led(name, self.policy)
+            return self.policy
         assert self.critic is not None
-        return self._lead.led(name, self.critic.backend)
-
-    def annotate(self, batch: TrainBatch) -> TrainBatch:
-        """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
-        with self._lead.tell(CollectiveCall(LEARNERS, "annotate", (batch,))):
-            return self._annotate(batch)
-
-    def update(self, batch: TrainBatch, progress: Progress) -> Update:
-        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
-        with self._lead.tell(CollectiveCall(LEARNERS, "update", (batch, progress))):
-            return self._update(batch, progress)
+        return self.critic.backend
 
     def renew_reference(self) -> None:
         """Have the reference that checkpoints hold become a copy of the policy."""
         assert self._refresh is not None, "the reference is what a folder has"
-        with self._lead.tell(CollectiveCall(LEARNERS, "renew_reference")):
-            self._refresh.reference.take_weights(self.policy.named_weights())
+        self._refresh.reference.take_weights(self.policy.named_weights())
 
-    def _annotate(self, batch: TrainBatch) -> TrainBatch:
+    def annotate(self, batch: TrainBatch) -> TrainBatch:
+        """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
         others = {
             Need.REF_LOGPROBS: self.reference,
             Need.TEACHER_LOGPROBS: self.teacher,
@@ -152,7 +150,8 @@ class Learners:
                 batch = backend.annotate(batch, need)
         return batch
 
-    def _update(self, batch: TrainBatch, progress: Progress) -> Update:
+    def update(self, batch: TrainBatch, progress: Progress) -> Update:
+        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         done = Update({} if before is None else mismatch(batch, before), before, 0)
         warmup = 0
@@ -167,6 +166,16 @@ class Learners:
         if self._gives_back:
             release_unused()
         return replace(done, metrics=merge_metrics(done.metrics, self._meter.take()))
+
+    def _computed(self, step: TrainBatch) -> list[int] | None:
+        """Samples of a prepared step that are computed: those with a gradient, at least one. None: all."""
+        if not self.plan.skip_zero_advantage or not isinstance(self.algorithm, KnowsGradients):
+            return None
+        trained, needed = per_sample_count(step) > 0, per_sample_count(step, self.algorithm.has_gradient(step)) > 0
+        if torch.equal(trained, needed):
+            return None
+        found = needed.nonzero().squeeze(-1)
+        return as_list(found) if len(found) else [int(torch.where(trained, step.lengths, step.num_tokens + 1).argmin())]
 
     def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:
         """The rollout's optimizer steps, the same for policy and critic. Weights are global to each; an untrainable one is skipped."""
@@ -193,18 +202,23 @@ class Learners:
         metrics, before, num_tokens = done.metrics, done.train_logprobs, done.num_tokens
         for i, step in enumerate(self._steps(batch, progress)):
             step = self.algorithm.prepare(step)
+            computed = self._computed(step)
+            part = step if computed is None else step.select(computed)
             with self._meter.phase(UPDATE, self.policy):
-                found, stepped = optimizer_step(self.policy, step, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+                found, stepped = optimizer_step(self.policy, part, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
             if done.train_logprobs is None and i == 0:
-                metrics = merge_metrics(metrics, mismatch(step, found.logprobs))
-                before = found.logprobs if self.plan.optimizer_steps == 1 else None
+                metrics = merge_metrics(metrics, mismatch(part, found.logprobs))
+                if self.plan.optimizer_steps == 1:
+                    before = found.logprobs if computed is None else _spread(found.logprobs, step, computed)
+            trained, left = (int(batch.loss_mask.sum()) for batch in (step, part))
+            stepped["train/skipped"] = Mean(trained - left, trained)
             metrics = merge_metrics(metrics, {**stepped, "policy/loss": Mean(found.loss, 1)})
             progress.optimizer_step += 1
             num_tokens += found.num_tokens
         return Update(metrics, before, num_tokens)
 
 
-def notes_beside(models: Mapping[str, Annotator | None]) -> list[str]:
+def auxiliary_notes(models: Mapping[str, Annotator | None]) -> list[str]:
     """Remarks on models other than the policy, each with its model's name."""
     return [f"{name}: {note}" for name, model in models.items() if model is not None for note in model.notes]
 
@@ -238,6 +252,13 @@ def mismatch(batch: TrainBatch, train_logprobs: Tensor) -> Metrics:
         "mismatch/logprob_max": Max(difference.abs().max()),
         "mismatch/kl": Mean(kl.sum(), count),
     }
+
+
+def _spread(logprobs: Tensor, step: TrainBatch, computed: list[int]) -> Tensor:
+    """Log-probs of the computed samples at their places in the step; NaN for the trained tokens of the others. [T]"""
+    out = torch.zeros(step.num_tokens).masked_fill(step.loss_mask, math.nan)
+    out[stretches(step.lengths, torch.tensor(computed))] = logprobs
+    return out
 
 
 def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:

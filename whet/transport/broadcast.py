@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from whet.transport.base import BroadcastTicket, Sent, SentOnce, Ticket, TransportError, waited_s
 from whet.transport.buckets import Bucket, buckets, unpacked
 from whet.transport.group import Pending, WeightGroup, join
-from whet.transport.meeting import Meeting, exchanging
+from whet.transport.rendezvous import Rendezvous, exchanging
 
 END, CUT = -1, -2
 """In place of a bucket's size: nothing more comes; the sender cannot go on."""
@@ -46,7 +46,7 @@ class BroadcastSender:
         self._group: WeightGroup | None = None
         self._members: tuple[str, ...] = ()
         self._number = 0
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._given_up = threading.Event()
         self._sending = threading.Lock()
 
@@ -71,25 +71,25 @@ class BroadcastSender:
         assert isinstance(ticket, BroadcastTicket) and self._store is not None, "begin comes first"
         began = time.perf_counter()
         with self._sending:
-            meeting = self._meeting = Meeting(self._store, ticket)
-            size_bytes = self._attempt(meeting, ticket, weights)
+            rendezvous = self._rendezvous = Rendezvous(self._store, ticket)
+            size_bytes = self._attempt(rendezvous, ticket, weights)
             if isinstance(size_bytes, str):
                 raise TransportError(
-                    f"version {ticket.version}: the broadcast broke off, as far as can be told by {meeting.slowest}: {size_bytes}"
+                    f"version {ticket.version}: the broadcast broke off, as far as can be told by {rendezvous.slowest}: {size_bytes}"
                 )
             return Sent(size_bytes, wire_s=time.perf_counter() - began - waited_s(weights))
 
-    def _attempt(self, meeting: Meeting, ticket: BroadcastTicket, weights: Iterable[tuple[str, Tensor]]) -> int | str:
+    def _attempt(self, rendezvous: Rendezvous, ticket: BroadcastTicket, weights: Iterable[tuple[str, Tensor]]) -> int | str:
         """Bytes sent, or why they were not: as text, for an exception would keep the group alive, whose end the engines wait for."""
         assert self._store is not None
         try:
-            meeting.gather(self._given_up)
+            rendezvous.gather(self._given_up)
             if self._group is None:
                 with exchanging():
                     self._group = join(self._store, ticket, 0)
             sending = _Sending(self._group)
             self._send_all(sending, weights)
-            meeting.wait_for_all(self._given_up)
+            rendezvous.wait_for_all(self._given_up)
         except ConnectionError as error:
             return str(error)
         return sending.size_bytes
@@ -122,9 +122,9 @@ class BroadcastSender:
     def _leave(self) -> None:
         """The engines that wait for this one see it."""
         self._group = None
-        if self._meeting is not None:
-            self._meeting.call_off()
-            self._meeting = None
+        if self._rendezvous is not None:
+            self._rendezvous.call_off()
+            self._rendezvous = None
 
 
 class _Sending:
@@ -185,15 +185,15 @@ class BroadcastReceiver:
             where = (ticket.host, ticket.port, ticket.group)
             with exchanging():
                 store = TCPStore(ticket.host, ticket.port, is_master=False, timeout=timedelta(seconds=ticket.timeout_s))
-            meeting = Meeting(store, ticket)
-            meeting.come(self._name)
+            rendezvous = Rendezvous(store, ticket)
+            rendezvous.come(self._name)
             if self._joined != where or self._group is None:
                 with exchanging():
                     self._group, self._joined = join(store, ticket, 1 + ticket.receivers.index(self._name)), where
             for number, bucket in enumerate(_received(self._group)):
                 yield from unpacked(bucket)
-                meeting.got(self._name, number + 1)
-            meeting.done(self._name)
+                rendezvous.got(self._name, number + 1)
+            rendezvous.done(self._name)
             finished = True
         except ConnectionError as error:
             raise TransportError(f"the broadcast broke off: {error}") from error

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from whet.transport.apply import copy_weights
 from whet.transport.base import Sent, SharedTicket, Ticket, waited_s
-from whet.transport.land import copy_weights
 
 
 class SharedSender:

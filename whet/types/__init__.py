@@ -18,6 +18,7 @@ from whet.types.records import (
     ToolCall,
     Trajectory,
     Turn,
+    TurnNote,
 )
 from whet.types.requests import Chunk, Grammar, Receipt, Request, SamplingParams, Scored, text_before
 
@@ -46,5 +47,6 @@ __all__ = [
     "ToolCall",
     "Trajectory",
     "Turn",
+    "TurnNote",
     "text_before",
 ]

@@ -20,6 +20,7 @@ from whet.types import (
     ToolCall,
     Trajectory,
     Turn,
+    TurnNote,
 )
 
 
@@ -54,6 +55,7 @@ def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:
         "temperature": trajectory.temperature,
         "timings": dict(trajectory.timings),
         "counts": dict(trajectory.counts),
+        "stop": trajectory.stop,
     }
 
 
@@ -68,6 +70,7 @@ def trajectory_from_json(data: JSON) -> Trajectory:
         temperature=data["temperature"],
         timings=data["timings"],
         counts=data["counts"],
+        stop=data.get("stop"),
     )
 
 
@@ -119,6 +122,7 @@ def _turn_to_json(turn: Turn) -> JSON:
         "token_rewards": turn.token_rewards,
         "nucleus": None if turn.nucleus is None else [b64encode(kept).decode() for kept in turn.nucleus],
         "restart": turn.restart,
+        "notes": [[note.tool, {name: float(x) for name, x in note.metrics.items()}, dict(note.attachments)] for note in turn.notes],
     }
 
 
@@ -135,5 +139,6 @@ def _turn_from_json(data: JSON) -> Turn:
         reward=data["reward"],
         token_rewards=None if token_rewards is None else tuple(token_rewards),
         restart=data["restart"],
+        notes=tuple(TurnNote(*note) for note in data.get("notes", ())),
         nucleus=None if data["nucleus"] is None else tuple(b64decode(kept) for kept in data["nucleus"]),
     )

@@ -5,11 +5,13 @@ Token ids, log-probs and versions are tuples here (ragged, per turn); `core.batc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from itertools import chain
-from math import fsum
+from math import fsum, isfinite
+from numbers import Real
 from typing import Any
 
 JSON = Any
@@ -145,6 +147,28 @@ class Rewards:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnNote:
+    """Numbers and structured data that a tool or an environment reports with its answer to a turn. The model never sees them."""
+
+    tool: str = ""
+    """Name of the tool; "": the environment itself."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Finite numbers by name. The mean of each over a rollout is the metric `env/<name>`."""
+    attachments: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
+    """Data for the trajectory's record and its reward."""
+
+    def __post_init__(self) -> None:
+        metrics: Mapping[Any, Any] = self.metrics  # from a user's code
+        for name, value in metrics.items():
+            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+                raise TypeError(f"metrics have finite numbers by name, not {name!r}: {value!r}")
+        try:
+            json.dumps(dict(self.attachments), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"attachments must be JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """The part of a trajectory that one model call added."""
 
@@ -172,6 +196,8 @@ class Turn:
     restart: bool = False
     """The history was rewritten: this turn's context is the whole new prompt, and a new sample begins
     here."""
+    notes: tuple[TurnNote, ...] = ()
+    """Reports of tools or the environment with their answer to this turn (`Step.notes`)."""
 
     def __post_init__(self) -> None:
         if len(self.context) != len(self.context_origin):
@@ -199,6 +225,8 @@ class Trajectory:
     """Seconds spent waiting, by cause: engine, env, reward."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Counts of events in the trajectory: tool_calls, tool_calls_malformed, tool_errors ..."""
+    stop: str | None = None
+    """Reason for which a tool or the environment ended it; None: no reason was given."""
 
     @property
     def response(self) -> str:

@@ -165,10 +165,10 @@ class Receipt:
     """An engine's answer to a weight update."""
 
     version: int
-    wire: Mapping[str, str]
-    """Digest of each tensor as it arrived, by its name in Hugging Face files."""
+    wire: Mapping[str, str] | None
+    """Digest of each tensor as it arrived, by its name in Hugging Face files; None where the engine cannot tell."""
     resident: Mapping[str, str] | None
-    """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None where it cannot tell."""
+    """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None likewise."""
     size_bytes: int = 0
     """Size of the tensors that arrived."""
     num_stale_tokens: int = 0

@@ -17,7 +17,8 @@ from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.cache import BlockPool, KVStore
 from whet.engine.embedded.compiled.library import NotCompiled
 from whet.engine.embedded.compiled.native import NativeDecode, checked
-from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.embedded.config import EmbeddedConfig
+from whet.engine.embedded.grammar import Matching
 from whet.engine.embedded.lockstep import Lockstep, SingleProcess
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.own_memory import OwnMemory
@@ -26,12 +27,14 @@ from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
 from whet.engine.embedded.static import StaticDecode
-from whet.engine.embedded.stops import Decode, finish_of
+from whet.engine.embedded.stops import finish_of
+from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.model.causal import CausalModel, release_unused
 from whet.types import Finish, Request, SamplingParams, Scored
 
 SCORE_DECODED = 5
 """Tokens of a score that go through decoding, so that it tells of that path, too."""
+NO_TOKENIZER = EngineTokenizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +52,33 @@ class EngineCore:
 
     Args:
         model: model whose parameters it reads; they may be the trainer's own.
-        cache_tokens: tokens the cache holds, in all.
-        block_size: tokens per block.
-        max_running: sequences that run at a time.
-        max_batch_tokens: tokens that a step computes at most; a step takes in every running sequence that fits.
-        decode: token ids to text, to find stop texts with; without it requests that have some are refused.
-        grammars: compiles grammars; likewise.
-        compiled: decode in compiled code where the model allows it (`native`), else in torch.
-        static_decode: decode in steps of fixed shapes instead (`static`).
-        ranks: the processes that compute its steps with it; none: it is alone.
+        config: sizes, and the way to decode.
+        tokenizer: finds stop texts and reads grammars.
+        ranks: the processes that compute its steps with it; None: it computes alone.
     """
 
     def __init__(
-        self,
-        model: CausalModel,
-        *,
-        cache_tokens: int,
-        block_size: int,
-        max_running: int,
-        max_batch_tokens: int,
-        decode: Decode | None = None,
-        grammars: Grammars | None = None,
-        compiled: bool = True,
-        static_decode: bool = False,
-        ranks: Lockstep | None = None,
+        self, model: CausalModel, config: EmbeddedConfig, tokenizer: EngineTokenizer = NO_TOKENIZER, ranks: Lockstep | None = None
     ) -> None:
-        num_blocks = -(-cache_tokens // block_size)
+        block_size = config.block_size
+        num_blocks = -(-config.cache_tokens // block_size)
         self.model = model
+        self._config, self._tokenizer = config, tokenizer
         self.version = 0
         self.num_computed = 0
         """Tokens that went through the model in steps; what the cache saved is not among them."""
         self.store = KVStore(num_blocks, block_size)
         pool = BlockPool(num_blocks, block_size)
         self.rows = DecodeRows(self.store, pool)
-        self.scheduler = Scheduler(pool, self.store.copy_block, max_running, max_batch_tokens)
+        self.scheduler = Scheduler(pool, self.store.copy_block, config.max_running, config.max_batch_tokens)
         self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
         """Longest sequence, prompt and reply together."""
-        self._max_running, self._max_batch_tokens = max_running, max_batch_tokens
-        self._decode, self._grammars = decode, grammars
         self.ranks = ranks or SingleProcess()
         """The ranks that compute together; they hear of every change to the core before it is made."""
         self._arrivals = 0
-        self._may_compile = compiled and not static_decode and ranks is None  # it reads whole tensors
+        self._may_compile = config.compiled and not config.static_decode and ranks is None  # it reads whole tensors
         self._native: NativeDecode | None = None
-        self._static = StaticDecode(model, self.store) if static_decode else None
+        self._static = StaticDecode(model, self.store) if config.static_decode else None
         self._resting: OwnMemory | None = None
         """Memory of the weights while they are freed."""
 
@@ -133,7 +119,7 @@ class EngineCore:
                 )
         if sampling.min_tokens and len(set(sampling.stop_token_ids)) == self.model.vocab_size:
             raise EngineRefused(f"request {request.id}: with min_tokens, stop_token_ids must leave a token that can be sampled")
-        if sampling.stop and self._decode is None:
+        if sampling.stop and self._tokenizer.decode is None:
             raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
 
     def begin_grammar(self, request: Request) -> Matching | None:
@@ -146,10 +132,10 @@ class EngineCore:
         grammar = request.sampling.grammar
         if grammar is None:
             return None
-        if self._grammars is None:
+        if self._tokenizer.grammars is None:
             raise EngineRefused(f"request {request.id} has a grammar, but the engine was made without a tokenizer to read it with")
         try:
-            matching = self._grammars.begin(grammar, request.sampling.stop_token_ids)
+            matching = self._tokenizer.grammars.begin(grammar, request.sampling.stop_token_ids)
         except ValueError as error:
             raise EngineRefused(f"request {request.id}: {error}") from error
         for token in request.tokens[len(request.tokens) - request.num_begun :]:
@@ -158,7 +144,7 @@ class EngineCore:
 
     def add(self, request: Request, matching: Matching | None = None) -> Sequence:
         """Queue a request that passed `check` and `check_sampling`, with what `begin_grammar` said of it."""
-        self.ranks.tell("add", request)
+        self.ranks.broadcast("add", request)
         sequence = Sequence(request, self._arrivals, list(request.tokens), matching=matching)
         self.scheduler.add(sequence)
         self._arrivals += 1
@@ -181,13 +167,13 @@ class EngineCore:
             ValueError: if the model gives logits that are not finite.
             StaleCache: if a sequence holds a block that older weights filled; nothing is sampled then.
         """
-        self.ranks.tell("step")
+        self.ranks.broadcast("step")
         planned = self.scheduler.plan()
         assert planned, "the engine has work but could not plan any of it"
         plan, hidden = self._forward(planned)
         for sequence, new in plan:
             self.scheduler.advance(sequence, new)
-        ready = [i for i, (sequence, _) in enumerate(plan) if sequence.pending == 0]
+        ready = [i for i, (sequence, _) in enumerate(plan) if sequence.num_pending_tokens == 0]
         if not ready:
             return []
         ends = np.cumsum([new for _, new in plan]) - 1
@@ -198,20 +184,20 @@ class EngineCore:
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out; with the last one the rows for decoding give their memory back."""
-        self.ranks.tell("finish", sequence.arrival)
+        self.ranks.broadcast("finish", sequence.arrival)
         self.scheduler.finish(sequence)
         if not self.scheduler.running:
             self.rows.clear()
 
     def drop_caches(self) -> None:
         """Forget every cached token; running sequences compute theirs again."""
-        self.ranks.tell("drop_caches")
+        self.ranks.broadcast("drop_caches")
         self.scheduler.drop_caches()
         self.rows.clear()
 
     def begin_version(self, version: int) -> None:
         """The weights are those of `version` now: forget what older ones cached; running sequences compute it again."""
-        self.ranks.tell("begin_version", version)
+        self.ranks.broadcast("begin_version", version)
         self.drop_caches()
         self.scheduler.pool.begin_epoch()
         if self._static is not None:
@@ -221,53 +207,53 @@ class EngineCore:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the caches and give their memory back."""
-        self.ranks.tell("forget")
+        """Drop the caches and free their memory."""
+        self.ranks.broadcast("forget")
         self.drop_caches()
         self.store.clear()
         if self._static is not None:
             self._static.forget()
 
     def sleep(self, weights: bool) -> None:
-        """Give the caches' memory back and, if asked, that of the weights, which are then lost. Nothing may be computed until `wake`."""
-        self.ranks.tell("sleep", weights)
+        """Free the memory of the caches and, if asked, that of the weights, which are then lost. Nothing may be computed until `wake`."""
+        self.ranks.broadcast("sleep", weights)
         self.forget()
         if weights and self._resting is None:
-            if self._native is not None:  # it is made anew where the weights are then
+            if self._native is not None:  # it is made again on the weights' new device
                 self._native, self._may_compile = None, True
             self._resting = OwnMemory(tensor for _, tensor in self.model.named_weights())
         release_unused()
 
     def wake(self) -> None:
-        """Have the weights' memory again; there is anything in it."""
-        self.ranks.tell("wake")
+        """Allocate the weight memory again. Its contents are undefined until new weights are copied into it."""
+        self.ranks.broadcast("wake")
         if self._resting is not None:
-            self._resting.take_back()
+            self._resting.allocate()
             self._resting = None
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int = 0) -> Scored:
         """`Engine.score`: all but the last few tokens are prefilled, those go through decoding one token at a time."""
-        self.ranks.tell("score", tokens, temperature, top_logprobs)
+        self.ranks.broadcast("score", tokens, temperature, top_logprobs)
         given = tokens[:-1]
         probe = Sequence(Request("score", given, SamplingParams(max_tokens=1)), 0, list(given))
-        probe.blocks = self.scheduler.lend(len(given))
+        probe.blocks = self.scheduler.allocate(len(given))
         prefill = len(given) - min(len(given) // 2, SCORE_DECODED)
         logprobs: list[float] = []
         tops: list[Top] = []
         try:
-            while probe.pending:
-                new = min(prefill - probe.cached, self._max_batch_tokens) if probe.cached < prefill else 1
+            while probe.num_pending_tokens:
+                new = min(prefill - probe.num_cached_tokens, self._config.max_batch_tokens) if probe.num_cached_tokens < prefill else 1
                 _, hidden = self._forward([(probe, new)])
-                targets = torch.tensor(tokens[probe.cached + 1 : probe.cached + new + 1], device=hidden.device)
-                for states, wanted in zip(hidden.split(self._max_running), targets.split(self._max_running), strict=True):
+                targets = torch.tensor(tokens[probe.num_cached_tokens + 1 : probe.num_cached_tokens + new + 1], device=hidden.device)
+                for states, wanted in zip(hidden.split(self._config.max_running), targets.split(self._config.max_running), strict=True):
                     logits = self._logits(states)
                     table = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, -1)
                     logprobs.extend(table.gather(-1, wanted[:, None]).squeeze(-1).tolist())
                     tops.extend(most_likely(table, top_logprobs) if top_logprobs else ())
-                probe.cached += new
+                probe.num_cached_tokens += new
         finally:
-            self.scheduler.give_back(probe.blocks)
+            self.scheduler.free(probe.blocks)
             if not self.scheduler.running:
                 self.rows.clear()
         return Scored(tuple(logprobs), tuple(tops))
@@ -295,7 +281,7 @@ class EngineCore:
             if (failure := sequence.matching.failure) is not None:
                 why = f"request {sequence.request.id}: its grammar cannot be followed any further: {failure}"
                 return Progressed(sequence, None, EngineRefused(why))
-        return Progressed(sequence, finish_of(sequence, self._decode))
+        return Progressed(sequence, finish_of(sequence, self._tokenizer.decode))
 
     def _forward(self, plan: Seq[PlannedTokens]) -> tuple[list[PlannedTokens], Tensor]:
         """The plan in the order in which it is computed, and the hidden states of its tokens. [T, H]"""

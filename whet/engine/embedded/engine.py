@@ -11,18 +11,18 @@ from itertools import groupby
 
 from torch import Tensor
 
-from whet.engine.base import Capabilities, EngineFailed, EngineRefused, StaleCache, Vitals
+from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineRefused, StaleCache
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.embedded.core import EngineCore, Progressed
-from whet.engine.embedded.grammar import Grammars, Matching
+from whet.engine.embedded.core import NO_TOKENIZER, EngineCore, Progressed
+from whet.engine.embedded.grammar import Matching
 from whet.engine.embedded.lockstep import Lockstep
 from whet.engine.embedded.runner import Runner
 from whet.engine.embedded.scheduler import Sequence
-from whet.engine.embedded.stops import Decode
+from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
+from whet.transport.apply import Arrived, copy_weights
 from whet.transport.base import Stream
-from whet.transport.land import Arrived, copy_weights
 from whet.types import Chunk, Finish, Receipt, Request, Scored
 
 
@@ -55,10 +55,7 @@ class EmbeddedEngine:
             that the requests that share a step do not depend on the duration of a tool call.
         keeps_weights: keep the engine's own weights in memory while it sleeps, since updates bring only
             changes.
-        decode: token ids to text, special tokens included, to find stop texts with. Without it requests
-            that have some are refused.
-        grammars: compiles the grammars of requests; likewise.
-        ranks: the processes that compute its steps with it.
+        tokenizer, ranks: as for `EngineCore`.
     """
 
     def __init__(
@@ -70,22 +67,10 @@ class EmbeddedEngine:
         shares_weights: bool,
         deterministic: bool,
         keeps_weights: bool = False,
-        decode: Decode | None = None,
-        grammars: Grammars | None = None,
+        tokenizer: EngineTokenizer = NO_TOKENIZER,
         ranks: Lockstep | None = None,
     ) -> None:
-        self.core = EngineCore(
-            model,
-            cache_tokens=config.cache_tokens,
-            block_size=config.block_size,
-            max_running=config.max_running,
-            max_batch_tokens=config.max_batch_tokens,
-            decode=decode,
-            grammars=grammars,
-            compiled=config.compiled,
-            static_decode=config.static_decode,
-            ranks=ranks,
-        )
+        self.core = EngineCore(model, config, tokenizer, ranks)
         self._capabilities = Capabilities(self.core.max_tokens, shares_weights, deterministic)
         self._runner = Runner(self, thread)
         self._readers = ThreadPoolExecutor(1, "grammars")
@@ -124,7 +109,7 @@ class EmbeddedEngine:
 
     def release(self, conversation: str) -> None:
         self._open.discard(conversation)
-        self._runner.kick()  # whoever waited for it to come back may go on
+        self._runner.kick()  # the requests that waited for it may go on
         if self._capabilities.deterministic and not self._open:  # what an evaluation cached must not change the next rollout's steps
             self._runner.post(self.core.drop_caches)
 
@@ -186,9 +171,9 @@ class EmbeddedEngine:
     async def busy_s(self) -> float:
         return self._runner.busy_s
 
-    async def vitals(self) -> Vitals:
+    async def health(self) -> EngineHealth:
         """Health of the engine: answered between two steps and during one."""
-        return Vitals(self._runner.busy_s, self._runner.step_s)
+        return EngineHealth(self._runner.busy_s, self._runner.step_s)
 
     async def close(self) -> None:
         """End everything: a running step is waited for, every open request and call gets an `EngineFailed`."""
@@ -209,7 +194,7 @@ class EmbeddedEngine:
             self._hand_out(item)
 
     def failed(self, reason: str, cause: BaseException | None) -> None:
-        """End every request that has begun with an error; results of the unfinished step are never
+        """End every request that has started with an error; results of the unfinished step are never
         read."""
         for call in [call for call in self._calls.values() if call.sequence is not None]:
             kind = StaleCache if isinstance(cause, StaleCache) else EngineFailed
@@ -252,11 +237,11 @@ class EmbeddedEngine:
                 places = list(run)
                 span = slice(places[0], places[-1] + 1)
                 raw, top = tuple(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
-                kept, found = tuple(sequence.nucleus[span]), sequence.num_found or 0
+                kept, found = tuple(sequence.nucleus[span]), sequence.num_prefix_hits or 0
                 chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top, kept, found))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
-            found = 0 if sequence is None else sequence.num_found or 0
+            found = 0 if sequence is None else sequence.num_prefix_hits or 0
             last = chunks.pop() if chunks else Chunk((), (), self.version, num_cached=found)
             chunks.append(replace(last, finish=finish))
         for chunk in chunks:

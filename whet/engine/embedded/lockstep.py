@@ -14,8 +14,8 @@ from whet.model.digest import digests_of
 class Lockstep(Protocol):
     """The ranks that compute every step of a core together, as the core sees them."""
 
-    def tell(self, what: str, *arguments: object) -> None:
-        """Have the others do to their cores what is now done to this one: a method's name and what it is given."""
+    def broadcast(self, method: str, *arguments: object) -> None:
+        """Have the other ranks make the call of their cores that this rank makes next."""
         ...
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
@@ -39,7 +39,7 @@ class Lockstep(Protocol):
 class SingleProcess:
     """One process."""
 
-    def tell(self, what: str, *arguments: object) -> None:
+    def broadcast(self, method: str, *arguments: object) -> None:
         pass
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:

@@ -1,4 +1,4 @@
-"""The memory that an engine's own weights lie in, given back while nobody computes with them."""
+"""The memory of an engine's own weights, freed while nobody computes with them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch.distributed.tensor import DTensor
 
 
 class OwnMemory:
-    """Tensors whose memory can be given back; they stay the same tensors, and what was in them is gone.
+    """Frees the memory of tensors. They stay the same tensors, and their contents are lost.
 
     Args:
-        tensors: of this process alone. Those that share memory with each other give it back once; of a spread one it is this rank's part.
+        tensors: of this process alone. Memory that several share is freed once; of a spread tensor it is this rank's part.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._given_back: list[tuple[UntypedStorage, int]] = []
+        self._freed: list[tuple[UntypedStorage, int]] = []
         storages = {storage.data_ptr(): storage for storage in map(_storage, tensors)}
         for storage in storages.values():
             if storage.resizable():
-                self._given_back.append((storage, storage.nbytes()))
+                self._freed.append((storage, storage.nbytes()))
                 storage.resize_(0)
 
-    def take_back(self) -> None:
-        """Have memory again, with anything in it."""
-        for storage, size_bytes in self._given_back:
+    def allocate(self) -> None:
+        """Allocate the memory again. Its contents are undefined."""
+        for storage, size_bytes in self._freed:
             storage.resize_(size_bytes)
-        self._given_back.clear()
+        self._freed.clear()
 
 
 def _storage(tensor: Tensor) -> UntypedStorage:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.engine.embedded.cache import KVStore
-from whet.engine.embedded.rows import DecodeRows, Seats, SeatsOn, tables
+from whet.engine.embedded.rows import DecodeRows, RowAssignment, RowIndices, tables
 from whet.engine.embedded.scheduler import Sequence
 
 PlannedTokens = tuple[Sequence, int]
@@ -25,7 +25,7 @@ class PaddedRows:
     start: int
     stop: int
     """Their new tokens' part of the step's row."""
-    source: Tensor | SeatsOn
+    source: Tensor | RowIndices
     """Source of the keys and values to read: a block table to gather them by, [B, NB] int64, or the
     rows that decoding keeps."""
     visible: Tensor
@@ -58,7 +58,7 @@ class PagedAttend:
         outs: list[Tensor] = []
         for rows in self._rows:
             part = slice(rows.start, rows.stop)
-            if isinstance(rows.source, SeatsOn):
+            if isinstance(rows.source, RowIndices):
                 keys, values = rows.source.take(layer, self._store, k[part], v[part])
             else:
                 keys, values = self._store.read(layer, rows.source)
@@ -115,7 +115,7 @@ class PaddedPart:
     """Sequences of a step that are padded together."""
 
     planned: list[PlannedTokens]
-    seats: Seats | None = None
+    assignment: RowAssignment | None = None
     """Rows of the decoding sequences."""
 
 
@@ -125,10 +125,10 @@ def buckets(plan: Seq[PlannedTokens], rows: DecodeRows) -> list[PaddedPart]:
     Raises:
         StaleCache: if rows that older weights filled were not dropped.
     """
-    decoding = rows.seat([sequence for sequence, new in plan if new == 1])
-    parts = [PaddedPart([(sequence, 1) for sequence in together], seats) for together, seats in decoding]
+    decoding = rows.assign([sequence for sequence, new in plan if new == 1])
+    parts = [PaddedPart([(sequence, 1) for sequence in together], assignment) for together, assignment in decoding]
     chunks: list[list[PlannedTokens]] = []
-    for item in sorted((item for item in plan if item[1] > 1), key=lambda item: (-item[1], -item[0].cached)):
+    for item in sorted((item for item in plan if item[1] > 1), key=lambda item: (-item[1], -item[0].num_cached_tokens)):
         if chunks and _similar(chunks[-1][0], item):
             chunks[-1].append(item)
         else:
@@ -146,7 +146,7 @@ def lay_out(parts: Seq[PaddedPart], store: KVStore, device: torch.device) -> Ste
     for part in parts:
         start = len(tokens)
         for sequence, new in part.planned:
-            span = range(sequence.cached, sequence.cached + new)
+            span = range(sequence.num_cached_tokens, sequence.num_cached_tokens + new)
             tokens += sequence.tokens[span.start : span.stop]
             positions += span
             slots += [sequence.blocks[place // size] * size + place % size for place in span]
@@ -158,18 +158,18 @@ def lay_out(parts: Seq[PaddedPart], store: KVStore, device: torch.device) -> Ste
 def _similar(longest: PlannedTokens, item: PlannedTokens) -> bool:
     if longest[1] > 2 * item[1] + 64:
         return False
-    short, long = sorted((longest[0].cached + longest[1], item[0].cached + item[1]))
+    short, long = sorted((longest[0].num_cached_tokens + longest[1], item[0].num_cached_tokens + item[1]))
     return long <= 2 * short + 64
 
 
 def _rows(part: PaddedPart, start: int, block_size: int, device: torch.device) -> PaddedRows:
     """One bucket, whose new tokens begin at `start` in the step's row."""
-    cached, new = (np.array(column) for column in zip(*((s.cached, count) for s, count in part.planned), strict=True))
+    cached, new = (np.array(column) for column in zip(*((s.num_cached_tokens, count) for s, count in part.planned), strict=True))
     width, longest = -(-int((cached + new).max()) // block_size), int(new.max())
     places = torch.arange(width * block_size, device=device)
     stop = start + int(new.sum())
     sequences = [sequence for sequence, _ in part.planned]
-    source = tables(sequences, width).to(device) if part.seats is None else part.seats.on(device, width)
+    source = tables(sequences, width).to(device) if part.assignment is None else part.assignment.on(device, width)
     if longest == 1:
         visible = places <= torch.from_numpy(cached).to(device)[:, None, None, None]
         return PaddedRows(start, stop, source, visible, None, None)

@@ -25,8 +25,8 @@ MIN_BLOCKS = 4
 
 
 @dataclass(slots=True)
-class Shelf:
-    """Rows of one length."""
+class DecodeSlab:
+    """Rows of one length, in one tensor for each layer."""
 
     capacity: int
     """Tokens per row."""
@@ -39,11 +39,11 @@ class Shelf:
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
     """[num_rows, kv_heads, capacity, D], keys and values."""
 
-    def arrange(self, sequences: Seq[Sequence], max_rows: int) -> Seats:
+    def assign(self, sequences: Seq[Sequence], max_rows: int) -> RowAssignment:
         """Give the first rows to these sequences, who get a token each in this step; `max_rows` is not less than their number."""
         num = len(sequences)
         wanted = set(sequences)
-        kept = {s: row for row, s in enumerate(self.members) if s in wanted and self.lengths[row] == s.cached}
+        kept = {s: row for row, s in enumerate(self.members) if s in wanted and self.lengths[row] == s.num_cached_tokens}
         stay = {row: s for s, row in kept.items() if row < num}
         moving = [s for s, row in kept.items() if row >= num]
         coming = [s for s in sequences if s not in kept]
@@ -52,12 +52,12 @@ class Shelf:
         loads = holes[len(moving) :]
         stay.update(zip(holes, moving + coming, strict=True))
         self.members = [stay[row] for row in range(num)]
-        self.lengths = [s.cached + 1 for s in self.members]
+        self.lengths = [s.num_cached_tokens + 1 for s in self.members]
         if num > self.num_rows:
             self.num_rows = min(max(num, 2 * self.num_rows), max_rows)
         elif 4 * num <= self.num_rows or self.num_rows > max_rows:
             self.num_rows = min(2 * num, max_rows)
-        return Seats(self, list(self.members), moves, loads)
+        return RowAssignment(self, list(self.members), moves, loads)
 
     def room(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's rows, made for or brought to `num_rows`; k, v [*, kv_heads, D] tell what is kept."""
@@ -76,10 +76,10 @@ class Shelf:
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class RowAssignment:
     """Rows of the decoding sequences of one step."""
 
-    shelf: Shelf
+    slab: DecodeSlab
     sequences: list[Sequence]
     """In the order of their rows, which are the first ones."""
     moves: list[tuple[int, int]]
@@ -87,20 +87,20 @@ class Seats:
     loads: list[int]
     """Rows to gather from the blocks, after the moves."""
 
-    def on(self, device: torch.device, num_blocks: int) -> SeatsOn:
+    def on(self, device: torch.device, num_blocks: int) -> RowIndices:
         """With its indices as tensors, made once for all layers; the longest sequence has `num_blocks` blocks."""
         moves = torch.tensor(self.moves, device=device).unbind(1) if self.moves else None
         loads = torch.tensor(self.loads, device=device) if self.loads else None
         blocks = tables([self.sequences[row] for row in self.loads], num_blocks).to(device)
-        lengths = torch.tensor([s.cached for s in self.sequences], device=device)
-        return SeatsOn(self.shelf, torch.arange(len(lengths), device=device), lengths, moves, loads, blocks)
+        lengths = torch.tensor([s.num_cached_tokens for s in self.sequences], device=device)
+        return RowIndices(self.slab, torch.arange(len(lengths), device=device), lengths, moves, loads, blocks)
 
 
 @dataclass(frozen=True, slots=True)
-class SeatsOn:
-    """`Seats` for the layers of a step."""
+class RowIndices:
+    """A `RowAssignment` as tensors, for the layers of a step."""
 
-    shelf: Shelf
+    slab: DecodeSlab
     rows: Tensor
     """[B]"""
     places: Tensor
@@ -120,9 +120,9 @@ class SeatsOn:
         num, width = len(self.rows), self.blocks.shape[1] * store.block_size
         if self.moves is not None:
             source, target = self.moves
-            for rows in self.shelf.layers[layer]:
+            for rows in self.slab.layers[layer]:
                 rows[target, :, :width] = rows[source, :, :width]
-        pair = self.shelf.room(layer, k, v)
+        pair = self.slab.room(layer, k, v)
         if self.loads is not None:
             for rows, gathered in zip(pair, store.read(layer, self.blocks), strict=True):
                 rows[self.loads, :, :width] = gathered
@@ -132,7 +132,7 @@ class SeatsOn:
 
 
 class DecodeRows:
-    """Shelves by length, doubling from one to the next, so that a sequence moves on seldom.
+    """Slabs by length, doubling from one to the next, so that a sequence moves on seldom.
 
     Args:
         store: the block cache.
@@ -142,10 +142,10 @@ class DecodeRows:
 
     def __init__(self, store: KVStore, pool: BlockPool) -> None:
         self._store, self._pool = store, pool
-        self._shelves: dict[int, Shelf] = {}
+        self._slabs: dict[int, DecodeSlab] = {}
         self._epoch = pool.epoch
 
-    def seat(self, sequences: Seq[Sequence]) -> list[tuple[list[Sequence], Seats | None]]:
+    def assign(self, sequences: Seq[Sequence]) -> list[tuple[list[Sequence], RowAssignment | None]]:
         """Give rows to the sequences that decode in this step, by length; rows of others are given up.
 
         Returns:
@@ -154,22 +154,22 @@ class DecodeRows:
         Raises:
             StaleCache: if rows that older weights filled were not dropped.
         """
-        if self._shelves and self._epoch != self._pool.epoch:
+        if self._slabs and self._epoch != self._pool.epoch:
             raise StaleCache(f"{self.num_tokens} tokens lie ready for decoding from the weights of an older version: they were not dropped")
         self._epoch = self._pool.epoch
         block_size, room = self._store.block_size, self._store.num_blocks * self._store.block_size
         groups: dict[int, list[Sequence]] = {}
         for sequence in sequences:
-            groups.setdefault(capacity_for(sequence.cached + 1, block_size), []).append(sequence)
-        parts: list[tuple[list[Sequence], Seats | None]] = []
-        old, self._shelves = self._shelves, {}
+            groups.setdefault(capacity_for(sequence.num_cached_tokens + 1, block_size), []).append(sequence)
+        parts: list[tuple[list[Sequence], RowAssignment | None]] = []
+        old, self._slabs = self._slabs, {}
         for capacity, group in sorted(groups.items()):
             fit = room // capacity
             if fit:
-                shelf = self._shelves[capacity] = old.get(capacity) or Shelf(capacity)
-                seats = shelf.arrange(group[:fit], fit)
-                parts.append((seats.sequences, seats))
-                room -= shelf.num_rows * capacity
+                slab = self._slabs[capacity] = old.get(capacity) or DecodeSlab(capacity)
+                assignment = slab.assign(group[:fit], fit)
+                parts.append((assignment.sequences, assignment))
+                room -= slab.num_rows * capacity
             if group[fit:]:
                 parts.append((group[fit:], None))
         return parts
@@ -177,15 +177,15 @@ class DecodeRows:
     @property
     def num_tokens(self) -> int:
         """In all rows."""
-        return sum(sum(shelf.lengths) for shelf in self._shelves.values())
+        return sum(sum(slab.lengths) for slab in self._slabs.values())
 
     @property
     def size_bytes(self) -> int:
-        return sum(shelf.size_bytes for shelf in self._shelves.values())
+        return sum(slab.size_bytes for slab in self._slabs.values())
 
     def clear(self) -> None:
-        """Give everything up, and the memory back."""
-        self._shelves.clear()
+        """Drop all rows and free their memory."""
+        self._slabs.clear()
 
 
 def capacity_for(num_tokens: int, block_size: int) -> int:

@@ -161,7 +161,7 @@ class Runner:
             self.busy_s += time.perf_counter() - began
 
     async def _do_job(self) -> None:
-        job = self._jobs[0]  # stays in the queue meanwhile: should the task be cancelled, its waiter is told
+        job = self._jobs[0]  # stays in the queue meanwhile: should the task be cancelled, its waiter is notified
         if not job.done.done():
             await self._answer(job)
         self._jobs.popleft()
@@ -169,7 +169,7 @@ class Runner:
     async def _answer(self, job: _Job) -> None:
         try:
             result, error = await self._on_thread(job.work, is_step=job.is_step), None
-        except Exception as fault:  # belongs to whoever asked
+        except Exception as fault:  # belongs to the caller
             result, error = None, fault
         if job.done.done():  # nobody waits any more
             return

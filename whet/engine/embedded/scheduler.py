@@ -23,7 +23,7 @@ class Sequence:
     arrival: int
     tokens: list[int]
     """Context and what was sampled so far."""
-    cached: int = 0
+    num_cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     """Digests of its full blocks, each with everything before it."""
@@ -35,7 +35,7 @@ class Sequence:
     nucleus: list[bytes] = field(default_factory=list)
     matching: Matching | None = None
     """State of the reply in its grammar, if it has one."""
-    num_found: int | None = None
+    num_prefix_hits: int | None = None
     """Tokens that were in the cache when it was first let in; None: it was not yet."""
     delivered: int = 0
     """Sampled tokens already handed out."""
@@ -58,8 +58,8 @@ class Sequence:
         return self.request.sampling.raw_logprobs or self.request.sampling.top_logprobs > 0
 
     @property
-    def pending(self) -> int:
-        return len(self.tokens) - self.cached
+    def num_pending_tokens(self) -> int:
+        return len(self.tokens) - self.num_cached_tokens
 
     @property
     def num_shareable(self) -> int:
@@ -67,9 +67,9 @@ class Sequence:
         return self.num_prompt - 1
 
     @property
-    def leads(self) -> bool:
+    def is_fork_source(self) -> bool:
         """True while it computes a prompt that siblings can fork from as soon as it is complete."""
-        return self.cached < self.num_shareable
+        return self.num_cached_tokens < self.num_shareable
 
 
 def _place(sequence: Sequence) -> tuple[tuple[int, ...], int]:
@@ -111,7 +111,7 @@ class Scheduler:
         while budget > 0 and len(planned) < len(self.running):
             sequence = self.running[len(planned)]
             behind = len(self.running) - len(planned) - 1
-            new = min(sequence.pending, max(1, budget - behind))  # a long prefill leaves a token to everyone behind it
+            new = min(sequence.num_pending_tokens, max(1, budget - behind))  # a long prefill leaves a token to everyone behind it
             if not self._reserve(sequence, new):
                 break
             planned.append((sequence, new))
@@ -121,14 +121,14 @@ class Scheduler:
 
     def advance(self, sequence: Sequence, new: int) -> None:
         """Note that `new` pending tokens are cached now. Full blocks can be shared from then on, a prompt as soon as it is complete."""
-        led = sequence.leads
-        sequence.cached += new
+        led = sequence.is_fork_source
+        sequence.num_cached_tokens += new
         size = self.pool.block_size
-        while (len(sequence.digests) + 1) * size <= sequence.cached:
+        while (len(sequence.digests) + 1) * size <= sequence.num_cached_tokens:
             digest = self._note_next(sequence, size)
             assert digest is not None
             sequence.digests.append(digest)
-        if led and not sequence.leads:
+        if led and not sequence.is_fork_source:
             self._note_tail(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -139,7 +139,7 @@ class Scheduler:
     @property
     def num_cached_tokens(self) -> int:
         """Tokens in the cache, of running sequences and of idle blocks."""
-        return self.pool.num_idle_tokens + sum(sequence.cached for sequence in self.running)
+        return self.pool.num_idle_tokens + sum(sequence.num_cached_tokens for sequence in self.running)
 
     def drop_caches(self) -> None:
         """Forget every cached token, of running sequences too: they are computed again from their tokens."""
@@ -147,21 +147,21 @@ class Scheduler:
             self._requeue(self.running[-1])
         self.pool.forget()
 
-    def lend(self, num_tokens: int) -> list[int]:
-        """Blocks for that many tokens, preempting as needed; they come back through `give_back`."""
+    def allocate(self, num_tokens: int) -> list[int]:
+        """Allocate blocks for that many tokens, preempting as needed; `free` takes them back."""
         wanted = self.pool.blocks_for(num_tokens)
         while self.pool.num_free < wanted and self._preempt_last():
             pass
         return [self.pool.allocate() for _ in range(wanted)]
 
-    def give_back(self, blocks: list[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         """Hold these blocks no longer; empties the list. A beginning outlives what follows it: it is of more use."""
         while blocks:
             self.pool.drop(blocks.pop())
 
     def _admit_waiting(self, planned: list[tuple[Sequence, int]], budget: int) -> None:
         """Start waiting sequences, in their order, while there is room: nobody overtakes one that has to wait for blocks."""
-        leading = {sequence.request.tokens for sequence in self.running if sequence.leads}
+        leading = {sequence.request.tokens for sequence in self.running if sequence.is_fork_source}
         index = 0
         while index < len(self.waiting) and budget > 0 and len(self.running) < self._max_running:
             sequence = self.waiting[index]
@@ -170,10 +170,10 @@ class Scheduler:
                 continue
             if not self._admit(sequence):
                 return
-            new = min(sequence.pending, budget)
+            new = min(sequence.num_pending_tokens, budget)
             planned.append((sequence, new))
             budget -= new
-            if sequence.leads:
+            if sequence.is_fork_source:
                 leading.add(sequence.request.tokens)
 
     def _admit(self, sequence: Sequence) -> bool:
@@ -183,17 +183,17 @@ class Scheduler:
             self.pool.hold(block)
         wanted = self.pool.blocks_for(len(sequence.tokens)) - len(match.blocks)
         if self.pool.num_free < wanted:
-            self.give_back(match.blocks)
+            self.free(match.blocks)
             return False
         sequence.blocks, sequence.digests = match.blocks, match.digests
-        sequence.cached = len(match.blocks) * self.pool.block_size
+        sequence.num_cached_tokens = len(match.blocks) * self.pool.block_size
         if match.tail is not None:
             self._fork_tail(sequence, match.tail, match.num_tail, wanted)
-        if sequence.num_found is None:
-            sequence.num_found = sequence.cached
+        if sequence.num_prefix_hits is None:
+            sequence.num_prefix_hits = sequence.num_cached_tokens
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_place)
-        self._take_blocks(sequence, sequence.pending)
+        self._take_blocks(sequence, sequence.num_pending_tokens)
         return True
 
     def _fork_tail(self, sequence: Sequence, tail: int, num_tail: int, wanted: int) -> None:
@@ -204,12 +204,12 @@ class Scheduler:
             mine = self.pool.allocate()
             self._copy_block(tail, mine)
             sequence.blocks.append(mine)
-            sequence.cached += num_tail
+            sequence.num_cached_tokens += num_tail
         self.pool.drop(tail)
 
     def _reserve(self, sequence: Sequence, new: int) -> bool:
         """Make `new` more tokens of a running sequence writable, preempting others (the last first), itself at worst."""
-        wanted = self.pool.blocks_for(sequence.cached + new) - len(sequence.blocks)
+        wanted = self.pool.blocks_for(sequence.num_cached_tokens + new) - len(sequence.blocks)
         while self.pool.num_free < wanted:
             itself = self.running[-1] is sequence
             self._preempt_last()
@@ -219,7 +219,7 @@ class Scheduler:
         return True
 
     def _take_blocks(self, sequence: Sequence, new: int) -> None:
-        while len(sequence.blocks) < self.pool.blocks_for(sequence.cached + new):
+        while len(sequence.blocks) < self.pool.blocks_for(sequence.num_cached_tokens + new):
             sequence.blocks.append(self.pool.allocate())
 
     def _note_next(self, sequence: Sequence, count: int) -> bytes | None:
@@ -230,7 +230,7 @@ class Scheduler:
         return self.pool.index.note(sequence.blocks[done], before, tuple(sequence.tokens[first : first + count]))
 
     def _note_tail(self, sequence: Sequence) -> None:
-        count = sequence.cached - len(sequence.digests) * self.pool.block_size
+        count = sequence.num_cached_tokens - len(sequence.digests) * self.pool.block_size
         if count:
             self._note_next(sequence, count)
 
@@ -250,6 +250,6 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Let go of a sequence's blocks."""
         self._note_tail(sequence)
-        self.give_back(sequence.blocks)
+        self.free(sequence.blocks)
         sequence.digests.clear()
-        sequence.cached = 0
+        sequence.num_cached_tokens = 0

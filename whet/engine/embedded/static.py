@@ -89,7 +89,8 @@ class _Step:
         num, num_blocks = self._tables.shape
         padded = [*sequences, *[sequences[0]] * (num - len(sequences))]
         size = self._store.block_size
-        columns = [(s.tokens[s.cached], s.cached, s.blocks[s.cached // size] * size + s.cached % size) for s in padded]
+        places = [s.num_cached_tokens for s in padded]
+        columns = [(s.tokens[at], at, s.blocks[at // size] * size + at % size) for s, at in zip(padded, places, strict=True)]
         self._inputs.copy_(torch.from_numpy(np.array(columns, dtype=np.int64).T.copy()))
         self._tables.copy_(torch.from_numpy(block_tables(padded, num_blocks)))
 

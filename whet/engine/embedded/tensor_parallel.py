@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from whet.calls.messages import RemoteCall, RemoteResult
+from whet.calls.methods import Target, invoke, methods_of
 from whet.engine.base import StaleCache
 from whet.engine.embedded.core import EngineCore
 from whet.engine.embedded.lockstep import Lockstep
@@ -33,8 +34,8 @@ from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.model.parallel_plan import apply_plans
 from whet.model.shards import whole
-from whet.transport.base import Stream
-from whet.transport.land import copy_weights
+from whet.transport.apply import copy_weights
+from whet.transport.base import Stream, Ticket
 from whet.transport.receive import Receiver
 from whet.types import Request, SamplingParams
 
@@ -49,31 +50,30 @@ class Leader:
     """The first rank's side.
 
     Args:
-        followers: a pipe to each of the others, in their order.
+        pipes: a pipe to each of the others, in their order.
     """
 
-    def __init__(self, followers: Sequence[Connection]) -> None:
-        self._followers = followers
+    def __init__(self, pipes: Sequence[Connection]) -> None:
+        self._pipes = pipes
 
-    def tell(self, what: str, *arguments: object) -> None:
-        if what == "add":
+    def broadcast(self, method: str, *arguments: object) -> None:
+        if method == "add":
             arguments = (_bare(*arguments),)  # pyright: ignore[reportArgumentType]
-        for follower in self._followers:
-            follower.send((what, arguments))
+        self._send(RemoteCall(RANK if method in methods_of(RankCalls) else CORE, method, arguments))
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
         try:
             found = draw()
         except Exception:
-            self.tell("drawn", None)
+            self._send(RemoteResult())
             raise
-        self.tell("drawn", [each.token for each in found])
+        self._send(RemoteResult([each.token for each in found]))
         return found
 
     def digests(self, model: CausalModel) -> dict[str, str]:
-        self.tell("digests")
+        self.broadcast("digests")
         held = digests_of((name, whole(tensor)) for name, tensor in model.named_state())
-        for follower in self._followers:
+        for follower in self._pipes:
             held |= {name: digest for name, digest in follower.recv().items() if digest != held[name]}
         return held
 
@@ -86,6 +86,10 @@ class Leader:
         except Exception:
             traceback.print_exc()
             os._exit(LOST)
+
+    def _send(self, message: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(message)
 
 
 class NothingDrawn(Exception):
@@ -102,15 +106,15 @@ class Follower:
     def __init__(self, leader: Connection) -> None:
         self._leader = leader
 
-    def tell(self, what: str, *arguments: object) -> None:
+    def broadcast(self, method: str, *arguments: object) -> None:
         pass
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        what, (tokens,) = self._leader.recv()
-        assert what == "drawn", f"the ranks of an engine are out of step: the first says {what} where something was to be drawn"
-        if tokens is None:
+        drawn = self._leader.recv()
+        assert isinstance(drawn, RemoteResult), f"the ranks of an engine are out of step: the first sent {drawn} in place of drawn tokens"
+        if drawn.value is None:
             raise NothingDrawn
-        return [Drawn(token, 0.0, b"", None) for token in tokens]
+        return [Drawn(token, 0.0, b"", None) for token in drawn.value]
 
     def digests(self, model: CausalModel) -> dict[str, str]:
         mine = digests_of((name, tensor) for name, tensor in model.named_state() if not isinstance(tensor, DTensor))
@@ -123,36 +127,52 @@ class Follower:
         return nullcontext()
 
     def follow(self, core: EngineCore, receiver: Receiver) -> None:
-        """Obey the first rank until it is gone.
+        """Make the first rank's calls until it is gone.
 
         Args:
             core: the core of this rank.
             receiver: opens the tickets to new weights.
         """
-        sequences: dict[int, Running] = {}
+        targets = {CORE: Target(core, EngineCore), RANK: Target(RankCalls(core, receiver, self), RankCalls)}
         while True:
             try:
-                what, arguments = self._leader.recv()
+                call = self._leader.recv()
             except (EOFError, OSError):
                 return
-            self._do(core, receiver, sequences, what, arguments)
+            assert isinstance(call, RemoteCall), f"the ranks of an engine are out of step: the first sent {call} in place of a call"
+            with suppress(StaleCache, NothingDrawn):  # the first rank has the same error, and says what is next
+                invoke(targets, call)
 
-    def _do(self, core: EngineCore, receiver: Receiver, sequences: dict[int, Running], what: str, arguments: tuple[Any, ...]) -> None:
-        match what, arguments:
-            case "add", (request,):
-                added = core.add(request)
-                sequences[added.arrival] = added
-            case "finish", (arrival,):
-                core.finish(sequences.pop(arrival))
-            case "take", (ticket,):
-                copy_weights(dict(core.model.named_weights()), Stream(receiver.open(ticket)), digest=False)
-            case "digests", ():
-                self.digests(core.model)
-            case ("step" | "score" | "drop_caches" | "begin_version" | "forget" | "sleep" | "wake"), _:
-                with suppress(StaleCache, NothingDrawn):  # so it is with the first, which says what is next
-                    getattr(core, what)(*arguments)
-            case _:
-                raise AssertionError(f"a rank of an engine was told {what!r}")
+
+CORE, RANK = "core", "rank"
+"""Targets of the first rank's calls: an `EngineCore`, `RankCalls`."""
+
+
+class RankCalls:
+    """Calls that another rank makes otherwise than the first one.
+
+    Args:
+        core: the core of this rank.
+        receiver: opens the tickets to new weights.
+        follower: this rank's side of the pipe.
+    """
+
+    def __init__(self, core: EngineCore, receiver: Receiver, follower: Follower) -> None:
+        self._core, self._receiver, self._follower = core, receiver, follower
+        self._sequences: dict[int, Running] = {}
+
+    def add(self, request: Request) -> None:
+        added = self._core.add(request)
+        self._sequences[added.arrival] = added
+
+    def finish(self, arrival: int) -> None:
+        self._core.finish(self._sequences.pop(arrival))
+
+    def take(self, ticket: Ticket) -> None:
+        copy_weights(dict(self._core.model.named_weights()), Stream(self._receiver.open(ticket)), digest=False)
+
+    def digests(self) -> None:
+        self._follower.digests(self._core.model)
 
 
 def _bare(request: Request) -> Request:

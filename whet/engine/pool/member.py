@@ -1,119 +1,165 @@
-"""Parts of a pool: supervised engines, their places, and the way of new weights to them."""
+"""Member of a pool, its place there, and the reports of its loss."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from torch import Tensor
-
-from whet.engine.base import Capabilities, Vitals
+from whet.engine.base import Capabilities, EngineHealth
 from whet.engine.pool.breaker import Breaker
+from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
 
 STEADY_S = 600.0
 """A member that served for so long has its restarts forgotten."""
 
 
-class Member(Protocol):
-    """A supervised engine; its methods are an `Engine`'s. Every call of a lost member raises
-    `EngineLost`."""
+class EngineCalls(Protocol):
+    """Calls of a member that its engine answers, wherever that is."""
+
+    def open(self, conversation: str) -> None:
+        """As `Engine.open`. Does not wait for the member, and may be called again for an open
+        conversation."""
+        ...
+
+    def release(self, conversation: str) -> None:
+        """As `Engine.release`. Does not wait for the member; unknown conversations are ignored."""
+        ...
+
+    def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """As `Engine.generate`. Closing the generator early ends the request at the member, without an error
+        if that is gone.
+
+        Raises:
+            EngineRefused: if the request can never run.
+            StaleCache: if older weights' cache was about to be read.
+            ValueError: if a request of that id is running.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """As `Engine.abort`. Idempotent; unknown ids are ignored."""
+        ...
+
+    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        """As `Engine.score`. Also while paused."""
+        ...
+
+    async def pause(self) -> None:
+        """As `Engine.pause`: when it returns no token is being sampled, and requests that run wait with what
+        they have. Idempotent."""
+        ...
+
+    async def resume(self) -> None:
+        """Have requests go on. Idempotent."""
+        ...
+
+    async def flush(self) -> None:
+        """As `Engine.flush`. Idempotent."""
+        ...
+
+    async def sleep(self) -> None:
+        """As `Engine.sleep`: `update` wakes it. Idempotent."""
+        ...
+
+    async def health(self) -> EngineHealth:
+        """Health, without computing anything and without waiting for a step: called every few seconds, also
+        while weights arrive."""
+        ...
+
+
+class WeightCalls(Protocol):
+    """Calls of a member that bring its engine new weights."""
+
+    async def update(self, ticket: Ticket, version: int) -> Receipt:
+        """Take over the weights of a ticket while paused, drop every older cache, and return what is then held.
+
+        Not idempotent. After any other error than the first two the member's weights are unknown, and nothing is
+        sampled from them.
+
+        Raises:
+            OtherBase: if the ticket has changes against another version than it holds; nothing was changed.
+            ValueError: if the weights are not those of its model, or the version is not newer; nothing was changed.
+            TransportError: if they do not arrive, or are damaged.
+        """
+        ...
+
+
+class Member(EngineCalls, WeightCalls, Protocol):
+    """A supervised engine: an embedded engine in a process of its own, or the client of a server.
+
+    The pool calls every method on its event loop, except where "any thread" is said. A call may be cancelled at
+    each `await`; the member must then be fit for the next call. Calls run side by side: health checks and aborts
+    come while requests run and weights arrive. The pool sets the deadlines (`engine.pool`), so a method waits as
+    long as it takes.
+
+    Errors of every call but `kill` and `stop`:
+        EngineLost: the member or the connection to it is gone. Every later call raises it, too. The pool then calls
+            `kill`, starts another member, and samples the rest of the requests elsewhere.
+        EngineFailed: this one call failed, and the member lives.
+    """
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """The same for all members of a pool, and constant."""
+        ...
 
-    def open(self, conversation: str) -> None: ...
-
-    def release(self, conversation: str) -> None: ...
-
-    def generate(self, request: Request) -> AsyncGenerator[Chunk, None]: ...
-
-    async def abort(self, request_id: str) -> None: ...
-
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def flush(self) -> None: ...
-
-    async def sleep(self) -> None: ...
-
-    async def vitals(self) -> Vitals:
-        """Asked again and again: it must compute nothing."""
+    @property
+    def receivers(self) -> Sequence[str]:
+        """Names of the processes that open a ticket of weights: one, or one for each rank. A restarted
+        process has a new name."""
         ...
 
     def stacks(self, *, lost: bool) -> str:
-        """Stacks of its threads, if it can still report them; this may take some seconds. Safe from any
-        thread. With `lost` it is killed next, so the request may crash it; otherwise it must survive."""
+        """Stacks of its threads, or "" if it cannot report them. Any thread; may take some seconds. With `lost` the
+        member is killed next, so the request may crash it; otherwise it must survive."""
         ...
 
     def kill(self) -> None:
-        """Kill it at once, in any state; returns when it is gone. Safe from any thread."""
+        """Make sure that it samples nothing more and reads no weights, in whatever state it is, and return
+        then. Any thread; idempotent.
+
+        A process is killed. A server that somebody else started is cut off: waiting calls raise `EngineLost`,
+        and no answer counts any more.
+
+        Raises:
+            RuntimeError: if that cannot be had.
+        """
         ...
 
-    def end(self) -> None:
-        """Have it end by itself, or else kill it; a second time it does nothing. From any thread."""
+    def stop(self) -> None:
+        """Have it end by itself, or else kill it; waiting calls raise. Any thread; idempotent. Raises
+        nothing."""
         ...
 
 
 M = TypeVar("M", bound=Member)
 Started = TypeVar("Started", bound=Member, covariant=True)
-Changed = TypeVar("Changed", bound=Member, contravariant=True)
 
 
-class Start(Protocol[Started]):
-    """Starts a new member; from any thread. Raises EngineFailed if the member does not start, or the
-    event is set."""
+class StartMember(Protocol[Started]):
+    """Starts a member for one place of a pool, again after each loss. Called from any thread; may block."""
 
-    def __call__(self, given_up: threading.Event) -> Started: ...
-
-
-class Have(Protocol):
-    """Has a member, by its name, take weights over. Raises EngineLost if it is lost meanwhile; another comes in its place."""
-
-    def __call__(self, name: str, take: Callable[[Any], Awaitable[Receipt]], *, by_itself: bool = True) -> Awaitable[Receipt]:
-        """Have the member take weights over. With `by_itself` a member that exceeds the pool's deadline
-        is lost; without it, other members may hold it up, and the caller watches the time."""
-        ...
-
-
-class NotYet(Exception):
-    """A member cannot catch up with what was published: it has to wait for the next version."""
-
-
-class Weights(Protocol[Changed]):
-    """Brings new weights to members."""
-
-    async def spread(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, members: Mapping[str, Changed], have: Have
-    ) -> Receipt | None:
-        """Bring weights to all members, which are paused.
+    def __call__(self, given_up: threading.Event) -> Started:
+        """Start a member and return it when it can serve. It holds the pool's initial weights, or is given
+        the published ones next.
 
         Args:
-            weights: named as in Hugging Face files.
-            version: version of the weights.
-            members: all members, by name.
-            have: has one of them take the weights over. One that is lost meanwhile may be left out.
-
-        Returns:
-            The receipt that all agree on, or one that differs; None: all were lost. A member that comes
-                back catches up.
+            given_up: set when nobody waits for the member any more.
 
         Raises:
-            ValueError: if the weights are not those of the members' model, and nothing was changed.
+            EngineFailed: if it does not start in time, or `given_up` is set. Nothing of it is left then.
         """
         ...
 
-    async def catch_up(self, member: Changed, version: int) -> Receipt:
-        """Have a member that comes later take over what was spread last. Raises NotYet if it cannot."""
-        ...
+
+class CannotCatchUp(Exception):
+    """A later member cannot get what was published: it has to wait for the next version."""
 
 
 class State(StrEnum):
@@ -135,7 +181,7 @@ class Slot(Generic[M]):
     """A place in a pool, and who serves in it."""
 
     name: str
-    start: Start[M]
+    start: StartMember[M]
     member: M | None
     """None: it was lost."""
     breaker: Breaker
@@ -152,7 +198,7 @@ class Slot(Generic[M]):
     """Why its last member was lost."""
     busy_s: float = 0.0
     """Busy time of its present member, as last reported."""
-    coming: asyncio.Task[None] | None = None
+    starting: asyncio.Task[None] | None = None
     """Task that starts another member."""
 
     @property
@@ -180,4 +226,5 @@ class Incident:
     """Stacks of each of the engine's processes; empty for a process that ended by itself."""
 
 
-Tell = Callable[[Incident], None]
+OnIncident = Callable[[Incident], None]
+"""Called with each incident, on the pool's event loop."""

@@ -10,26 +10,26 @@ from whet.engine.pool.member import M, Slot, State
 from whet.engine.pool.reply import PooledReply
 
 
-def choose(slots: Sequence[Slot[M]], conversation: str, avoided: Collection[str] = ()) -> Slot[M] | None:
+def choose(slots: Sequence[Slot[M]], home: Slot[M] | None, avoided: Collection[str] = ()) -> Slot[M] | None:
     """The member that a conversation stays with, or else the one with the fewest requests; None: no
     member can take it now."""
-    free = [s for s in slots if s.state is State.SERVING and s.member is not None and s.breaker.lets_pass and s.name not in avoided]
-    home = next((slot for slot in free if conversation in slot.conversations), None)
-    return home or min(free, key=lambda slot: slot.load, default=None)
+    if home is not None and _takes(home, avoided):
+        return home
+    best, least = None, 0
+    for slot in slots:
+        load = slot.load
+        if (best is None or load < least) and _takes(slot, avoided):
+            best, least = slot, load
+    return best
+
+
+def _takes(slot: Slot[M], avoided: Collection[str]) -> bool:
+    return slot.state is State.SERVING and slot.member is not None and slot.breaker.lets_pass and slot.name not in avoided
 
 
 def others(slots: Sequence[Slot[M]], failed_at: Collection[str]) -> bool:
     """True if a member serves, or may serve again, with which the request has not failed."""
     return any(slot.state in (State.SERVING, State.DOWN) and slot.name not in failed_at for slot in slots)
-
-
-def move(slots: Sequence[Slot[M]], conversation: str, slot: Slot[M]) -> None:
-    """An open conversation that is not with a member stays there from here on: its own could not take its request, or it had none."""
-    for home in slots:
-        if conversation in home.conversations and home is not slot:
-            leave(conversation, home)
-    if conversation not in slot.conversations:
-        settle(conversation, slot)
 
 
 def settle(conversation: str, slot: Slot[M]) -> None:

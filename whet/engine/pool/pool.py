@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -17,18 +17,20 @@ from torch import Tensor
 from whet.engine.base import Capabilities, EngineFailed, EngineLost, nats_apart
 from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig
-from whet.engine.pool.keeper import Keeper
-from whet.engine.pool.member import Incident, M, Slot, Start, State, Tell, Weights
+from whet.engine.pool.member import Incident, M, OnIncident, Slot, StartMember, State
 from whet.engine.pool.placement import in_flight
 from whet.engine.pool.reply import PooledReply
 from whet.engine.pool.requests import Requests
+from whet.engine.pool.supervisor import Supervisor
+from whet.engine.pool.weights import WeightSync
 from whet.observe.metrics import Last, Metrics, Total
+from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
 
 CLOSED = "the engine was closed"
 
 
-def to_errors(incident: Incident) -> None:
+def print_incident(incident: Incident) -> None:
     """Say it on standard error."""
     print(f"warning: {incident.cause}; {incident.then}", file=sys.stderr, flush=True)
 
@@ -42,46 +44,46 @@ class EnginePool(Generic[M]):
         config: deadlines, restarts, breakers.
         deterministic: conversations go to members by the order in which they are opened, and a lost
             member ends everything.
-        tell: called for each member that is lost.
+        on_incident: called for each member that is lost.
         tolerance: largest difference in nats between members' scores of the same tokens.
     """
 
     def __init__(
         self,
         slots: Sequence[Slot[M]],
-        weights: Weights[M],
+        weights: WeightSync,
         config: PoolConfig,
         *,
         deterministic: bool,
-        tell: Tell = to_errors,
+        on_incident: OnIncident = print_incident,
         tolerance: float = 0.0,
     ) -> None:
         self._config, self._deterministic, self._weights = config, deterministic, weights
         replies: dict[str, PooledReply] = {}
-        flying = lambda slot: in_flight(slot, replies)  # noqa: E731
-        self._keeper = Keeper(slots, weights, config, deterministic=deterministic, tell=tell, in_flight=flying)
-        self._keeper.published.tolerance = tolerance
-        self._requests = Requests(self._keeper, replies, config, deterministic=deterministic)
-        self._told_retried = self._told_restarts = 0
+        describe = lambda slot: in_flight(slot, replies)  # noqa: E731
+        self._supervisor = Supervisor(slots, weights, config, deterministic=deterministic, on_incident=on_incident, in_flight=describe)
+        self._supervisor.published.tolerance = tolerance
+        self._requests = Requests(self._supervisor, replies, config, deterministic=deterministic)
+        self._reported_retried = self._reported_restarts = 0
         (first, *_) = self.members
         self._capabilities = replace(first.capabilities, shares_weights=False)
 
     @property
     def members(self) -> list[M]:
         """The present members."""
-        return [slot.member for slot in self._keeper.slots if slot.member is not None]
+        return [slot.member for slot in self._supervisor.slots if slot.member is not None]
 
     @property
     def slots(self) -> list[Slot[M]]:
-        return self._keeper.slots
+        return self._supervisor.slots
 
     @property
     def version(self) -> int:
-        return self._keeper.published.version
+        return self._supervisor.published.version
 
     @property
     def paused(self) -> bool:
-        return self._keeper.published.paused
+        return self._supervisor.published.paused
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,16 +91,16 @@ class EnginePool(Generic[M]):
 
     def metrics(self) -> Metrics:
         """`engine/...`: how many members serve; restarts and retried requests since it was last asked."""
-        restarts, retried = self._keeper.num_restarts - self._told_restarts, self._requests.num_retried - self._told_retried
-        self._told_restarts, self._told_retried = self._keeper.num_restarts, self._requests.num_retried
+        restarts, retried = self._supervisor.num_restarts - self._reported_restarts, self._requests.num_retried - self._reported_retried
+        self._reported_restarts, self._reported_retried = self._supervisor.num_restarts, self._requests.num_retried
         return {
-            "engine/members_up": Last(float(len(self._keeper.up))),
+            "engine/members_up": Last(float(len(self._supervisor.up))),
             "engine/restarts": Total(float(restarts)),
             "engine/retried_requests": Total(float(retried)),
         }
 
     def open(self, conversation: str) -> None:
-        self._keeper.check_open()
+        self._supervisor.check_open()
         self._requests.open(conversation)
 
     def release(self, conversation: str) -> None:
@@ -111,40 +113,40 @@ class EnginePool(Generic[M]):
         await self._requests.abort(request_id)
 
     async def pause(self) -> None:
-        async with self._keeper.enter():
-            self._keeper.published.paused = True
-            await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
+        async with self._supervisor.enter():
+            self._supervisor.published.paused = True
+            await self._supervisor.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
 
     async def resume(self) -> None:
-        async with self._keeper.enter():
-            self._keeper.published.check_whole()
-            self._keeper.published.paused = False
-            await self._keeper.everywhere("to resume", lambda member: member.resume(), self._config.step_timeout_s, behind=True)
+        async with self._supervisor.enter():
+            self._supervisor.published.check_whole()
+            self._supervisor.published.paused = False
+            await self._supervisor.everywhere("to resume", lambda member: member.resume(), self._config.step_timeout_s, behind=True)
 
     async def flush(self) -> None:
-        async with self._keeper.enter():
-            await self._keeper.everywhere("to forget its cache", lambda member: member.flush(), self._config.step_timeout_s)
+        async with self._supervisor.enter():
+            await self._supervisor.everywhere("to forget its cache", lambda member: member.flush(), self._config.step_timeout_s)
 
     async def sleep(self) -> None:
-        async with self._keeper.enter():
-            self._keeper.published.asleep = True
-            await self._keeper.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
+        async with self._supervisor.enter():
+            self._supervisor.published.asleep = True
+            await self._supervisor.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
 
     async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """The score from the first member, compared with those of all others. Raises EngineFailed if
         they disagree."""
         asked = tokens, temperature, top_logprobs
         while True:
-            async with self._keeper.enter():
-                self._keeper.published.check_whole()
+            async with self._supervisor.enter():
+                self._supervisor.published.check_whole()
                 timeout_s = self._config.step_timeout_s
-                answers = await self._keeper.everywhere("to score tokens", lambda member: member.score(*asked), timeout_s)
+                answers = await self._supervisor.everywhere("to score tokens", lambda member: member.score(*asked), timeout_s)
                 if answers:
                     (first, expected), *others = answers
                     for slot, found in others:
-                        if not (worst := nats_apart(found, expected)) <= self._keeper.published.tolerance:
+                        if not (worst := nats_apart(found, expected)) <= self._supervisor.published.tolerance:
                             raise EngineFailed(f"{slot.name} scores the same tokens {worst:.3g} nats away from {first.name}")
-                    self._keeper.published.score = asked, expected
+                    self._supervisor.published.score = asked, expected
                     return expected
             await self._anyone()
 
@@ -155,57 +157,58 @@ class EnginePool(Generic[M]):
             ValueError: as `Engine.update`.
             EngineFailed: if the weights arrived in part only: nothing is sampled then.
         """
-        now = self._keeper.published
-        async with self._keeper.enter():
+        now = self._supervisor.published
+        async with self._supervisor.enter():
             if now.updated and version <= now.version:
                 raise ValueError(f"the engine holds version {now.version} already, and was told to take over version {version}")
-            await self._keeper.gone()  # what is lost and lives on reads the memory that changes
-            await self._keeper.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
-            slots = {slot.name: slot for slot in self._keeper.there}
-            members = {name: slot.member for name, slot in slots.items() if slot.member is not None}
+            await self._supervisor.gone()  # what is lost and lives on reads the memory that changes
+            await self._supervisor.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
+            slots = {slot.name: slot for slot in self._supervisor.there}
+            receivers = {name: slot.member.receivers for name, slot in slots.items() if slot.member is not None}
+            timeout_s = None if self._weights.simultaneous else self._config.update_timeout_s
 
-            async def have(name: str, take: Callable[[M], Awaitable[Receipt]], *, by_itself: bool = True) -> Receipt:
-                timeout_s = self._config.update_timeout_s if by_itself else None
-                for receipt in await self._keeper.ask(slots[name], "to take over weights", take, timeout_s):
+            async def update_member(name: str, ticket: Ticket) -> Receipt:
+                call = self._supervisor.ask(slots[name], "to take over weights", lambda member: member.update(ticket, version), timeout_s)
+                for receipt in await call:
                     return receipt
                 raise EngineLost(slots[name].cause)
 
             try:
-                now.receipt = await self._weights.spread(weights, version, members, have)
+                now.receipt = await self._weights.send(weights, version, receivers, update_member)
                 now.version, now.updated, now.asleep, now.score, now.torn = version, True, False, None, None
-                self._keeper.caught_up()
+                self._supervisor.caught_up()
             except ValueError:  # nothing was changed
                 raise
             except BaseException as error:
                 now.torn = f"the engines may hold half of version {version}, and sample nothing: {type(error).__name__}: {error}"
                 if isinstance(error, Exception):
-                    await self._keeper.report(now.torn)
+                    await self._supervisor.report(now.torn)
                 raise
             finally:
                 if now.torn is None and not now.paused:
-                    timeout_s = self._config.step_timeout_s
-                    await self._keeper.everywhere("to resume", lambda member: member.resume(), timeout_s, behind=True)
-        while now.receipt is None:  # all were lost: whoever comes back takes the weights over
+                    await self._supervisor.everywhere("to resume", lambda member: member.resume(), self._config.step_timeout_s, behind=True)
+        while now.receipt is None:  # all were lost: a member that comes back takes the weights over
             await self._anyone()
         return now.receipt
 
     async def busy_s(self) -> float:
-        self._keeper.enter()
-        for slot, vitals in await self._keeper.everywhere("how busy it is", lambda m: m.vitals(), self._config.health_timeout_s):
-            slot.busy_s = vitals.busy_s
-        return self._keeper.busy_s
+        self._supervisor.enter()
+        for slot, health in await self._supervisor.everywhere("how busy it is", lambda m: m.health(), self._config.health_timeout_s):
+            slot.busy_s = health.busy_s
+        return self._supervisor.busy_s
 
     async def close(self) -> None:
-        await self._keeper.close()
+        await self._supervisor.close()
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
         """Close without an event loop. A second time it does nothing."""
-        self._keeper.end(CLOSED)
+        self._weights.close()
+        self._supervisor.end(CLOSED)
 
     # Members come and go.
 
-    async def join(self, name: str, start: Start[M]) -> None:
+    async def join(self, name: str, start: StartMember[M]) -> None:
         """Have another member start, and serve as soon as it is proven to hold the present weights.
 
         Raises:
@@ -217,9 +220,9 @@ class EnginePool(Generic[M]):
             raise ValueError(f"the pool has a member {name!r} already")
         slot = Slot(name, start, None, breaker_of(self._config), State.DOWN)
         self.slots.append(slot)
-        self._keeper.enter()
+        self._supervisor.enter()
         while slot.state is State.DOWN:
-            await self._keeper.change()
+            await self._supervisor.change()
         if slot.state is State.GIVEN_UP:
             self.slots.remove(slot)
             raise EngineFailed(slot.cause)
@@ -238,18 +241,18 @@ class EnginePool(Generic[M]):
         slot.state = State.DRAINING if slot.member is not None else State.GIVEN_UP
         deadline = asyncio.get_running_loop().time() + timeout_s
         while slot.requests and slot.up and asyncio.get_running_loop().time() < deadline:
-            await self._keeper.change()
-        async with self._keeper.enter():
+            await self._supervisor.change()
+        async with self._supervisor.enter():
             member, slot.member, slot.state = slot.member, None, State.GIVEN_UP
             self.slots.remove(slot)
         if member is not None:
-            await asyncio.to_thread(member.end)
+            await asyncio.to_thread(member.stop)
 
     async def _anyone(self) -> None:
         """Wait until a member is up."""
-        if self._keeper.hopeless:
-            raise self._keeper.nobody_left()
-        await self._keeper.change()
+        if self._supervisor.hopeless:
+            raise self._supervisor.nobody_left()
+        await self._supervisor.change()
 
     def _refuse_change(self) -> None:
         if self._deterministic:

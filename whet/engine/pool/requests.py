@@ -9,10 +9,10 @@ from typing import Generic
 
 from whet.engine.base import EngineFailed, EngineLost, StaleCache
 from whet.engine.pool.config import PoolConfig
-from whet.engine.pool.keeper import Keeper
 from whet.engine.pool.member import Incident, M, Slot
-from whet.engine.pool.placement import choose, in_flight, leave, move, others, settle
+from whet.engine.pool.placement import choose, in_flight, leave, others, settle
 from whet.engine.pool.reply import PooledReply
+from whet.engine.pool.supervisor import Supervisor
 from whet.types import Chunk, Request
 
 ABORTED_S = 1.0
@@ -24,43 +24,42 @@ class Requests(Generic[M]):
     """Requests in flight, and the open conversations.
 
     Args:
-        keeper: supervisor of the members.
+        supervisor: supervisor of the members.
         replies: to them, by their ids; filled here.
         config: deadlines.
         deterministic: a request that fails is not tried elsewhere.
     """
 
-    def __init__(self, keeper: Keeper[M], replies: dict[str, PooledReply], config: PoolConfig, *, deterministic: bool) -> None:
-        self._keeper, self.replies, self._config, self._deterministic = keeper, replies, config, deterministic
+    def __init__(self, supervisor: Supervisor[M], replies: dict[str, PooledReply], config: PoolConfig, *, deterministic: bool) -> None:
+        self._supervisor, self.replies, self._config, self._deterministic = supervisor, replies, config, deterministic
         self.num_retried = 0
-        self._open: set[str] = set()
+        self._homes: dict[str, Slot[M] | None] = {}
+        """Open conversations, each with the place that it stays with; None: it has had no request yet, and there was no place."""
         self._asking: set[asyncio.Task[list[None]]] = set()
         """Tasks that pass an abort on to members, and need not be awaited."""
         self._stale: set[str] = set()
         """Names of members reported as holding a stale cache."""
 
     def open(self, conversation: str) -> None:
-        self._open.add(conversation)
-        slot = choose(self._keeper.slots, conversation)
-        if slot is not None:  # else whoever gets its first request
+        slot = self._homes[conversation] = choose(self._supervisor.slots, self._homes.get(conversation))
+        if slot is not None:  # else the member that gets its first request
             settle(conversation, slot)
 
     def release(self, conversation: str) -> None:
-        self._open.discard(conversation)
-        for slot in self._keeper.slots:
-            if conversation in slot.conversations:
-                leave(conversation, slot)
+        home = self._homes.pop(conversation, None)
+        if home is not None:
+            leave(conversation, home)
 
     async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """As `Engine.generate`."""
-        self._keeper.enter()
+        self._supervisor.enter()
         if request.id in self.replies:
             raise ValueError(f"a request with the id {request.id!r} is already running")
         reply = self.replies[request.id] = PooledReply(request)
         try:
             while True:
                 slot = await self._place(reply)
-                chunks = reply.cut(self._keeper.published.version) if slot is None else ()
+                chunks = reply.cut(self._supervisor.published.version) if slot is None else ()
                 for chunk in chunks:
                     yield chunk
                 if slot is None:
@@ -80,12 +79,12 @@ class Requests(Generic[M]):
         if reply is None:
             return
         reply.aborted = True
-        self._keeper.changed()
+        self._supervisor.changed()
         asking = {
             asyncio.ensure_future(
-                self._keeper.ask(slot, "to abort a request", lambda member: member.abort(request_id), self._config.health_timeout_s)
+                self._supervisor.ask(slot, "to abort a request", lambda member: member.abort(request_id), self._config.health_timeout_s)
             )
-            for slot in self._keeper.slots
+            for slot in self._supervisor.slots
             if request_id in slot.requests
         }
         self._asking |= asking
@@ -102,16 +101,16 @@ class Requests(Generic[M]):
             EngineFailed: if no member will take it.
         """
         while not reply.aborted:
-            self._keeper.enter()
-            self._keeper.published.check_whole()
-            slot = choose(self._keeper.slots, reply.request.conversation, reply.failed_at)
+            self._supervisor.enter()
+            self._supervisor.published.check_whole()
+            slot = choose(self._supervisor.slots, self._homes.get(reply.request.conversation), reply.failed_at)
             if slot is not None:
                 return slot
-            if self._keeper.hopeless:
-                raise self._keeper.nobody_left()
-            if reply.failure is not None and not others(self._keeper.slots, reply.failed_at):
+            if self._supervisor.hopeless:
+                raise self._supervisor.nobody_left()
+            if reply.failure is not None and not others(self._supervisor.slots, reply.failed_at):
                 raise reply.failure
-            await self._keeper.change()
+            await self._supervisor.change()
         return None
 
     async def _from(self, slot: Slot[M], reply: PooledReply) -> AsyncGenerator[Chunk, None]:
@@ -119,8 +118,8 @@ class Requests(Generic[M]):
         fails and another may try."""
         member, request = slot.member, reply.request
         assert member is not None, "a request was placed where nobody is"
-        if request.conversation in self._open:
-            move(self._keeper.slots, request.conversation, slot)
+        if request.conversation in self._homes:
+            self._move(request.conversation, slot)
         slot.requests.add(request.id)
         number = slot.breaker.passed()
         try:
@@ -133,30 +132,40 @@ class Requests(Generic[M]):
                     for piece in reply.take(chunk):
                         yield piece
         except EngineLost as lost:
-            await self._keeper.lose(slot, member, str(lost))
+            await self._supervisor.lose(slot, member, str(lost))
         except StaleCache as stale:
             if slot.name not in self._stale:
                 self._stale.add(slot.name)
-                self._told(slot, stale, "nothing is tried again: what was proven of its weights does not hold")
+                self._report(slot, stale, "nothing is tried again: what was proven of its weights does not hold")
             raise
         except EngineFailed as failed:
             if self._deterministic:  # a breaker goes by the clock
                 raise
             self._failed(slot, reply, failed, number)
-            if not others(self._keeper.slots, reply.failed_at):
+            if not others(self._supervisor.slots, reply.failed_at):
                 raise
         finally:
             slot.requests.discard(request.id)
             slot.breaker.ended(number)
-            self._keeper.changed()
+            self._supervisor.changed()
+
+    def _move(self, conversation: str, slot: Slot[M]) -> None:
+        """An open conversation stays with a place from here on: its own could not take its request, or it had none."""
+        home = self._homes[conversation]
+        if home is slot:
+            return
+        if home is not None:
+            leave(conversation, home)
+        self._homes[conversation] = slot
+        settle(conversation, slot)
 
     def _failed(self, slot: Slot[M], reply: PooledReply, failed: EngineFailed, number: int) -> None:
         reply.failed_at.add(slot.name)
         reply.failure = failed
         if slot.breaker.failed(number):
             state = slot.breaker.state
-            self._told(slot, failed, "its requests are tried elsewhere" + ("" if state == "closed" else "; its circuit breaker is open"))
+            self._report(slot, failed, "its requests are tried elsewhere" + ("" if state == "closed" else "; its circuit breaker is open"))
 
-    def _told(self, slot: Slot[M], error: EngineFailed, then: str) -> None:
+    def _report(self, slot: Slot[M], error: EngineFailed, then: str) -> None:
         cause = f"{slot.name} failed with a request and lives: {error}"
-        self._keeper.tell(Incident(slot.name, cause, then, in_flight(slot, self.replies), {}))
+        self._supervisor.on_incident(Incident(slot.name, cause, then, in_flight(slot, self.replies), {}))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.tensor_parallel import Links
+from whet.engine.embedded.tokenizer import TokenizerFolder
 from whet.model.shared import SharedModel
 
 
@@ -20,9 +20,8 @@ class Setup:
     deterministic: bool
     threads: int
     """torch's, of this copy."""
-    tokenizer: Path | None
-    """Folder of the tokenizer that finds stop texts and reads grammars."""
-    trust_remote_code: bool
+    tokenizer: TokenizerFolder | None
+    """The tokenizer that finds stop texts and reads grammars."""
     mapped: bool = True
     """True: new weights are put into the shared memory, from which a copy on the CPU then samples.
     False: every process has its own."""

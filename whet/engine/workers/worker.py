@@ -10,42 +10,36 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Generator
 from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whet.data.template import Renderer, load_tokenizer
-from whet.engine.base import EngineFailed, EngineRefused, StaleCache
-from whet.engine.embedded.core import EngineCore
+from whet.calls.methods import Target
+from whet.calls.pipe import CallServer
+from whet.engine.embedded.core import NO_TOKENIZER, EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.tensor_parallel import LOST, Follower, Links, keep_part
+from whet.engine.pool.member import EngineCalls, WeightCalls
 from whet.engine.workers.dialing import Invitation
 from whet.engine.workers.first_weights import fetch
+from whet.engine.workers.processes import ENGINE, WEIGHTS
 from whet.engine.workers.setup import Setup
 from whet.model.causal import CausalModel, torch_thread, use_device
 from whet.model.meta import copied_to, without_contents
 from whet.model.naming import Naming
 from whet.model.shared import attach
 from whet.runfolder.stacks import say_on_signal
-from whet.transport.base import OtherBase, Stream, Ticket, TransportError
+from whet.transport.base import Stream, Ticket
 from whet.transport.receive import Receiver
-from whet.types import Receipt, Request
-
-KNOWN = (EngineRefused, EngineFailed, StaleCache, TransportError, OtherBase, ValueError)
-"""Errors that a caller may need to tell apart; any other becomes an `EngineFailed` with its message."""
+from whet.types import Receipt
 
 
 class Copy:
-    """An embedded engine at the end of a connection.
-
-    Messages in: ("tell", method, arguments), ("call", number, method, arguments), ("generate", number, request), ("drop", number).
-    Messages out: what `first_weights.fetch` says, then ("ready", capabilities), then (number, answer): what a call returned, a chunk, or an
-    error to raise.
+    """An embedded engine at the end of a connection. It calls `FirstWeights` as it starts, sends the engine's
+    capabilities when it is ready, and serves calls from then on.
     """
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
@@ -54,11 +48,6 @@ class Copy:
         shared = setup.mapped and setup.links is None and torch.device(setup.device) == torch.device("cpu")
         ranks = None if setup.links is None else setup.links.join(setup.device)
         model = weights if shared else _beside(weights, setup)
-        decode = grammars = None
-        if setup.tokenizer is not None:
-            tokenizer = load_tokenizer(setup.tokenizer, trust_remote_code=setup.trust_remote_code)
-            renderer = Renderer(tokenizer)
-            decode, grammars = renderer.decode, Grammars(renderer, model.vocab_size)
         self._engine = EmbeddedEngine(
             model,
             setup.config,
@@ -66,73 +55,30 @@ class Copy:
             shares_weights=shared,
             deterministic=setup.deterministic,
             keeps_weights=setup.keeps_weights,
-            decode=decode,
-            grammars=grammars,
+            tokenizer=NO_TOKENIZER if setup.tokenizer is None else setup.tokenizer.load(model.vocab_size),
             ranks=ranks,
         )
         self._receiver = _receiver(setup, weights, model)
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._calls: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Obey messages until one closes the copy, or the other end is gone."""
-        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]]()
-        threading.Thread(target=self._read, args=(lambda m: loop.call_soon_threadsafe(inbox.put_nowait, m),), daemon=True).start()
-        self._connection.send(("ready", self._engine.capabilities))
-        while (message := await inbox.get())[0] != "close":
-            self._handle(message)
+        """Serve calls until none follows, or the other end is gone."""
+        self._connection.send(self._engine.capabilities)
+        targets = {ENGINE: Target(self._engine, EngineCalls), WEIGHTS: Target(self, WeightCalls)}
+        await CallServer(self._connection, targets, lambda: os._exit(0)).serve()  # a step may be under way, for nobody
         await self._engine.close()
 
-    def _read(self, take: Callable[[tuple[Any, ...]], object]) -> None:
-        try:
-            while True:
-                take(self._connection.recv())
-        except (EOFError, OSError):
-            os._exit(0)  # nobody is there to answer any more, and a step may be under way
-
-    def _handle(self, message: tuple[Any, ...]) -> None:
-        match message:
-            case ("tell", method, arguments):
-                getattr(self._engine, method)(*arguments)
-            case ("call", number, method, arguments):
-                made = self._begin(*arguments) if method == "begin" else getattr(self._engine, method)(*arguments)
-                task = asyncio.create_task(self._answer(number, made))
-                self._calls.add(task)
-                task.add_done_callback(self._calls.discard)
-            case ("generate", number, request):
-                task = self._running[number] = asyncio.create_task(self._generate(number, request))
-                task.add_done_callback(lambda _: self._running.pop(number))  # also of one that is dropped before it began
-            case ("drop", number):
-                if (task := self._running.get(number)) is not None:
-                    task.cancel()
-            case _:
-                raise AssertionError(f"an engine's copy was sent {message!r}")
-
-    async def _answer(self, number: int, made: Coroutine[Any, Any, Any]) -> None:
-        try:
-            self._connection.send((number, await made))
-        except Exception as error:  # raised again where it was called
-            self._connection.send((number, _portable(error)))
-
-    async def _generate(self, number: int, request: Request) -> None:
-        try:
-            async for chunk in self._engine.generate(request):
-                self._connection.send((number, chunk))
-        except Exception as error:  # raised again where the request came from
-            self._connection.send((number, _portable(error)))
-
-    async def _begin(self, version: int, ticket: Ticket) -> Receipt:
+    async def update(self, ticket: Ticket, version: int) -> Receipt:
         """Take over the weights of a ticket."""
         self._receiver.check(ticket, self._engine.held)
         arriving = self._arriving(ticket)
         try:
             return await self._engine.update(Stream(arriving), version)
         finally:
-            arriving.close()  # whoever sends need not wait for an engine that reads no further
+            arriving.close()  # the sender need not wait for an engine that reads no further
 
     def _arriving(self, ticket: Ticket) -> Generator[tuple[str, Tensor]]:
         """Read between two steps, by all ranks at once."""
-        self._engine.core.ranks.tell("take", ticket)
+        self._engine.core.ranks.broadcast("take", ticket)
         yield from self._receiver.open(ticket)
 
 
@@ -166,16 +112,8 @@ def follow(connection: Connection, setup: Setup, links: Links) -> None:
     weights = attach(setup.model)
     follower = links.join(setup.device)
     assert isinstance(follower, Follower)
-    sizes = setup.config
     model = _beside(weights, setup)
-    core = EngineCore(
-        model,
-        cache_tokens=sizes.cache_tokens,
-        block_size=sizes.block_size,
-        max_running=sizes.max_running,
-        max_batch_tokens=sizes.max_batch_tokens,
-        ranks=follower,
-    )
+    core = EngineCore(model, setup.config, ranks=follower)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
         follower.follow(core, _receiver(setup, weights, model))
@@ -190,13 +128,6 @@ def _end_with(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         connection.recv()
     os._exit(0)
-
-
-def _portable(error: Exception) -> Exception:
-    cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__}: {error.__cause__})"
-    if type(error) in KNOWN:
-        return type(error)(f"{error}{cause}")
-    return EngineFailed(f"{type(error).__name__}: {error}{cause}")
 
 
 def work(connection: Connection) -> None:

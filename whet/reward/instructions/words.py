@@ -53,7 +53,7 @@ def count_words(text: str) -> int:
 
 
 def tokens(text: str) -> list[str]:
-    """Words and marks: a mark stands alone, contractions are parted (`do`, `n't`), hyphenated words are not."""
+    """Words and marks: a mark is an item of its own, contractions are parted (`do`, `n't`), hyphenated words are not."""
     found: list[str] = []
     for token in _TOKEN.findall(text):
         match = _CONTRACTION.fullmatch(token.replace("’", "'"))

@@ -9,7 +9,6 @@ from fractions import Fraction
 from whet.reward.math.arithmetic import Tree, parts_of, symbols_of
 from whet.reward.math.forms import SYMBOL, Form, Item, Leaf
 from whet.reward.math.grammar import Refused
-from whet.reward.math.number import Number
 from whet.reward.math.units import parse_unit
 from whet.reward.math.values import BITS, Value, agree, close, exact_value, points, values_at
 from whet.types import JSON
@@ -145,10 +144,10 @@ def settle(question: JSON) -> str:
     try:
         return "equal" if comparison.holds() else "different"
     except _FAULTS as fault:
-        return comparison.fault_of_label() or _told(fault)
+        return comparison.fault_of_label() or _text_of_fault(fault)
 
 
-def _told(fault: Exception) -> str:
+def _text_of_fault(fault: Exception) -> str:
     return str(fault) if isinstance(fault, Refused) else f"it has no value that can be computed ({type(fault).__name__})"
 
 
@@ -177,7 +176,7 @@ class _Comparison:
                 for leaf in item[1]:
                     self._at_point(leaf[0][0], 0, BITS)
         except _FAULTS as fault:
-            return BAD_LABEL + _told(fault)
+            return BAD_LABEL + _text_of_fault(fault)
         return None
 
     def _matched(self, first: Sequence[JSON], second: Sequence[JSON]) -> bool:
@@ -273,12 +272,3 @@ def _scaled(value: Value, factor: Value) -> Value:
 
 def _has(tree: Tree, kind: str) -> bool:
     return tree[0] == kind or any(_has(part, kind) for part in parts_of(tree))
-
-
-def number_of(form: Form) -> Number | None:
-    """The exact number that a form is, if it is one."""
-    if form.kind != "items" or form.shape != "one" or form.name or form.conditions or form.items[0].tag:
-        return None
-    leaf = form.items[0].leaves[0]
-    value = exact_value(leaf.tree) if _is_number(leaf.tree) and leaf.tree[0] not in ("oo", "-oo") else None
-    return None if value is None else Number(value, leaf.percent, leaf.unit)

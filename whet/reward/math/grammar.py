@@ -99,7 +99,7 @@ def _check_powers(text: str, num_variables: int) -> None:
         if character == "^":
             exponent, end = _exponent(text, i + 1)
             before = text[:i].rstrip()[-1:]
-            # After a brace the base may be a command's several groups; after a bar, what stands between the bars.
+            # After a brace the base may be a command's several groups; after a bar, what is between the bars.
             base = powers[-1] if before in ("}", "|") else last
             last = base * _exponent_bound(exponent)
             if last > MAX_POWER:

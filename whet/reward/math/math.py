@@ -79,7 +79,7 @@ class MathReward:
     async def _settle(self, task: Task, label: Reading, answer: Reading, question: Question) -> Rewards:
         try:
             verdict = await self._pool.call(SETTLE, {"question": question.data}, f"reward math on task {task.id!r}")
-        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+        except RewardTimeout as late:  # the work is bounded, so only a stopped machine comes here; the answer is the model's
             return Rewards(0.0, detail=f"the answer {answer.text[:200]!r} could not be compared in time: {late}")
         if verdict in ("equal", "different"):
             return _verdict(verdict == "equal", label, answer)

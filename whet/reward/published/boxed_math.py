@@ -62,7 +62,7 @@ class BoxedReward:
             for one, other in decision.differences:
                 arguments = {"first": one, "second": other}
                 equal = equal and await self._pool.call(ZERO, arguments, call_name(self._name, task))
-        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+        except RewardTimeout as late:  # the work is bounded, so only a stopped machine comes here; the answer is the model's
             return Rewards(found.bonus, detail=f"the answer {found.answer[:200]!r} could not be compared in time: {late}")
         if equal:
             return Rewards(found.bonus + found.value, detail=found.missing)

@@ -11,7 +11,6 @@ import re
 from pydantic import Field, model_validator
 
 from whet.config import Config
-from whet.core.shaping import overlong_penalty
 from whet.reward.base import bad_row, label_of
 from whet.types import JSON, Rewards, Task, Trajectory
 
@@ -80,7 +79,7 @@ class OverlongOptions(Config):
 class OverlongPenalty:
     """0 up to `max_tokens - buffer_tokens` sampled tokens, then falling linearly to `-factor` at max_tokens (DAPO, eq. 13).
 
-    Meant as a component beside the reward of the answer; the total is their sum.
+    Meant as a component in addition to the reward of the answer; the total is their sum.
     """
 
     def __init__(self, options: OverlongOptions) -> None:
@@ -181,3 +180,19 @@ def _score_line(answer: str, label: str) -> Rewards:
 def _verdict(right: bool, reason: str) -> Rewards:
     parts = {"score": 1.0 if right else -1.0, "accuracy": float(right)}
     return Rewards(parts["score"], parts, "" if right else reason)
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int, factor: float = 1.0) -> float:
+    """Soft overlong punishment: 0 up to max_length - buffer tokens, then falling to -factor at max_length and on, linearly.
+
+    Source: DAPO, arXiv 2503.14476, eq. 13.
+
+    Args:
+        length: sampled tokens.
+        max_length: the token limit.
+        buffer: tokens before the limit over which the penalty grows.
+        factor: the penalty at the limit.
+    """
+    if buffer <= 0:
+        raise ValueError(f"the buffer of the overlong penalty must be positive, not {buffer}")
+    return min(-(length - (max_length - buffer)) / buffer * factor, 0.0)

@@ -48,7 +48,7 @@ def extract_letter(response: str, letters: Sequence[str]) -> str | None:
     """The chosen letter, upper case; None without one. What precedes the last `</think>` is not read, the case of `letters` does not count.
 
     The first of these whose first match names one of `letters`: a letter after answer, option or choice (with `is` or a colon); a letter
-    before `is (the) correct`; a letter after `final answer` or `final option`; the last capital letter that stands alone.
+    before `is (the) correct`; a letter after `final answer` or `final option`; the last capital letter that is a word of its own.
     """
     reply, valid = _reply(response), {letter.upper() for letter in letters}
     for pattern in _PATTERNS:

@@ -63,7 +63,7 @@ class PrimeMathReward:
         try:
             if await self._equal(task, answer, label):
                 return Rewards(1.0)
-        except RewardTimeout as late:  # the work is bounded, so only a machine that stands still comes here; the answer is the model's
+        except RewardTimeout as late:  # the work is bounded, so only a stopped machine comes here; the answer is the model's
             return Rewards(0.0, detail=f"the answer {answer[:200]!r} could not be compared in time: {late}")
         return Rewards(0.0, detail=f"the answer {answer[:200]!r} is not the label {label[:200]!r}")
 

@@ -62,7 +62,7 @@ class MathVerifyReward:
         arguments = {"label": label, "answer": answer}
         try:
             found = await self._pool.call(VERIFY, arguments, call_name("math_verify", task))
-        except RewardTimeout as late:  # the steps are counted, so only a machine that stands still comes here; the answer is the model's
+        except RewardTimeout as late:  # the steps are counted, so only a stopped machine comes here; the answer is the model's
             return Rewards(0.0, detail=f"the answer {answer[:200]!r} could not be compared in time: {late}")
         if found == "label":
             raise bad_row(task, f"has the label {label[:200]!r}, which the reward math_verify cannot use: it takes too much to compare")

@@ -41,6 +41,7 @@ from whet.train.torch_native.saving import (
     OPTIMIZER,
     PLACE,
     WEIGHTS,
+    check_base,
     check_buffers,
     in_host_memory,
     load_optimizer,
@@ -79,6 +80,7 @@ class TorchBackend:
         self.config = config
         self.dtype = model.dtype
         """Type of computation, and of the weights in `named_weights`."""
+        self.device = model.device
         self.adapter: Adapter | None = None
         """The adapter that trains; None: the whole model trains."""
         degrees = config.degrees
@@ -188,10 +190,8 @@ class TorchBackend:
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
         return self._ranks.given(self.model.merged_state(), self.dtype)
 
-    def base(self) -> Annotator:
-        """The model without its adapter, as a reference."""
-        assert self.adapter is not None, "a model that is trained whole keeps no base"
-        return _Base(self, self.adapter)
+    def base(self) -> Annotator | None:
+        return None if self.adapter is None else _Base(self, self.adapter)
 
     def export(self, folder: Path, base: str = "") -> None:
         """Write Hugging Face safetensors and config; of an adapter, peft's files, which name `base` as their base model."""
@@ -314,24 +314,6 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
     """Tokens, pairs and lines of a micro-batch: none, where it does not count."""
     row = micro.row
     return (row.num_tokens, row.num_pairs, len(micro.lines) if micro.lines is not None else 0) if micro.counts else (0, 0, 0)
-
-
-def check_base(path: Path, adapter: Adapter) -> None:
-    """Refuse an adapter's checkpoint that was made on another base model, or with another scale.
-
-    Args:
-        path: the checkpoint's `base.json`.
-        adapter: adapter that takes over the checkpoint.
-
-    Raises:
-        ValueError: if they differ, or the checkpoint is not an adapter's.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
-    saved = json.loads(path.read_text())
-    if saved["digest"] != adapter.base_digest():
-        raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
-    adapter.check_scale(saved["scale"], path.parent)
 
 
 def _scatter(column: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:

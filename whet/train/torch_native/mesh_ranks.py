@@ -45,7 +45,7 @@ class MeshRanks:
         model: whole on every rank, or on every rank without contents; it is sharded in place, and what files have of it is read then.
         mesh: the ranks.
         size: size of the model's passes.
-        offload: True if what a rank keeps of the parameters lies in the CPU's memory.
+        offload: True if what a rank keeps of the parameters is in the CPU's memory.
         key: the setting that the mesh's degrees come from, for error messages.
 
     Raises:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from whet.model.dcp_files import DcpFiles
+from whet.model.lora import Adapter
 from whet.model.tensor_files import write_tensors
 from whet.train.torch_native.optim import Optimizer
 
@@ -29,6 +30,24 @@ BASE = "base.json"
 BUFFERS = "buffers.safetensors"
 """File of a checkpoint: the model's buffers, which no optimizer changes, such as the routing bias of
 DeepSeek-V3."""
+
+
+def check_base(path: Path, adapter: Adapter) -> None:
+    """Refuse an adapter's checkpoint that was made on another base model, or with another scale.
+
+    Args:
+        path: the checkpoint's `base.json`.
+        adapter: adapter that takes over the checkpoint.
+
+    Raises:
+        ValueError: if they differ, or the checkpoint is not an adapter's.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path.parent} is the checkpoint of a model that was trained whole, not of an adapter: leave train.lora out")
+    saved = json.loads(path.read_text())
+    if saved["digest"] != adapter.base_digest():
+        raise ValueError(f"{path.parent} has an adapter of another base model than model.path: name the one that it began with")
+    adapter.check_scale(saved["scale"], path.parent)
 
 
 def check_buffers(file: Path, own: Iterable[tuple[str, Tensor]]) -> None:

@@ -43,7 +43,7 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
     Args:
         model: whole on every rank, with the same weights, on the CPU perhaps, and ends up on the mesh's devices; or without contents.
         mesh: the ranks.
-        offload: True if what a rank keeps lies in the CPU's memory; what it computes with does not.
+        offload: True if what a rank keeps is in the CPU's memory; what it computes with does not.
         key: the setting that the degrees come from, for error messages.
 
     Raises:

@@ -84,8 +84,8 @@ class NativeDecode:
     def hidden(self, sequences: Seq[Sequence], store: KVStore) -> Tensor:
         """Final hidden states of each sequence's first token that is not cached; its key and value go to its blocks in `store`. [B, H]"""
         assert self._model.adapter is None, "an adapter was put on the model after its decode step was compiled"
-        tokens = np.array([s.tokens[s.cached] for s in sequences], dtype=np.int64)
-        lengths = np.array([s.cached for s in sequences], dtype=np.int64)
+        tokens = np.array([s.tokens[s.num_cached_tokens] for s in sequences], dtype=np.int64)
+        lengths = np.array([s.num_cached_tokens for s in sequences], dtype=np.int64)
         tables = block_tables(sequences, max(len(s.blocks) for s in sequences))
         shape, num = self._shape, len(tokens)
         pools = store.pools(shape.layers, shape.kv_heads, shape.dim)
@@ -237,22 +237,26 @@ def checked(model: CausalModel) -> NativeDecode:
         tokens = [(7 * place + 3 * number) % model.vocab_size for place in range(length)]
         blocks = [free.pop() for _ in range(-(-length // size))]
         sequences.append(Sequence(Request(f"check {number}", tuple(tokens), SamplingParams(max_tokens=1)), number, tokens, blocks=blocks))
-    prefill = [PaddedPart([(s, s.pending - decoded)]) for s, (_, decoded) in zip(sequences, CHECKED, strict=True) if s.pending > decoded]
+    prefill = [
+        PaddedPart([(s, s.num_pending_tokens - decoded)])
+        for s, (_, decoded) in zip(sequences, CHECKED, strict=True)
+        if s.num_pending_tokens > decoded
+    ]
     step = lay_out(prefill, store, model.device)
     model.hidden(step.tokens, step.positions, step.attend)
     for part in prefill:
         for sequence, new in part.planned:
-            sequence.cached += new
+            sequence.num_cached_tokens += new
     row = PackedRow([len(s.tokens) for s in sequences], model.device)
     expected = model.hidden(torch.tensor([t for s in sequences for t in s.tokens]), row.positions, row)
     starts = np.cumsum([0] + [len(s.tokens) for s in sequences])
     found: list[Tensor] = []
     wanted: list[Tensor] = []
-    while running := [(start, s) for start, s in zip(starts, sequences, strict=False) if s.pending]:
+    while running := [(start, s) for start, s in zip(starts, sequences, strict=False) if s.num_pending_tokens]:
         found.append(native.hidden([s for _, s in running], store))
-        wanted.append(expected[[int(start) + s.cached for start, s in running]])
+        wanted.append(expected[[int(start) + s.num_cached_tokens for start, s in running]])
         for _, s in running:
-            s.cached += 1
+            s.num_cached_tokens += 1
     states = torch.cat(wanted)
     for what, mine, theirs in (("states", torch.cat(found), states), ("logits", native.logits(states), model.logits(states))):
         distance = float((mine - theirs).norm() / theirs.norm())

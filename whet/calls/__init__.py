@@ -1,0 +1,1 @@
+"""Calls of objects in other processes: messages, the methods that may be called, and carriers."""

@@ -1,0 +1,39 @@
+"""Places of errors in a user's code: frames of whet, of Python and of generated code are left out."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_WHET = Path(__file__).resolve().parents[1]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def is_installed(filename: str) -> bool:
+    """True for a file of an installed package."""
+    return not _INSTALLED.isdisjoint(Path(filename).parts)
+
+
+def is_plumbing(filename: str) -> bool:
+    """True for a file of whet or of Python, and for code that has no file."""
+    path = Path(filename)
+    return filename.startswith("<") or _WHET in path.parents or (_STANDARD in path.parents and not is_installed(filename))
+
+
+def users_frame(stack: traceback.StackSummary, *, installed: bool = True) -> traceback.FrameSummary | None:
+    """The innermost frame in a user's files; None if there is none. `installed` counts files of installed packages, too."""
+    frames = (frame for frame in reversed(stack) if not is_plumbing(frame.filename))
+    return next((frame for frame in frames if installed or not is_installed(frame.filename)), None)
+
+
+def place_in(stack: traceback.StackSummary, *, installed: bool = True) -> str:
+    """The innermost place in a user's files, as ` (at file:line in function)`; "" if there is none. Arguments as for `users_frame`."""
+    frame = users_frame(stack, installed=installed)
+    return "" if frame is None else f" (at {frame.filename}:{frame.lineno} in {frame.name})"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost place of an error in a user's files, as `place_in`."""
+    return place_in(traceback.extract_tb(error.__traceback__))
