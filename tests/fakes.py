@@ -148,7 +148,7 @@ class FakeEngine:
     async def update(self, weights: Iterable[tuple[str, Any]], version: int) -> Receipt:
         self._check_open()
         if self._updated and version <= self.version:
-            raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
+            raise ValueError(f"the engine holds version {self.version} already, and was asked to take over version {version}")
         self.weights = dict(weights)
         digests = {name: digests_of([(name, w)])[name] if isinstance(w, Tensor) else str(w) for name, w in self.weights.items()}
         self.version, self._updated, self.asleep = version, True, False

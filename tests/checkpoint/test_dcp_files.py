@@ -135,7 +135,7 @@ def test_no_file_outside_is_named(read, name, folder):
     for info in found.storage_data.values():
         info.relative_path = name
     describe(folder, found)
-    with pytest.raises(ValueError, match=r"names the file .*, which is not beside it"):
+    with pytest.raises(ValueError, match=r"names the file .*, which is not in its folder"):
         read(folder)
 
 

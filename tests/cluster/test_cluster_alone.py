@@ -118,7 +118,7 @@ def test_a_cluster_of_the_runs_own_has_a_new_key_and_tells_nobody():
 def test_a_cluster_that_does_not_start_is_told_with_its_last_words_and_leaves_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    told = pytest.raises(ValueError, match=r"(?s)Ray could not start a cluster .* exit status 1; it said last:.*ValueError")
+    told = pytest.raises(ValueError, match=r"(?s)Ray could not start a cluster .* exit status 1; its last output:.*ValueError")
     with told, head.cluster_here(-1, 60.0):
         raise AssertionError("it has started")
     assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ

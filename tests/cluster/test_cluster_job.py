@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from whet.cluster import supervise
-from whet.cluster.process import LEFT_ALONE, Command, Ended, LocalProcess, Said, Silent, in_words
+from whet.cluster.process import LEFT_ALONE, Command, LocalProcess, OutputEnd, OutputLine, ProcessExit, in_words
 from whet.cluster.supervise import LAST_LINES, LOG, JobFailed, SupervisedJob
 
 BEGIN = "import os, sys, time, signal; from whet.cluster.process import read_line; line = read_line()\n"
@@ -53,10 +53,10 @@ def test_a_process_reads_its_line_and_is_heard_to_its_end():
     events = SimpleQueue()
     LocalProcess(program("print('out', line); print('err', file=sys.stderr); sys.exit(7)", line="a line \u00e9"), events.put)
     found = []
-    while not isinstance(event := events.get(timeout=30), Silent):
+    while not isinstance(event := events.get(timeout=30), OutputEnd):
         found.append(event)
-    assert Ended(7, "ended with exit status 7") in found
-    assert {(said.text, said.is_error) for said in found if isinstance(said, Said)} == {("out a line \u00e9", False), ("err", True)}
+    assert ProcessExit(7, "ended with exit status 7") in found
+    assert {(said.text, said.is_error) for said in found if isinstance(said, OutputLine)} == {("out a line \u00e9", False), ("err", True)}
 
 
 def test_the_words_for_an_end():
@@ -73,7 +73,7 @@ def test_a_folder_that_is_not_there_is_passed_over(tmp_path):
     said = set()
     while len(said) < 2:
         event = events.get(timeout=30)
-        said |= {event.text} if isinstance(event, Said) else set()
+        said |= {event.text} if isinstance(event, OutputLine) else set()
     assert said == {str(tmp_path), os.getcwd()}
 
 
@@ -113,7 +113,7 @@ def test_a_job_that_ends_well(tmp_path, capfd):
     assert (tmp_path / "run" / LOG).read_text() == told.err
 
 
-def test_who_does_not_end_with_the_leader_is_named_and_killed(tmp_path, capfd, monkeypatch):
+def test_who_does_not_end_with_the_controller_is_named_and_killed(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(supervise, "FOLLOW_S", 0.5)
     start, processes = started(program("pass"), program("time.sleep(60)"), program("pass"))
     assert SupervisedJob(3, tmp_path / LOG).run(start) == 0
@@ -152,7 +152,7 @@ def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_pat
     assert (tmp_path / LOG).read_text().endswith(f"{text}\n")
 
 
-def test_a_leader_that_says_why_it_ends_is_believed(tmp_path):
+def test_a_controller_that_says_why_it_ends_is_believed(tmp_path):
     start, processes = started(program("sys.exit(2)", speaks=False), program("time.sleep(60)"))
     assert SupervisedJob(2, tmp_path / LOG).run(start) == 2
     assert all(gone(process.pid) for process in processes)
@@ -161,13 +161,13 @@ def test_a_leader_that_says_why_it_ends_is_believed(tmp_path):
 def test_another_rank_that_says_why_it_ends_is_believed_too(tmp_path):
     tells = program("print('error: the other one hangs', file=sys.stderr); print('a word after it', file=sys.stderr); sys.exit(2)")
     start, _ = started(program("time.sleep(60)", speaks=False), tells)
-    with pytest.raises(JobFailed, match=r"^the other one hangs \(said by rank 1 of 2\)$"):
+    with pytest.raises(JobFailed, match=r"^the other one hangs \(from rank 1 of 2\)$"):
         SupervisedJob(2, tmp_path / LOG).run(start)
 
 
-def test_a_leader_that_is_killed_is_named(tmp_path):
+def test_a_controller_that_is_killed_is_named(tmp_path):
     start, _ = started(program("os.kill(os.getpid(), signal.SIGKILL)", speaks=False), program("time.sleep(60)"))
-    with pytest.raises(JobFailed, match="rank 0 of 2 was killed by SIGKILL, so the job has ended; what it said is above"):
+    with pytest.raises(JobFailed, match="rank 0 of 2 was killed by SIGKILL, so the job has ended; its output is above"):
         SupervisedJob(2, tmp_path / LOG).run(start)
 
 
@@ -192,8 +192,8 @@ def test_a_full_disk_does_not_hide_why_a_job_ended(tmp_path, capfd):
     assert "warning:" in capfd.readouterr().err
 
 
-def test_a_signal_is_the_leaders_to_answer(tmp_path):
-    """The leader saves and ends with the signal's status; nobody else hears of it."""
+def test_a_signal_is_the_controllers_to_answer(tmp_path):
+    """The controller saves and ends with the signal's status; nobody else hears of it."""
     before = signal.getsignal(signal.SIGTERM)
 
     def ask():

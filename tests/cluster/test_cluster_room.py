@@ -26,7 +26,7 @@ def run(**changes):
     return RunConfig.model_validate({**base, **changes})
 
 
-def test_an_engine_in_the_leaders_process_needs_no_room():
+def test_an_engine_in_the_controllers_process_needs_no_room():
     planned = plan_room(ray(trainer_cpus=2), 3, 0, 0)
     assert planned.bundles == ({"CPU": 2},) * 3
     assert planned.trainer == {"CPU": 2} and planned.engines == ()
@@ -48,7 +48,7 @@ def test_processes_apart_have_bundles_of_their_own(layout):
     assert (planned.trainer, planned.engine, planned.engines) == (trainer, engine, (2,))
 
 
-def test_what_the_leader_is_told_reads_back():
+def test_what_the_controller_is_told_reads_back():
     room = EngineRoom("10.0.0.1:6379", "space", "whet-1", {"CPU": 1.0}, (1, 2), "node")
     assert EngineRoom.of(room.to_text()) == room
 

@@ -110,7 +110,7 @@ def test_a_stopped_job_saves_and_goes_on(folder, where):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_leaders_words_and_status_are_the_jobs(folder):
+def test_the_controllers_words_and_status_are_the_jobs(folder):
     run = begin(config_of(folder, "refused", train={"parallel": {"shard": 2}}, reward={"name": "no_such_reward_anywhere"}))
     status, _, err = ended(run)
     assert status == 2 and err.count("error:") == 1 and "no_such_reward_anywhere" in err

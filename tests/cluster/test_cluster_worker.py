@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet.cluster.process import Command, Ended, Said, Silent
+from whet.cluster.agent import ActorPlace
+from whet.cluster.process import Command, OutputEnd, OutputLine, ProcessExit
 from whet.cluster.ray_engine import RayWorker
 from whet.engine.base import EngineFailed
 from whet.engine.workers.launch import HERE, LOOK_S, last_words
@@ -20,24 +21,21 @@ class Lost(Exception):
 
 
 class Agent:
-    """Its process ends at once; what it said comes afterwards."""
+    """Its process ends at once; its output comes afterwards."""
 
     def __init__(self, node="n1"):
         self.killed = threading.Event()
-        self.told = iter([[Ended(1, "ended with exit status 1")], [Said("no such device", True)], [Silent()]])
+        self.told = iter([[ProcessExit(1, "ended with exit status 1")], [OutputLine("no such device", True)], [OutputEnd()]])
         self._node = node
 
     def __getattr__(self, name):
         return SimpleNamespace(remote=getattr(type(self), f"_{name}_").__get__(self))
 
-    def _host_(self):
-        return "machine"
-
-    def _node_(self):
-        return self._node
+    def _place_(self):
+        return ActorPlace("machine", self._node)
 
     def _start_(self, command):
-        return 7
+        return "process 7 on machine"
 
     def _next_(self):
         if self.killed.wait(0.1):
@@ -54,7 +52,7 @@ def ray_with(wait):
     )
 
 
-RAY = ray_with(lambda refs, num_returns, timeout: (refs, []))
+RAY = ray_with(lambda refs, timeout: (refs, []))
 
 
 def worker_of(agent, name="w", ray=RAY, given_up=None):
@@ -69,7 +67,7 @@ def test_the_last_words_of_a_worker_that_does_not_start_are_heard_before_its_act
     assert agent.killed.wait(20.0), "then its bundle is free"
 
 
-def test_a_worker_is_on_this_machine_if_it_is_on_the_leaders_node():
+def test_a_worker_is_on_this_machine_if_it_is_on_the_controllers_node():
     for node, host in (("n1", HERE), ("n2", "machine (node n2)")):
         agent = Agent(node)
         assert worker_of(agent).host == host
@@ -79,7 +77,7 @@ def test_a_worker_is_on_this_machine_if_it_is_on_the_leaders_node():
 def test_a_worker_that_is_given_up_while_its_actor_is_waited_for_is_not_started():
     agent, given_up, looks = Agent(), threading.Event(), []
 
-    def nobody_comes(refs, num_returns, timeout):
+    def nobody_comes(refs, timeout):
         looks.append(timeout)
         if len(looks) == 3:
             given_up.set()

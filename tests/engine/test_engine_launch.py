@@ -209,7 +209,7 @@ def test_a_stranger_who_says_little_at_a_time_has_no_more_time_than_another(monk
 
 def test_a_worker_that_ends_or_never_dials_is_named_with_its_last_words():
     dead = DialingLauncher(lambda name, invitation, _: elsewhere(name, invitation, "raise SystemExit('no such device')"))
-    with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nit said last:\n    no such device"):
+    with pytest.raises(EngineFailed, match=r"engine copy 0 ended before it dialed \(exit status 1\)\nits last output:\n    no such device"):
         EngineCopies(model(), SIZES, deterministic=False, launcher=dead)
     started = []
 

@@ -17,7 +17,7 @@ from tests.parallel.ranks import on_ranks
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
-from whet.engine.embedded.tensor_parallel import Follower, Leader, check_split, keep_part
+from whet.engine.embedded.tensor_parallel import OtherRank, RankZero, check_split, keep_part
 from whet.engine.pool.config import PoolConfig
 from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
@@ -97,9 +97,9 @@ def met(path):
     if dist.get_rank() == 0:
         with Listener(str(path)) as listener:
             dist.barrier()
-            return Leader([listener.accept()])
+            return RankZero([listener.accept()])
     dist.barrier()
-    return Follower(Client(str(path)))
+    return OtherRank(Client(str(path)))
 
 
 def lead(path, kind, dtype, new, spoil):
@@ -114,7 +114,7 @@ def lead(path, kind, dtype, new, spoil):
     ranks = met(path)
     core = EngineCore(held, EmbeddedConfig(**TIGHT), ranks=ranks)
     if not first:
-        ranks.follow(core, Receiver("rank", staged, dict, dict))
+        ranks.serve_calls(core, Receiver("rank", staged, dict, dict))
         return None
     out = [said(core)]
     copy_weights(dict(core.model.named_weights()), list(staged.named_weights()))

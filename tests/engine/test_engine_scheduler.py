@@ -139,14 +139,14 @@ def test_the_last_in_line_is_preempted_and_comes_back_with_all_its_tokens():
     machine.end(last)
 
 
-def test_siblings_wait_for_the_leader_and_others_do_not_wait_for_them():
+def test_siblings_wait_for_the_first_one_and_others_do_not_wait_for_them():
     machine = Machine(64, max_batch_tokens=6)
-    leader, sibling = machine.add(range(11)), machine.add(range(11))
+    first, sibling = machine.add(range(11)), machine.add(range(11))
     other = machine.add([50])
-    assert machine.step() == {leader: 6}
-    assert machine.step() == {leader: 5, other: 1}
-    assert machine.step() == {leader: 1, other: 1, sibling: 1}
-    machine.end(leader, sibling, other)
+    assert machine.step() == {first: 6}
+    assert machine.step() == {first: 5, other: 1}
+    assert machine.step() == {first: 1, other: 1, sibling: 1}
+    machine.end(first, sibling, other)
 
 
 def test_forks_share_whole_blocks_and_copy_the_one_they_write():

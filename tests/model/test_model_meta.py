@@ -211,5 +211,5 @@ def test_an_index_that_is_none_or_leads_elsewhere_is_refused(tmp_path, read, tex
         save_file({"a": torch.zeros(1)}, each / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "elsewhere.safetensors")
     (folder / headers.INDEX).write_text(text)
-    with pytest.raises(ValueError, match=r"no readable weight_map|is not beside it"):
+    with pytest.raises(ValueError, match=r"no readable weight_map|is not in its folder"):
         read(folder)

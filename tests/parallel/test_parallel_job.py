@@ -180,8 +180,8 @@ def test_a_job_of_another_size_is_refused(folder):
     assert all("asks for 4 processes" in text and "this job has 2" in text and "torchrun --nproc-per-node 4" in text for text in texts)
 
 
-def test_what_ends_the_leader_ends_the_others(folder):
-    """The reward's file is read by the leader alone."""
+def test_what_ends_the_controller_ends_the_others(folder):
+    """The reward's file is read by the controller alone."""
     texts = as_job(2, refused, config_of(folder, "no_reward", {"shard": 2}, reward={"name": "no_such_reward_anywhere"}))
     assert "no_such_reward_anywhere" in texts[0]
 

@@ -95,7 +95,7 @@ def test_who_stays_away_is_named_with_the_stacks_of_all(tmp_path, victim, how):
 
 
 def abandoned(folder):
-    """The leader's threads stand still between two calls. How the other ends."""
+    """The controller's threads stand still between two calls. How the other ends."""
     mine = watchdog_of(folder)
     if dist.get_rank() == 0:
         mine._closed.set()
@@ -111,7 +111,7 @@ def abandoned(folder):
     return ended
 
 
-def test_a_leader_that_shows_no_life_is_found_while_the_others_wait_for_its_call(tmp_path, capfd):
+def test_a_controller_that_shows_no_life_is_found_while_the_others_wait_for_its_call(tmp_path, capfd):
     assert as_job(2, abandoned, tmp_path)[1][0] == 2
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert said[0].startswith("error: rank 0 of 2 (process ") and "it does not answer; the run ends; see " in said[0]

@@ -108,7 +108,7 @@ def test_the_forms_of_grades(content):
         ({"error": "x"}, "no chat completion"),
         ({"choices": []}, "no chat completion"),
         ([1], "no chat completion"),
-        (completion(None), "said nothing"),
+        (completion(None), "gave no text"),
         (completion("I think it is good."), "no criterion's number"),
         (completion('{"1": "fully", "2": "not"}'), r"graded \[1, 2\] of 3"),
         (completion('{"1": "fully", "2": "not", "3": "not", "4": "not"}'), "of 3 criteria"),

@@ -9,11 +9,11 @@ def test_each_failure_has_a_file_and_a_line(tmp_path):
     said = []
     files = FailureFiles(tmp_path, lambda: "rollout/engine", said.append)
     for _ in range(2):
-        files.write("engine 0", "it died\nit said last:\n    oh", "it is started again", ["r: 3 tokens"], {"engine 1": "Thread 1"})
+        files.write("engine 0", "it died\nits last output:\n    oh", "it is started again", ["r: 3 tokens"], {"engine 1": "Thread 1"})
     first, second = sorted((tmp_path / "failures").iterdir())
     assert [first.name, second.name] == ["1_engine_0.txt", "2_engine_0.txt"]
     text = first.read_text()
-    assert "\n\nit died\nit said last:\n    oh\n\nthen: it is started again\n\nphase: rollout/engine\n\n" in text
+    assert "\n\nit died\nits last output:\n    oh\n\nthen: it is started again\n\nphase: rollout/engine\n\n" in text
     assert "\n\nin flight:\n    r: 3 tokens\n\n" in text
     assert "stacks of engine 1:\nThread 1\n\nstacks of this process:\n" in text
     assert "test_each_failure_has_a_file_and_a_line" in text.partition("stacks of this process")[2]

@@ -130,7 +130,7 @@ def build_parts(
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     device, engine_device = pick_device(config.model.device), pick_device(held_as.device)
-    with torch_thread("torch", device) as thread, torch_thread("engine", engine_device) as beside, ExitStack() as ends:
+    with torch_thread("torch", device) as thread, torch_thread("engine", engine_device) as engine_thread, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
         scoring = _scoring(config.reward, folder, rewards, scorer_of)  # before the weights, which take long
@@ -141,7 +141,7 @@ def build_parts(
         held = load_causal(folder, held_as, trainable=False) if own else model
         sync = Syncing(config.sync, Path(config.run_dir) / "sync")
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync)
-        tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), beside if overlaps else thread
+        tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
         with build_engine(
             spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident
         ) as engine:
@@ -184,7 +184,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
     spec = EngineSpec(config.model, sizes, config.engine.pool, folder)
     grammars = Grammars(renderer, model.vocab_size)
-    beside = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
+    on_cpu = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
     with (
         torch_thread("torch", model.device) as thread,
         ThreadPoolExecutor(1, "texts") as texts,
@@ -196,7 +196,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
             parse=parser,
             config=config,
             texts=texts,
-            load=lambda source: load_causal(source, beside, trainable=False).named_weights(),
+            load=lambda source: load_causal(source, on_cpu, trainable=False).named_weights(),
             try_grammar=grammars.check,
         )
 

@@ -180,10 +180,10 @@ def _checkpoint(folder: Path, model: str | None) -> WeightSource:
         reader = DcpReader(folder / WEIGHTS)
         names, read = reader.names, reader.read
     if described == folder:
-        beside = dict.fromkeys(_names(folder / BUFFERS), folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
+        buffers = dict.fromkeys(_names(folder / BUFFERS), folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
     else:
-        beside = _safetensors(described)
-    return WeightSource(described, names, read, as_in_files=False, buffers=beside)
+        buffers = _safetensors(described)
+    return WeightSource(described, names, read, as_in_files=False, buffers=buffers)
 
 
 def _refuse_model(folder: Path, model: str | None) -> None:

@@ -1,15 +1,29 @@
-"""The actor's object: it starts one process on its node, hears it, and ends with it. It does not import
-torch."""
+"""The actor's object: it starts one process on its node, reads its output, and ends with it. It does not import
+torch.
+
+Its calls are Ray's own, with their deadlines, and errors that carry the actor's traceback.
+"""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from whet.cluster.process import Command, LocalProcess, ProcessEvent
 
 POLL_S = 5.0
 """Seconds that `next` waits for an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlace:
+    """Place of an actor in a cluster."""
+
+    host: str
+    """Name of the machine."""
+    node: str
+    """Ray's name of the node."""
 
 
 class Agent:
@@ -19,20 +33,16 @@ class Agent:
         self._events = SimpleQueue[ProcessEvent]()
         self._process: LocalProcess | None = None
 
-    def host(self) -> str:
-        return socket.gethostname()
-
-    def node(self) -> str:
-        """Ray's name of the node that it is on."""
+    def place(self) -> ActorPlace:
         import ray
 
-        return ray.get_runtime_context().get_node_id()
+        return ActorPlace(socket.gethostname(), ray.get_runtime_context().get_node_id())
 
-    def start(self, command: Command) -> int:
-        """Start it, once. Returns its process id."""
+    def start(self, command: Command) -> str:
+        """Start it, once. Returns its name in errors."""
         assert self._process is None, "an agent starts one process"
         self._process = LocalProcess(command, self._events.put)
-        return self._process.pid
+        return f"process {self._process.pid} on {socket.gethostname()}"
 
     def next(self) -> list[ProcessEvent]:
         """Events since the last call, after a wait for the first."""

@@ -27,7 +27,7 @@ STORE_BYTES = 100_000_000
 ADDRESS = "whet: the cluster is at "
 """Begin of the line with the cluster's address."""
 LAST_LINES = 20
-"""Kept of what it said."""
+"""Number of lines of its output that are kept."""
 LOOK_S = 0.2
 END_S = keeper.END_S + 5.0
 """For the cluster to be gone."""
@@ -75,7 +75,7 @@ def cluster_here(num_cpus: int, timeout_s: float) -> Iterator[str]:
             )
             theirs.close()
             try:
-                yield _Words(child).address(timeout_s)
+                yield _Output(child).address(timeout_s)
             finally:
                 control.shutdown(socket.SHUT_RDWR)
                 try:
@@ -104,32 +104,32 @@ def _environment(mine: MutableMapping[str, str], other: Mapping[str, str]) -> It
         take(before)
 
 
-class _Words:
+class _Output:
     """Output of the head."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._child, self._last = child, deque[str](maxlen=LAST_LINES)
         self._address: str | None = None
-        self._said = threading.Event()
+        self._started = threading.Event()
         self._reading = threading.Thread(target=self._read, name="whet cluster", daemon=True)
         self._reading.start()
 
     def address(self, timeout_s: float) -> str:
         """Raises ValueError if it does not say one in time."""
         deadline = time.monotonic() + timeout_s
-        while not self._said.wait(LOOK_S):
+        while not self._started.wait(LOOK_S):
             if (code := self._child.poll()) is not None:
                 self._reading.join(LOOK_S)
-                raise ValueError(f"Ray could not start a cluster on this machine: its process {in_words(code)}{self._last_words()}")
+                raise ValueError(f"Ray could not start a cluster on this machine: its process {in_words(code)}{self._last_output()}")
             if time.monotonic() > deadline:
                 raise ValueError(
-                    f"Ray started no cluster on this machine within {timeout_s:g} s (cluster.start_timeout_s){self._last_words()}"
+                    f"Ray started no cluster on this machine within {timeout_s:g} s (cluster.start_timeout_s){self._last_output()}"
                 )
         assert self._address is not None
         return self._address
 
-    def _last_words(self) -> str:
-        return "; it said last:\n    " + "\n    ".join(self._last) if self._last else "; it said nothing"
+    def _last_output(self) -> str:
+        return "; its last output:\n    " + "\n    ".join(self._last) if self._last else "; it printed nothing"
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -138,7 +138,7 @@ class _Words:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 if line.startswith(ADDRESS):
                     self._address = line.removeprefix(ADDRESS)
-                    self._said.set()
+                    self._started.set()
                 elif line.strip():
                     self._last.append(line)
 

@@ -46,7 +46,7 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
         run_dir: folder of the others' log.
 
     Returns:
-        The leader's exit status.
+        The controller's exit status.
 
     Raises:
         JobFailed: as `SupervisedJob.run`.
@@ -54,8 +54,8 @@ def run_local(num_ranks: int, arguments: Sequence[str], line: str, run_dir: Path
     with rendezvous_file() as rendezvous:
         shared = {**on_one_machine(num_ranks), **rendezvous}
 
-        def start(rank: int, tell: OnEvent) -> Process:
+        def start(rank: int, on_event: OnEvent) -> Process:
             environment = {**shared, **place_of(rank, rank, num_ranks)}
-            return LocalProcess(Command(tuple(arguments), line, environment, speaks=rank > 0), tell)
+            return LocalProcess(Command(tuple(arguments), line, environment, speaks=rank > 0), on_event)
 
         return SupervisedJob(num_ranks, run_dir / LOG).run(start)

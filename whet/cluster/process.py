@@ -1,4 +1,4 @@
-"""A process on this machine that is watched: what it says line by line, and how it ended. Both sides of it.
+"""A process on this machine that is watched: its output line by line, and its end. Both sides of it.
 
 It reads one line from its standard input, which tells it what to do, and ends when that is closed: it does not outlive its starter,
 however that ends.
@@ -23,8 +23,8 @@ LONGEST_LINE = 64 * 1024
 """Bytes; a longer line comes in pieces."""
 LEFT_ALONE = 3
 """The exit status of a process whose starter is gone."""
-LAST_WORDS_S = 2.0
-"""Seconds of listening after a process has ended: its children may hold its output open."""
+LAST_OUTPUT_S = 2.0
+"""Seconds of reading its output after a process has ended: its children may hold its output open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Command:
     folder: str | None = None
     """Working directory, if such a folder exists; None: that of its starter."""
     speaks: bool = True
-    """Report its output as `Said`; false: it shares its starter's output, a terminal for example."""
+    """Report its output as `OutputLine`; false: it shares its starter's output, a terminal for example."""
     is_trainer: bool = True
     """Pass on all of its starter's environment, keys included, since it does the same work; false: only
     the variables that every process gets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OutputLine:
     """A line of output."""
 
     text: str
@@ -56,7 +56,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessExit:
     """End of a process."""
 
     code: int | None
@@ -66,13 +66,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """A process that has ended says nothing more."""
+class OutputEnd:
+    """End of the output of a process that has ended."""
 
 
-ProcessEvent = Said | Ended | Silent
+ProcessEvent = OutputLine | ProcessExit | OutputEnd
 OnEvent = Callable[[ProcessEvent], None]
-"""Called on other threads: with `Ended` as soon as the process has ended, and with `Silent` last; once
+"""Called on other threads: with `ProcessExit` as soon as the process has ended, and with `OutputEnd` last; once
 each."""
 
 
@@ -93,13 +93,13 @@ class LocalProcess:
 
     Args:
         command: the process to start.
-        tell: called with its output and its end.
+        on_event: called with its output and its end.
 
     Raises:
         OSError: if it cannot be started.
     """
 
-    def __init__(self, command: Command, tell: OnEvent) -> None:
+    def __init__(self, command: Command, on_event: OnEvent) -> None:
         output = subprocess.PIPE if command.speaks else None
         folder = command.folder if command.folder is not None and os.path.isdir(command.folder) else None
         self._child = subprocess.Popen(
@@ -111,7 +111,7 @@ class LocalProcess:
             cwd=folder,
             start_new_session=True,
         )
-        self._tell = tell
+        self._on_event = on_event
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):  # it ended at once, as reported below
             self._child.stdin.write(f"{command.line}\n".encode())
@@ -135,11 +135,11 @@ class LocalProcess:
         for listener in listeners:
             listener.start()
         code = self._child.wait()
-        self._tell(Ended(code, in_words(code)))
-        deadline = time.monotonic() + LAST_WORDS_S
+        self._on_event(ProcessExit(code, in_words(code)))
+        deadline = time.monotonic() + LAST_OUTPUT_S
         for listener in listeners:
             listener.join(max(0.0, deadline - time.monotonic()))
-        self._tell(Silent())
+        self._on_event(OutputEnd())
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):
             self._child.stdin.close()
@@ -147,7 +147,7 @@ class LocalProcess:
     def _listen(self, output: IO[bytes], is_error: bool) -> None:
         with output:
             while line := output.readline(LONGEST_LINE):
-                self._tell(Said(line.decode(errors="replace").rstrip("\r\n"), is_error))
+                self._on_event(OutputLine(line.decode(errors="replace").rstrip("\r\n"), is_error))
 
 
 def in_words(code: int) -> str:

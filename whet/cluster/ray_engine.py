@@ -1,4 +1,4 @@
-"""The engine's processes as Ray places them, started by the leader of a job; and started again there where one dies."""
+"""The engine's processes as Ray places them, started by the controller of a job; and started again there where one dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whet.cluster.agent import POLL_S
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import connected
 from whet.cluster.engine_worker import line_of
-from whet.cluster.process import LAST_WORDS_S, Command, Ended, ProcessEvent, Said
+from whet.cluster.process import LAST_OUTPUT_S, Command, OutputLine, ProcessEvent, ProcessExit
 from whet.cluster.ray_job import PASSED_ON, RayProcess, agent_in
 from whet.cluster.room import ROOM, EngineRoom
 from whet.engine.base import EngineFailed
@@ -65,7 +65,7 @@ class _Starter:
         agent = agent_in(self._ray, self._group, engines[place], self._room.engine)
         environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         command = Command(WORKER, line_of(invitation), environment, os.getcwd(), is_trainer=False)
-        return RayWorker(self._ray, agent, name, command, self._room.leader, self._timeout_s, given_up)
+        return RayWorker(self._ray, agent, name, command, self._room.controller, self._timeout_s, given_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,16 @@ class RayWorker:
         self._over, self._heard = threading.Event(), threading.Event()
         self._end: launch.ExitStatus | None = None
         try:
-            asked = [agent.host.remote(), agent.node.remote()]
+            asked = agent.place.remote()
             deadline = time.monotonic() + timeout_s
-            while len(ray.wait(asked, num_returns=len(asked), timeout=launch.LOOK_S)[0]) < len(asked) and time.monotonic() < deadline:
+            while not ray.wait([asked], timeout=launch.LOOK_S)[0] and time.monotonic() < deadline:
                 if given_up.is_set():
                     ray.kill(agent)
                     raise EngineFailed(f"{name}: it was given up before its actor was there")
-            host, node = ray.get(asked, timeout=0.0)
-            self.host = launch.HERE if node == here else f"{host} (node {node[:8]})"
+            place = ray.get(asked, timeout=0.0)
+            self.host = launch.HERE if place.node == here else f"{place.host} (node {place.node[:8]})"
             self._process = RayProcess(ray, agent, command, self._hear, timeout_s)
-        except (ray.exceptions.RayError, OSError) as error:
+        except ray.exceptions.RayError as error:
             ray.kill(agent)
             raise EngineFailed(f"{name} cannot be started on the cluster: {error}") from error
 
@@ -135,16 +135,16 @@ class RayWorker:
 
     def last_lines(self) -> list[str]:
         if self._end is not None:
-            self._heard.wait(LAST_WORDS_S + POLL_S)
+            self._heard.wait(LAST_OUTPUT_S + POLL_S)
         return self._words.last
 
     def _hear(self, event: ProcessEvent) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, OutputLine):
             self._words.hear(event.text)
-        elif isinstance(event, Ended):
+        elif isinstance(event, ProcessExit):
             self._end = Lost(-signal.SIGKILL, event.how) if event.code is None else launch.ExitStatus(event.code)
             self._over.set()
-        else:  # its last words were heard
+        else:  # its last output was read
             self._heard.set()
             if self._end is not None:
                 self._ray.kill(self._agent)

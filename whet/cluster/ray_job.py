@@ -1,4 +1,4 @@
-"""The processes of a job as Ray places them: an actor for each, which starts it on its node and hears it."""
+"""The processes of a job as Ray places them: an actor for each, which starts it on its node and reads its output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from whet.cluster.agent import Agent
+from whet.cluster.agent import ActorPlace, Agent
 from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import Connected, connected, room
 from whet.cluster.local import on_one_machine, place_of, rendezvous_file
-from whet.cluster.process import Command, Ended, OnEvent, Process, Silent
+from whet.cluster.process import Command, OnEvent, OutputEnd, Process, ProcessExit
 from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
 from whet.cluster.supervise import LOG, SupervisedJob
 
@@ -35,7 +35,7 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
 
     Args:
         config: the settings.
-        num_engines: processes that the leader will start for the engine; 0: none.
+        num_engines: processes that the controller will start for the engine; 0: none.
 
     Raises:
         ValueError: if there is no cluster, or no room in it.
@@ -47,22 +47,21 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
         name = f"whet-{uuid.uuid4().hex[:8]}"
         with room(ray, planned.bundles, config, name) as group, _rendezvous(there, num_ranks) as rendezvous:
             agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
-            hosts: list[str] = ray.get([agent.host.remote() for agent in agents], timeout=config.start_timeout_s)
+            places: list[ActorPlace] = ray.get([agent.place.remote() for agent in agents], timeout=config.start_timeout_s)
             shared = {
                 **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
-                **(on_one_machine(num_ranks) if len(set(hosts)) == 1 else {}),
+                **(on_one_machine(num_ranks) if len({place.host for place in places}) == 1 else {}),
                 **rendezvous,
             }
             if planned.engines:
                 context = ray.get_runtime_context()
-                leader: str = ray.get(agents[0].node.remote(), timeout=config.start_timeout_s)
-                apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, leader)
+                apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, places[0].node)
                 shared[ROOM] = apart.to_text()
 
-            def start(rank: int, tell: OnEvent) -> Process:
+            def start(rank: int, on_event: OnEvent) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone
                 return RayProcess(
-                    ray, agents[rank], Command(tuple(arguments), line, environment, os.getcwd()), tell, config.start_timeout_s
+                    ray, agents[rank], Command(tuple(arguments), line, environment, os.getcwd()), on_event, config.start_timeout_s
                 )
 
             return SupervisedJob(num_ranks, run_dir / LOG).run(start)
@@ -127,17 +126,16 @@ class RayProcess:
         ray: the package, connected.
         agent: the actor.
         command: the process to start.
-        tell: called with its output and its end.
+        on_event: called with its output and its end.
         timeout_s: seconds for the actor to be there.
 
     Raises:
-        OSError, ray.exceptions.RayError: if it cannot be started.
+        ray.exceptions.RayError: if it cannot be started.
     """
 
-    def __init__(self, ray: Any, agent: Any, command: Command, tell: OnEvent, timeout_s: float) -> None:
-        self._ray, self._agent, self._tell = ray, agent, tell
-        host, pid = ray.get([agent.host.remote(), agent.start.remote(command)], timeout=timeout_s)
-        self._called = f"(process {pid} on {host})"
+    def __init__(self, ray: Any, agent: Any, command: Command, on_event: OnEvent, timeout_s: float) -> None:
+        self._ray, self._agent, self._on_event = ray, agent, on_event
+        self._called = f"({ray.get(agent.start.remote(command), timeout=timeout_s)})"
         threading.Thread(target=self._listen, name=self._called, daemon=True).start()
 
     def signal(self, number: int) -> None:
@@ -151,14 +149,14 @@ class RayProcess:
         try:
             while True:
                 for event in self._ray.get(self._agent.next.remote()):
-                    if isinstance(event, Ended):
+                    if isinstance(event, ProcessExit):
                         ended = True
-                        event = Ended(event.code, f"{self._called} {event.how}")
-                    self._tell(event)
-                    if isinstance(event, Silent):
+                        event = ProcessExit(event.code, f"{self._called} {event.how}")
+                    self._on_event(event)
+                    if isinstance(event, OutputEnd):
                         return
         except self._ray.exceptions.RayError as error:  # with its actor or node the process ends, too
             if not ended:
                 why = str(error).strip().split("\n")[0]
-                self._tell(Ended(None, f"{self._called} was lost with its actor: {why}"))
-            self._tell(Silent())
+                self._on_event(ProcessExit(None, f"{self._called} was lost with its actor: {why}"))
+            self._on_event(OutputEnd())

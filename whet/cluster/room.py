@@ -11,7 +11,7 @@ from whet.cluster.config import ClusterConfig
 Bundle = Mapping[str, float]
 """Resources that are together on one node, by Ray's names of them."""
 ROOM = "WHET_ROOM"
-"""In the environment of a job's leader: where the engine's processes go (`EngineRoom` as JSON)."""
+"""In the environment of a job's controller: where the engine's processes go (`EngineRoom` as JSON)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Room:
     engine: Bundle
     """Resources of each process of the engine in its bundle."""
     engines: tuple[int, ...]
-    """The bundle of each process of the engine; none where it runs in the leader's own."""
+    """The bundle of each process of the engine; none where it runs in the controller's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRoom:
-    """Data that a job's leader needs to start the engine's processes."""
+    """Data that a job's controller needs to start the engine's processes."""
 
     address: str
     """Address of the cluster."""
@@ -38,8 +38,8 @@ class EngineRoom:
     group: str
     engine: Bundle
     engines: tuple[int, ...]
-    leader: str
-    """The node that the leader is on, as Ray names it."""
+    controller: str
+    """The node that the controller is on, as Ray names it."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -56,7 +56,7 @@ def plan_room(config: ClusterConfig, num_ranks: int, num_engines: int, gpus_ther
     Args:
         config: the settings.
         num_ranks: processes of the trainer.
-        num_engines: processes of the engine; 0: it runs in the leader's.
+        num_engines: processes of the engine; 0: it runs in the controller's.
         gpus_there: GPUs of the whole cluster.
     """
     default = float(gpus_there > 0)

@@ -14,23 +14,23 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from whet.cluster.process import LAST_WORDS_S, Ended, OnEvent, Process, ProcessEvent, Said, Silent
+from whet.cluster.process import LAST_OUTPUT_S, OnEvent, OutputEnd, OutputLine, Process, ProcessEvent, ProcessExit
 from whet.observe.display import printable, say
 from whet.types import RunFailed
 
 LAST_LINES = 20
 """Number of a process's last lines of output in the error that names it."""
 GRACE_S = 5.0
-"""Seconds for the others to end by themselves after one has failed: the leader writes down how the run
+"""Seconds for the others to end by themselves after one has failed: the controller writes down how the run
 ended."""
 FOLLOW_S = 60.0
-"""Seconds for the others to end after the leader has ended well: they have nothing left to do."""
+"""Seconds for the others to end after the controller has ended well: they have nothing left to do."""
 END_S = 30.0
 """Seconds for a killed process to be gone; one that waits for a disk takes long."""
 LOG = "processes.log"
-"""In the run's folder: what the processes said that do not lead, and which one failed."""
+"""In the run's folder: the output of all processes but the controller, and the failure that ended the job."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TOLD, ERROR = 2, "error: "
+REPORTED, ERROR = 2, "error: "
 """Exit status of a command that ended with a message of its own, and the begin of its line."""
 
 StartProcess = Callable[[int, OnEvent], Process]
@@ -38,22 +38,22 @@ StartProcess = Callable[[int, OnEvent], Process]
 
 
 class JobFailed(RunFailed):
-    """A process of the job ended that should not have; the text says which, how, and what it said last."""
+    """A process of the job ended that should not have; the text names it, its end and its last lines."""
 
 
 class SupervisedJob:
-    """The processes of a job while they run. Rank 0 leads, and its words need no prefix.
+    """The processes of a job while they run. Rank 0 is the controller, and its output needs no prefix.
 
     Args:
         num_ranks: processes.
-        log: a file for what the others say; made when there is something to write.
+        log: a file for the output of the others; made when there is some.
     """
 
     def __init__(self, num_ranks: int, log: Path) -> None:
         self._events = SimpleQueue[tuple[int, ProcessEvent]]()
         self._last = [deque[str](maxlen=LAST_LINES) for _ in range(num_ranks)]
         self._running, self._heard = set(range(num_ranks)), set(range(num_ranks))
-        self._failures: list[tuple[int, Ended]] = []
+        self._failures: list[tuple[int, ProcessExit]] = []
         self._processes: list[Process] = []
         self._log = log
 
@@ -61,15 +61,15 @@ class SupervisedJob:
         """Start all and wait for their end.
 
         Returns:
-            The exit status of the leader, if it ended the job in its own words; 0: it ended well.
+            The exit status of the controller, if it ended the job with an error of its own; 0: it ended well.
 
         Raises:
-            JobFailed: if another one failed first, or the leader could not say why.
+            JobFailed: if another one failed first, or the controller could not say why.
         """
         with self._signals_passed_on():
             try:
                 for rank in range(len(self._last)):
-                    self._processes.append(start(rank, self._teller(rank)))
+                    self._processes.append(start(rank, self._on_event_of(rank)))
                 while 0 in self._running and not self._failures:
                     self._next(None)
                 if not self._failures:
@@ -90,7 +90,7 @@ class SupervisedJob:
             return ended.code
         raise JobFailed(self._report(rank, ended))
 
-    def _teller(self, rank: int) -> OnEvent:
+    def _on_event_of(self, rank: int) -> OnEvent:
         return lambda event: self._events.put((rank, event))
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -103,23 +103,23 @@ class SupervisedJob:
         """See to what happens next. Raises Empty if nothing does in time."""
         rank, event = self._events.get(timeout=timeout_s)
         match event:
-            case Ended():
+            case ProcessExit():
                 self._running.discard(rank)
                 if event.code != 0:
                     self._failures.append((rank, event))
-            case Said():
+            case OutputLine():
                 self._show(rank, event)
-            case Silent():
+            case OutputEnd():
                 self._heard.discard(rank)
 
-    def _show(self, rank: int, said: Said) -> None:
-        self._last[rank].append(said.text)
+    def _show(self, rank: int, line: OutputLine) -> None:
+        self._last[rank].append(line.text)
         if rank == 0:
-            say(said.text, sys.stderr if said.is_error else sys.stdout)
+            say(line.text, sys.stderr if line.is_error else sys.stdout)
             return
-        line = f"[rank {rank}] {printable(said.text)}"
-        say(line, sys.stderr)
-        self._write(line)
+        text = f"[rank {rank}] {printable(line.text)}"
+        say(text, sys.stderr)
+        self._write(text)
 
     def _write(self, text: str) -> None:
         """To the log; a disk that is full must not hide what is written there."""
@@ -130,31 +130,31 @@ class SupervisedJob:
         except OSError as error:
             say(f"warning: {self._log}: {error.strerror}", sys.stderr)
 
-    def _report(self, rank: int, ended: Ended) -> str:
+    def _report(self, rank: int, ended: ProcessExit) -> str:
         text = f"rank {rank} of {len(self._last)} {ended.how}, so the job has ended"
-        told = [line for line in self._last[rank] if line.startswith(ERROR)]
-        if told and ended.code == TOLD:
-            text = f"{told[-1].removeprefix(ERROR)} (said by rank {rank} of {len(self._last)})"
+        errors = [line for line in self._last[rank] if line.startswith(ERROR)]
+        if errors and ended.code == REPORTED:
+            text = f"{errors[-1].removeprefix(ERROR)} (from rank {rank} of {len(self._last)})"
         elif self._last[rank]:
             text += ". Its last lines:\n" + "\n".join(f"    {printable(line)}" for line in self._last[rank])
         else:
-            text += "; it said nothing before" if rank else "; what it said is above"
+            text += "; it printed nothing" if rank else "; its output is above"
         self._write(text)
         return text
 
     def _end(self) -> None:
-        """End what is left, and hear what was said before."""
+        """End what is left, and read the output from before."""
         started = set(range(len(self._processes)))
         self._running &= started
         self._heard &= started
         for rank in self._running:
             self._processes[rank].kill()
         self._wait(lambda: not self._running, END_S)
-        self._wait(lambda: not self._heard, LAST_WORDS_S)
+        self._wait(lambda: not self._heard, LAST_OUTPUT_S)
 
     @contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are the leader's to answer: it saves, and the others end with it."""
+        """Ctrl-C and SIGTERM are the controller's to answer: it saves, and the others end with it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -171,7 +171,7 @@ class SupervisedJob:
                 signal.signal(number, handler)
 
 
-def _from_outside(ended: Ended) -> bool:
+def _from_outside(ended: ProcessExit) -> bool:
     """True if a process was killed or is gone, so that it did not end because of another. A process
     that aborts may have: NCCL's watchdog aborts a process when another's connection breaks."""
     return ended.code is None or (ended.code < 0 and ended.code != -signal.SIGABRT)

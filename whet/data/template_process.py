@@ -99,7 +99,7 @@ class TemplateProcess:
         self._pipes = LinePipes(self._child, _REPLY_LIMIT_BYTES)
         try:
             if self._pipes.exchange(b"", START_LIMIT_S) != READY:
-                raise EOFError("it said something else than that it is ready")
+                raise EOFError("it answered something else than that it is ready")
         except (TimeoutError, EOFError, AnswerTooLong) as error:
             self._end()
             raise RuntimeError(f"the process that renders chat templates did not start: {error}") from error

@@ -208,7 +208,7 @@ def _stored(pairs: PickledDict) -> dict[tuple[str, Sizes | None], tuple[str, int
         if type(name) is not str or type(file) is not str or type(begin) is not int or type(length) is not int or min(begin, length) < 0:
             raise ValueError(f"a place is no name, file and numbers: {_ODD}")
         if file in ("", ".", "..", META) or set(file) & set("/\\\0"):
-            raise ValueError(f"it names the file {file[:200]!r}, which is not beside it")
+            raise ValueError(f"it names the file {file[:200]!r}, which is not in its folder")
         if info.get("transform_descriptors"):
             raise ValueError(f"{name} was changed by an extension when it was written, and cannot be read")
         out[name, None if offset is None else _sizes(offset, name)] = file, begin, length

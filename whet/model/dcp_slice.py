@@ -118,7 +118,7 @@ def _place(window: _Window, member: zipfile.ZipInfo) -> int:
     head = bytearray(30)
     window.fill(memoryview(head), member.header_offset)
     if head[:4] != b"PK\3\4":
-        raise ValueError(f"{member.filename!r} is not where it is said to be")
+        raise ValueError(f"{member.filename!r} is not where the index has it")
     return member.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
 
 

@@ -113,5 +113,5 @@ def read_index(index: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{index} has no readable weight_map: {type(error).__name__}: {error}") from error
     if odd := next((file for file in found.values() if file in ("", ".", "..") or set(file) & set("/\\\0")), None):
-        raise ValueError(f"{index} names the file {odd[:200]!r}, which is not beside it")
+        raise ValueError(f"{index} names the file {odd[:200]!r}, which is not in its folder")
     return found

@@ -55,7 +55,7 @@ def read_grades(answer: JSON, num_criteria: int) -> list[Grade]:
     if choice.get("finish_reason") == "length":
         raise ValueError("the judge was cut off at max_tokens")
     if not isinstance(content, str):
-        raise ValueError("the judge said nothing")
+        raise ValueError("the judge gave no text")
     grades = _grades_by_number(content.strip())
     missing = [number for number in range(1, num_criteria + 1) if number not in grades]
     if missing or len(grades) != num_criteria:

@@ -210,7 +210,7 @@ class _Worker:
             pass  # something the function started still holds the pipe; what is there has been read
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         words = self._pipes.last_words.decode(errors="replace").strip()
-        return _WorkerDied(f"its worker died ({how}); " + (f"its last words: {words}" if words else "it said nothing"))
+        return _WorkerDied(f"its worker died ({how}); " + (f"its last output: {words}" if words else "it printed nothing"))
 
 
 def _value(line: bytes, what: str) -> JSON:

@@ -61,7 +61,7 @@ def train(config: BaseRunConfig, command: str | None = None, notes: tuple[str, .
     Raises:
         ValueError: if torchrun started another number of processes than the degrees ask for.
         JobFailed: if a process of the job did not end well.
-        SystemExit: with the status of the leader that ended the job, and printed the reason.
+        SystemExit: with the status of the controller that ended the job, and printed the reason.
     """
     command = command or f"whet {kind_of(config)}"
     if "WORLD_SIZE" in os.environ:
@@ -89,7 +89,7 @@ def alone(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
 
 
 def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str, ...]) -> int:
-    """Run the job in processes of its own, and wait for their end. Returns the leader's exit status."""
+    """Run the job in processes of its own, and wait for their end. Returns the controller's exit status."""
     settings = config.model_dump(mode="json", exclude_unset=True)
     line = json.dumps({"kind": kind_of(config), "config": settings, "command": command, "notes": notes})
     if config.cluster.backend == "ray":
@@ -102,7 +102,7 @@ def join(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
     with joined(config) as job:
         config, chosen = settled(config, job)
         if not job.is_controller:
-            return follow(config, job)
+            return serve_calls(config, job)
         try:
             RUNS[program_of(config).unit](config, command, job, (*notes, *chosen))
         except (*STOPS, Stopped, KeyboardInterrupt):
@@ -141,7 +141,7 @@ def settled_here(config: Settings) -> Settings:
 
 
 def settled(config: Settings, job: Job) -> tuple[Settings, tuple[str, ...]]:
-    """Choose the degrees of `auto` on the leader, for all processes. Returns the settings with them, and the
+    """Choose the degrees of `auto` on the controller, for all processes. Returns the settings with them, and the
     reasons.
 
     Raises:
@@ -201,10 +201,10 @@ def joined(config: BaseRunConfig) -> Iterator[Job]:
         dist.destroy_process_group()
 
 
-def follow(config: BaseRunConfig, job: Job) -> None:
-    """Make the same models as the leader, and serve its calls to the end of the run.
+def serve_calls(config: BaseRunConfig, job: Job) -> None:
+    """Make the same models as the controller, and serve its calls to the end of the run.
 
-    A signal that asks the run to end is the leader's to answer: it saves, which takes all processes.
+    A signal that asks the run to end is the controller's to answer: it saves, which takes all processes.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -248,7 +248,7 @@ class GenerateAnswer:
             case Finish.LENGTH:
                 return {"type": "length", "length": len(sampled.tokens)}
             case Finish.ABORT:
-                return {"type": "abort", "message": self.call.abort_reason or "the engine was told to stop"}
+                return {"type": "abort", "message": self.call.abort_reason or "the engine was asked to stop"}
             case Finish.STOP:
                 return {"type": "stop", "matched": self._matched(sampled)}
 

@@ -43,9 +43,9 @@ POLL_S = 1.0
 ANSWER_S = 5.0
 """For the others to say where they are."""
 BEATS = 10
-"""Number of signs of life by the leader within the time after which the others give it up."""
+"""Number of signs of life by the controller within the time after which the others give it up."""
 LINGER_S = 10.0
-"""Seconds that a process with nothing to add stays for the leader to tell how the run ended."""
+"""Seconds that a process with nothing to add stays for the controller to tell how the run ended."""
 EXPIRED = re.compile(r"timed out|timeout", re.IGNORECASE)
 """In torch's words for an exchange that another process did not come to in time."""
 BROKEN = re.compile(r"gloo|nccl|connection|socket|broken pipe", re.IGNORECASE)
@@ -58,7 +58,7 @@ class RankHung(RunFailed):
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The leader's knowledge of the run."""
+    """The controller's knowledge of the run."""
 
     phase: str = ""
     in_flight: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Watchdog:
 
     Args:
         folder: the run's, which all processes see.
-        timeout_s: seconds for every exchange but the wait for the leader's next call.
+        timeout_s: seconds for every exchange but the wait for the controller's next call.
     """
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
@@ -119,7 +119,7 @@ class Watchdog:
         self._status = source
 
     def set_deadlines(self, calls: dist.ProcessGroup) -> None:
-        """Give every group that there is the deadline; over which calls come, only the leader has it: the others may wait long."""
+        """Give every group that there is the deadline; over which calls come, only the controller has it: the others may wait long."""
         for group in _world.pg_map:
             if group is not calls or self._rank == 0:
                 _set_pg_timeout(timedelta(seconds=self._timeout_s), group)
@@ -188,7 +188,7 @@ class Watchdog:
         return True
 
     def _listen(self) -> None:
-        """Answer an expired exchange; and see that the leader lives, for whose next call no exchange has a deadline."""
+        """Answer an expired exchange; and see that the controller lives, for whose next call no exchange has a deadline."""
         heard, since = b"", time.monotonic()
         with suppress(RuntimeError):  # the store has ended with who started the job
             while not self._closed.wait(POLL_S):
@@ -203,17 +203,17 @@ class Watchdog:
                 elif self._store.check(["beat"]) and (beat := self._store.get("beat")) != heard:
                     heard, since = beat, now
                 elif now - since > self._timeout_s:
-                    self._end_without_leader()
+                    self._end_without_controller()
 
-    def _end_without_leader(self) -> None:
-        """The leader shows no life. The thread that waits for its call cannot be woken, so this one ends the process."""
+    def _end_without_controller(self) -> None:
+        """The controller shows no life. The thread that waits for its call cannot be woken, so this one ends the process."""
         if int(self._store.compare_set("expired", "", str(self._rank))) == self._rank:
             self._store.set(f"answer/{self._rank}", json.dumps(asdict(self._answer())))
             say(f"error: {self._write_down()[1]}", sys.stderr)
             os._exit(2)
 
     def _answer(self) -> RankReport:
-        now, doing = self._status(), "waits for the leader's next call" if self._rank else "between calls"
+        now, doing = self._status(), "waits for the controller's next call" if self._rank else "between calls"
         with suppress(IndexError):  # it may end just now
             what, since = self._doing[-1]
             doing = f"{what}, for {time.monotonic() - since:.0f} s"
@@ -234,18 +234,18 @@ class Watchdog:
         stacks: dict[str, str] = {}
         for rank, place in enumerate(places):
             answer = answers.get(rank)
-            said = self._read_from(place) if answer is None else f"{answer.doing}\n{answer.stacks}"
+            text = self._read_from(place) if answer is None else f"{answer.doing}\n{answer.stacks}"
             if rank == self._rank:
-                said += expired
-            stacks[f"rank {rank} ({place})"] = said
+                text += expired
+            stacks[f"rank {rank} ({place})"] = text
         cause = self._words(hung, silent, places)
-        leader = answers.get(0)
-        told: list[str] = []
-        files = FailureFiles(self._folder, lambda: leader.phase if leader is not None else "unknown, rank 0 does not say", told.append)
-        in_flight = leader.in_flight if leader is not None else ["unknown, rank 0 does not say"]
-        files.write(_named(hung) or "ranks", cause, "the run ends", in_flight, stacks)
-        self._store.set("cause", told[0])
-        return hung, told[0]
+        unknown = "unknown, rank 0 does not say"
+        controller = answers.get(0) or RankReport("", unknown, [unknown], {}, "")
+        messages: list[str] = []
+        files = FailureFiles(self._folder, lambda: controller.phase, messages.append)
+        files.write(_named(hung) or "ranks", cause, "the run ends", controller.in_flight, stacks)
+        self._store.set("cause", messages[0])
+        return hung, messages[0]
 
     def _words(self, hung: list[int], silent: list[int], places: list[ProcessAddress]) -> str:
         within = f"within {self._timeout_s:g} s (train.exchange_timeout_s)"

@@ -284,7 +284,7 @@ class EmbeddedEngine:
 
     def _take_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         if self._updated and version <= self.version:
-            raise ValueError(f"the engine holds version {self.version} already, and was told to take over version {version}")
+            raise ValueError(f"the engine holds version {self.version} already, and was asked to take over version {version}")
         began = time.perf_counter()
         self.core.wake()
         own = dict(self.core.model.named_weights())

@@ -19,7 +19,7 @@ class Lockstep(Protocol):
         ...
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        """The tokens that a step draws: drawn by the first rank, and sent to the others."""
+        """The tokens that a step draws: drawn by rank 0, and sent to the others."""
         ...
 
     def digests(self, model: CausalModel) -> dict[str, str]:

@@ -121,14 +121,14 @@ class Scheduler:
 
     def advance(self, sequence: Sequence, new: int) -> None:
         """Note that `new` pending tokens are cached now. Full blocks can be shared from then on, a prompt as soon as it is complete."""
-        led = sequence.is_fork_source
+        was_source = sequence.is_fork_source
         sequence.num_cached_tokens += new
         size = self.pool.block_size
         while (len(sequence.digests) + 1) * size <= sequence.num_cached_tokens:
             digest = self._note_next(sequence, size)
             assert digest is not None
             sequence.digests.append(digest)
-        if led and not sequence.is_fork_source:
+        if was_source and not sequence.is_fork_source:
             self._note_tail(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -161,11 +161,11 @@ class Scheduler:
 
     def _admit_waiting(self, planned: list[tuple[Sequence, int]], budget: int) -> None:
         """Start waiting sequences, in their order, while there is room: nobody overtakes one that has to wait for blocks."""
-        leading = {sequence.request.tokens for sequence in self.running if sequence.is_fork_source}
+        in_prefill = {sequence.request.tokens for sequence in self.running if sequence.is_fork_source}
         index = 0
         while index < len(self.waiting) and budget > 0 and len(self.running) < self._max_running:
             sequence = self.waiting[index]
-            if sequence.request.tokens in leading:  # its sibling is just computing the same prompt: it pays to wait and fork
+            if sequence.request.tokens in in_prefill:  # its sibling is just computing the same prompt: it pays to wait and fork
                 index += 1
                 continue
             if not self._admit(sequence):
@@ -174,7 +174,7 @@ class Scheduler:
             planned.append((sequence, new))
             budget -= new
             if sequence.is_fork_source:
-                leading.add(sequence.request.tokens)
+                in_prefill.add(sequence.request.tokens)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Start a waiting sequence, from what is cached of it, if there is room for all of its tokens without preempting anyone."""

@@ -109,11 +109,11 @@ class _Step:
         """Compute once, so that everything made on the first call exists, then record. The replay
         writes the same tensors."""
         with CAPTURING:
-            beside = torch.cuda.Stream()
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
+            warmup_stream = torch.cuda.Stream()
+            warmup_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warmup_stream):
                 self._compute()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(warmup_stream)
             graph = torch.cuda.CUDAGraph()
             # thread_local: a trainer's thread may wait for its own work meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):

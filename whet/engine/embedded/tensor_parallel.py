@@ -1,7 +1,7 @@
-"""One engine over several processes: each holds its part of every layer, the first plans and samples,
-the others follow step by step.
+"""One engine over several processes: each holds its part of every layer, rank 0 plans and samples,
+the others repeat each of its steps.
 
-The first rank announces every change to its core before it makes it, in a few bytes over a pipe, so
+Rank 0 announces every change to its core before it makes it, in a few bytes over a pipe, so
 that all ranks plan the same steps. Layers exchange activations as the model's own plan says; only the
 first rank draws tokens. A rank that loses another, or gets an unexpected message, ends: ranks that are
 out of step never compute.
@@ -46,8 +46,8 @@ LOST = 3
 """The exit status of a rank that ends because another one did."""
 
 
-class Leader:
-    """The first rank's side.
+class RankZero:
+    """The side of rank 0.
 
     Args:
         pipes: a pipe to each of the others, in their order.
@@ -73,8 +73,8 @@ class Leader:
     def digests(self, model: CausalModel) -> dict[str, str]:
         self.broadcast("digests")
         held = digests_of((name, whole(tensor)) for name, tensor in model.named_state())
-        for follower in self._pipes:
-            held |= {name: digest for name, digest in follower.recv().items() if digest != held[name]}
+        for pipe in self._pipes:
+            held |= {name: digest for name, digest in pipe.recv().items() if digest != held[name]}
         return held
 
     @contextmanager
@@ -93,25 +93,25 @@ class Leader:
 
 
 class NothingDrawn(Exception):
-    """The first rank could not draw in a step that was computed."""
+    """Rank 0 could not draw in a step that was computed."""
 
 
-class Follower:
-    """Another rank's side.
+class OtherRank:
+    """The side of another rank.
 
     Args:
-        leader: a pipe to the first.
+        first: a pipe to rank 0.
     """
 
-    def __init__(self, leader: Connection) -> None:
-        self._leader = leader
+    def __init__(self, first: Connection) -> None:
+        self._first = first
 
     def broadcast(self, method: str, *arguments: object) -> None:
         pass
 
     def drawn(self, draw: Callable[[], list[Drawn]]) -> list[Drawn]:
-        drawn = self._leader.recv()
-        assert isinstance(drawn, RemoteResult), f"the ranks of an engine are out of step: the first sent {drawn} in place of drawn tokens"
+        drawn = self._first.recv()
+        assert isinstance(drawn, RemoteResult), f"the ranks of an engine are out of step: rank 0 sent {drawn} in place of drawn tokens"
         if drawn.value is None:
             raise NothingDrawn
         return [Drawn(token, 0.0, b"", None) for token in drawn.value]
@@ -120,14 +120,14 @@ class Follower:
         mine = digests_of((name, tensor) for name, tensor in model.named_state() if not isinstance(tensor, DTensor))
         for _, tensor in model.named_state():
             whole(tensor)  # all ranks put each together
-        self._leader.send(mine)
+        self._first.send(mine)
         return mine
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def follow(self, core: EngineCore, receiver: Receiver) -> None:
-        """Make the first rank's calls until it is gone.
+    def serve_calls(self, core: EngineCore, receiver: Receiver) -> None:
+        """Make rank 0's calls until it is gone.
 
         Args:
             core: the core of this rank.
@@ -136,29 +136,29 @@ class Follower:
         targets = {CORE: Target(core, EngineCore), RANK: Target(RankCalls(core, receiver, self), RankCalls)}
         while True:
             try:
-                call = self._leader.recv()
+                call = self._first.recv()
             except (EOFError, OSError):
                 return
-            assert isinstance(call, RemoteCall), f"the ranks of an engine are out of step: the first sent {call} in place of a call"
-            with suppress(StaleCache, NothingDrawn):  # the first rank has the same error, and says what is next
+            assert isinstance(call, RemoteCall), f"the ranks of an engine are out of step: rank 0 sent {call} in place of a call"
+            with suppress(StaleCache, NothingDrawn):  # rank 0 has the same error, and says what is next
                 invoke(targets, call)
 
 
 CORE, RANK = "core", "rank"
-"""Targets of the first rank's calls: an `EngineCore`, `RankCalls`."""
+"""Targets of rank 0's calls: an `EngineCore`, `RankCalls`."""
 
 
 class RankCalls:
-    """Calls that another rank makes otherwise than the first one.
+    """Calls that another rank makes otherwise than rank 0.
 
     Args:
         core: the core of this rank.
         receiver: opens the tickets to new weights.
-        follower: this rank's side of the pipe.
+        side: this rank's side of the pipe.
     """
 
-    def __init__(self, core: EngineCore, receiver: Receiver, follower: Follower) -> None:
-        self._core, self._receiver, self._follower = core, receiver, follower
+    def __init__(self, core: EngineCore, receiver: Receiver, side: OtherRank) -> None:
+        self._core, self._receiver, self._side = core, receiver, side
         self._sequences: dict[int, Running] = {}
 
     def add(self, request: Request) -> None:
@@ -172,7 +172,7 @@ class RankCalls:
         copy_weights(dict(self._core.model.named_weights()), Stream(self._receiver.open(ticket)), digest=False)
 
     def digests(self) -> None:
-        self._follower.digests(self._core.model)
+        self._side.digests(self._core.model)
 
 
 def _bare(request: Request) -> Request:
@@ -189,7 +189,7 @@ class Links:
     num: int
     rank: int
     pipes: tuple[int, ...]
-    """Descriptors: of the first rank, its pipes to the others; of another one, its pipe to the first."""
+    """Descriptors: of rank 0, its pipes to the others; of another one, its pipe to rank 0."""
 
     def join(self, device: str) -> Lockstep:
         """Wait for all ranks."""
@@ -197,7 +197,7 @@ class Links:
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(backend, init_method=f"file://{self.store}", rank=self.rank, world_size=self.num, timeout=timeout)
         pipes = [Connection(pipe) for pipe in self.pipes]
-        return Leader(pipes) if self.rank == 0 else Follower(pipes[0])
+        return RankZero(pipes) if self.rank == 0 else OtherRank(pipes[0])
 
 
 def check_split(model: CausalModel, num: int) -> None:

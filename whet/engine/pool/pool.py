@@ -160,7 +160,7 @@ class EnginePool(Generic[M]):
         now = self._supervisor.published
         async with self._supervisor.enter():
             if now.updated and version <= now.version:
-                raise ValueError(f"the engine holds version {now.version} already, and was told to take over version {version}")
+                raise ValueError(f"the engine holds version {now.version} already, and was asked to take over version {version}")
             await self._supervisor.gone()  # what is lost and lives on reads the memory that changes
             await self._supervisor.everywhere("to pause", lambda member: member.pause(), self._config.step_timeout_s, behind=True)
             slots = {slot.name: slot for slot in self._supervisor.there}

@@ -171,8 +171,8 @@ class _Callers:
             self._strange.pop(number).close()
 
     def _turn_away(self, number: int) -> None:
-        with self._strange.pop(number) as beside, suppress(OSError):
-            beside.shutdown(socket.SHUT_RDWR)
+        with self._strange.pop(number) as duplicate, suppress(OSError):
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _hear_callers(listener: socket.socket, callers: _Callers) -> None:
@@ -208,12 +208,12 @@ def _proven(link: socket.socket, key: bytes, timeout_s: float, known: Callable[[
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _keep_alive(link)
-    beside, expired = link.dup(), threading.Event()
+    duplicate, expired = link.dup(), threading.Event()
 
     def cut() -> None:
         expired.set()
         with suppress(OSError):
-            beside.shutdown(socket.SHUT_RDWR)
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     connection = Connection(link.detach())
     late = threading.Timer(timeout_s, cut)
@@ -236,7 +236,7 @@ def _proven(link: socket.socket, key: bytes, timeout_s: float, known: Callable[[
     finally:
         late.cancel()
         late.join()
-        beside.close()
+        duplicate.close()
     if expired.is_set():
         connection.close()
         raise EOFError("whoever is at the other end took too long to show that it has the key")

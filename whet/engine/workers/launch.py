@@ -29,9 +29,9 @@ HERE = socket.gethostname()
 """This machine, as others call it."""
 LOOPBACK = "127.0.0.1"
 LAST_LINES = 100
-"""Kept of what a worker said."""
+"""Number of lines of a worker's output that are kept."""
 QUIET_S = 0.2
-"""After which a worker that said something has nothing to add."""
+"""Seconds without output after which a worker has nothing to add."""
 LOOK_S = 0.2
 """Between two looks at whether a worker that starts is still waited for."""
 
@@ -196,12 +196,12 @@ class LocalWorker:
 
     def last_lines(self) -> list[str]:
         if self.child.poll() is not None:
-            self._pump.join(1.0)  # what it said as it ended may still be in the pipe
+            self._pump.join(1.0)  # its last output may still be in the pipe
         return self._words.last
 
     def _read(self) -> None:
         output: IO[bytes] | None = self.child.stdout
-        assert output is not None, "a worker was started without a pipe for what it says"
+        assert output is not None, "a worker was started without a pipe for its output"
         with output:
             for raw in output:
                 self._words.hear(raw.decode(errors="replace").rstrip("\n"))
@@ -246,6 +246,6 @@ def send_setup(link: Link, setup: Setup) -> Link:
 
 
 def last_words(process: WorkerProcess, num_lines: int = 12) -> str:
-    """A process's last words, for the end of an error."""
+    """The last lines of a process, for the end of an error."""
     lines = process.last_lines()[-num_lines:]
-    return "\nit said last:\n    " + "\n    ".join(lines) if lines else ""
+    return "\nits last output:\n    " + "\n    ".join(lines) if lines else ""

@@ -21,7 +21,7 @@ from whet.calls.methods import Target
 from whet.calls.pipe import CallServer
 from whet.engine.embedded.core import NO_TOKENIZER, EngineCore
 from whet.engine.embedded.engine import EmbeddedEngine
-from whet.engine.embedded.tensor_parallel import LOST, Follower, Links, keep_part
+from whet.engine.embedded.tensor_parallel import LOST, Links, OtherRank, keep_part
 from whet.engine.pool.member import EngineCalls, WeightCalls
 from whet.engine.workers.dialing import Invitation
 from whet.engine.workers.first_weights import fetch
@@ -47,7 +47,7 @@ class Copy:
         weights = fetch(setup.model, connection) if setup.elsewhere else attach(setup.model)
         shared = setup.mapped and setup.links is None and torch.device(setup.device) == torch.device("cpu")
         ranks = None if setup.links is None else setup.links.join(setup.device)
-        model = weights if shared else _beside(weights, setup)
+        model = weights if shared else _on_device(weights, setup)
         self._engine = EmbeddedEngine(
             model,
             setup.config,
@@ -95,7 +95,7 @@ def _receiver(setup: Setup, weights: CausalModel, model: CausalModel) -> Receive
     )
 
 
-def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
+def _on_device(weights: CausalModel, setup: Setup) -> CausalModel:
     """A copy of a model on another device, or this rank's part of it."""
     if setup.links is not None:
         model = attach(setup.model)
@@ -107,16 +107,16 @@ def _beside(weights: CausalModel, setup: Setup) -> CausalModel:
     return copied_to(weights, torch.device(setup.device))
 
 
-def follow(connection: Connection, setup: Setup, links: Links) -> None:
-    """Another rank than the first: do as that one does until it is gone."""
+def serve_rank(connection: Connection, setup: Setup, links: Links) -> None:
+    """Make the calls of rank 0, as another rank, until that one is gone."""
     weights = attach(setup.model)
-    follower = links.join(setup.device)
-    assert isinstance(follower, Follower)
-    model = _beside(weights, setup)
-    core = EngineCore(model, setup.config, ranks=follower)
+    rank = links.join(setup.device)
+    assert isinstance(rank, OtherRank)
+    model = _on_device(weights, setup)
+    core = EngineCore(model, setup.config, ranks=rank)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
-        follower.follow(core, _receiver(setup, weights, model))
+        rank.serve_calls(core, _receiver(setup, weights, model))
     except (RuntimeError, EOFError, OSError):  # of an exchange with a rank that is gone; torch's are RuntimeErrors
         traceback.print_exc()
         os._exit(LOST)
@@ -142,7 +142,7 @@ def work(connection: Connection) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(setup.deterministic)
     if setup.links is not None and setup.links.rank:
-        follow(connection, setup, setup.links)
+        serve_rank(connection, setup, setup.links)
     asyncio.run(Copy(connection, setup).serve())
     if setup.links is not None:
         os._exit(0)  # the process group would wait for the others
