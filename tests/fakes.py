@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -276,8 +276,8 @@ class FakeMember(FakeEngine):
     sender: FakeSender = field(default_factory=FakeSender)
     weights: Any = "first"
     step_s: float = 0.0
-    stacks_s: float = 0.0
-    """Seconds that it takes to read its stacks."""
+    readable: threading.Event = field(default_factory=threading.Event)
+    """Set while its stacks can be read; who reads them waits for it."""
     fails: bool = False
     hangs: bool = False
     dead: bool = False
@@ -285,6 +285,9 @@ class FakeMember(FakeEngine):
     """The versions that it took over."""
     on_take: Callable[[FakeMember], object] = lambda member: None
     """Called when it is given weights, before it takes them."""
+
+    def __post_init__(self) -> None:
+        self.readable.set()
 
     @property
     def receivers(self) -> list[str]:
@@ -342,7 +345,7 @@ class FakeMember(FakeEngine):
         return Receipt(version, {"w": weights}, {"w": weights})
 
     def stacks(self, *, lost: bool) -> str:
-        time.sleep(self.stacks_s)
+        assert self.readable.wait(60)
         return "" if self.dead else f"{self.name} waits"
 
     def kill(self) -> None:

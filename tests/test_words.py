@@ -15,9 +15,11 @@ RETIRED = {
     "anew": "again, or restarted",
     "begun": "started",
     "beside": "next to, or in addition to",
+    "leader": "controller, or rank 0",
     "lies": "is",
     "so many": "the number itself",
     "stands": "is",
+    "tally": "count, or stats",
     "told": "called with, listed or reported",
     "whoever": "the caller, the reader, or another noun",
 }

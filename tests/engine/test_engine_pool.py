@@ -51,7 +51,7 @@ class World:
         )
 
     def make(self, name):
-        self.made.append(FakeMember(by_place, name=name, sender=self.sender, pace_s=0.001))
+        self.made.append(FakeMember(by_place, name=name, sender=self.sender))
         return self.made[-1]
 
     def starter(self, name):
@@ -98,7 +98,14 @@ def sampled(pool, name):
 
 async def until(condition):
     while not condition():
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+
+
+async def waits(task):
+    """Let everything else run, and see that the task is not done."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+        assert not task.done()
 
 
 def test_new_requests_go_where_the_fewest_are_and_conversations_stay():
@@ -157,7 +164,7 @@ def test_a_member_that_hangs_is_found_killed_and_replaced_whatever_the_clock_is_
     async def play(pool):
         pool.open("c")
         reading = asyncio.ensure_future(read(pool, asked("r", conversation="c")))
-        await asyncio.sleep(0.02)
+        await until(lambda: sampled(pool, "r") >= HANDOVER_TOKENS)
         world.made[0].hangs = True
         chunks = await reading
         await until(lambda: len(world.made) == 3 and pool.slots[0].state is State.SERVING)
@@ -170,7 +177,8 @@ def test_a_member_that_hangs_is_found_killed_and_replaced_whatever_the_clock_is_
 
 def test_a_member_that_comes_back_while_it_is_ended_samples_nothing_more():
     world = World(2)
-    world.made[0].stacks_s = 0.3
+    world.made[0].readable.clear()
+    world.made[1].holds["c"] = 64
 
     async def play(pool):
         pool.open("c")
@@ -180,9 +188,14 @@ def test_a_member_that_comes_back_while_it_is_ended_samples_nothing_more():
         await until(lambda: pool.slots[0].member is None)
         world.made[0].hangs = False
         assert not world.made[0].dead
-        await pool.update(Stream([("w", "second")]), 1)
+        updating = asyncio.ensure_future(pool.update(Stream([("w", "second")]), 1))
+        await waits(updating)
+        world.made[0].readable.set()
+        await updating
         assert world.made[0].dead, "it is gone before weights change"
         before = sampled(pool, "r")
+        assert before <= 64
+        world.made[1].holds.clear()
         chunks = await reading
         assert tokens_of(chunks) == expected(400)
         assert sum(len(chunk.tokens) for chunk in chunks if chunk.version == 0) <= before
@@ -220,7 +233,7 @@ def test_another_is_started_only_when_the_lost_one_is_gone_whoever_stops_waiting
         beside.append([other for other in world.made if other.name == made.name and not other.dead])
 
     world = World(2, start=start)
-    world.made[0].stacks_s = 0.2
+    world.made[0].readable.clear()
 
     async def play(pool):
         pool.open("c")
@@ -229,6 +242,9 @@ def test_another_is_started_only_when_the_lost_one_is_gone_whoever_stops_waiting
         world.made[0].hangs = True
         await until(lambda: pool.slots[0].member is None)
         reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert not world.made[0].dead and len(world.made) == 2
+        world.made[0].readable.set()
         await until(lambda: pool.slots[0].state is State.SERVING)
         assert world.made[0].dead and len(world.made) == 3
 
@@ -238,13 +254,17 @@ def test_another_is_started_only_when_the_lost_one_is_gone_whoever_stops_waiting
 
 def test_a_pool_that_closes_while_a_member_is_ended_leaves_nobody_behind():
     world = World(2)
-    world.made[0].stacks_s = 0.2
+    world.made[0].readable.clear()
 
     async def play(pool):
         await read(pool, asked("r", 5))
         world.made[0].hangs = True
         await until(lambda: pool.slots[0].member is None)
         assert not world.made[0].dead
+        closing = asyncio.ensure_future(pool.close())
+        await waits(closing)
+        world.made[0].readable.set()
+        await closing
 
     world.run(play)
     assert world.made[0].dead and [told.then for told in world.told] == ["it is started again (1 of 2); its requests go on elsewhere"]
@@ -306,8 +326,7 @@ def test_who_fails_again_and_again_is_left_alone_and_then_tried_with_one_request
         for i in range(6):
             assert tokens_of(await read(pool, asked(f"r{i}", 5))) == expected(5), "another takes what failed"
         assert pool.slots[0].breaker.state == "open" and len(world.made[0].requests) == 3
-        await asyncio.sleep(0.12)
-        assert pool.slots[0].breaker.state == "half_open"
+        await until(lambda: pool.slots[0].breaker.state == "half_open")
         world.made[0].fails = False
         await asyncio.gather(*(read(pool, asked(f"s{i}", 20)) for i in range(3)))
         assert len(world.made[0].requests) == 4 and pool.slots[0].breaker.state == "closed"
@@ -435,13 +454,16 @@ def test_a_member_that_is_killed_during_an_update_comes_back_with_the_present_we
     world = World(2)
 
     async def play(pool):
+        for engine in world.made:
+            engine.holds[""] = 40
         reading = [asyncio.ensure_future(read(pool, asked(f"r{i}", seed=i))) for i in range(2)]
-        await asyncio.sleep(0.03)
+        await until(lambda: min(sampled(pool, f"r{i}") for i in range(2)) >= HANDOVER_TOKENS)
         world.made[0].on_take = FakeMember.kill
         receipt = await pool.update(Stream([("w", "second")]), 1)
         assert receipt.version == 1 and receipt.resident == {"w": "second"} and pool.version == 1
         assert (await pool.score((1, 2))).logprobs == (6.0,)
         await until(lambda: pool.slots[0].state is State.SERVING)
+        world.made[1].holds.clear()
         for i, chunks in enumerate(await asyncio.gather(*reading)):
             assert tokens_of(chunks) == expected(seed=i) and 1 in {chunk.version for chunk in chunks} <= {0, 1}
         await read(pool, asked("after"))
@@ -575,8 +597,7 @@ def test_paused_members_stay_paused_when_they_are_replaced():
         world.made[0].dead = True
         reading = asyncio.ensure_future(read(pool, asked("r", 5)))
         await until(lambda: len(world.made) == 2 and pool.slots[0].state is State.SERVING)
-        await asyncio.sleep(0.05)
-        assert not reading.done()
+        await waits(reading)
         await pool.resume()
         assert tokens_of(await reading) == expected(5)
 
@@ -589,9 +610,11 @@ def test_members_join_and_leave_while_requests_run():
     async def play(pool):
         await pool.update(Stream([("w", "second")]), 1)
         pool.open("a")
+        world.made[0].holds["a"] = 40
         reading = asyncio.ensure_future(read(pool, asked("r", conversation="a")))
-        await asyncio.sleep(0.02)
+        await until(lambda: sampled(pool, "r") >= HANDOVER_TOKENS)
         await pool.join("e9", world.starter("e9"))
+        world.made[0].holds.clear()
         await pool.drain("e0", DEADLINE_S)
         assert reading.done() and tokens_of(reading.result()) == expected(), "it ended what it had"
         assert tokens_of(await read(pool, asked("next", conversation="a"))) == expected()
@@ -600,8 +623,9 @@ def test_members_join_and_leave_while_requests_run():
         with pytest.raises(ValueError, match="has a member 'e9' already"):
             await pool.join("e9", world.starter("e9"))
         await pool.join("e10", world.starter("e10"))
+        world.made[1].holds["a"] = 40
         reading = asyncio.ensure_future(read(pool, asked("long", conversation="a")))
-        await asyncio.sleep(0.05)
+        await until(lambda: sampled(pool, "long") >= HANDOVER_TOKENS)
         await pool.drain("e9", 0.0)
         assert tokens_of(await reading) == expected(), "what it had not ended went on elsewhere"
 

@@ -98,3 +98,26 @@ class Cursor:
         if self._shuffle:
             random.Random(self._seed + epoch).shuffle(order)
         return order
+
+
+class EpochSource:
+    """A source of items that come epoch after epoch, in a cursor's order."""
+
+    _cursor: Cursor
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next item belongs to, from 0 on."""
+        return self._cursor.epoch
+
+    def state(self) -> dict[str, JSON]:
+        """The position, as JSON."""
+        return self._cursor.state()
+
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            ValueError: it was taken over other items. Rows that train are others under another tokenizer.
+        """
+        self._cursor.restore(state)

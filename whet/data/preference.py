@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from whet.data.config import MaskName, PairColumns, PreferenceConfig
-from whet.data.cursor import Cursor
+from whet.data.cursor import Cursor, EpochSource
 from whet.data.files import Row, describe_value
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import read_all, renamed_columns
 from whet.data.supervised import Conversation, TokenRow, required, tokenise
 from whet.data.template import Renderer
-from whet.types import JSON, Message, Pair
+from whet.types import Message, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Row:
         return hashlib.sha256(self.chosen.identity() + self.rejected.identity() + f"{self.margin!r} ".encode()).digest()
 
 
-class PreferenceSource:
+class PreferenceSource(EpochSource):
     """An endless stream of pairs with a cursor, as `SupervisedSource` is one of samples.
 
     A pair's samples have the group `name/index#epoch` and the trajectories `.../chosen` and `.../rejected`.
@@ -101,18 +101,6 @@ class PreferenceSource:
     def all(self) -> list[Pair]:
         """Every pair once, in the order of the files; the cursor stays where it is."""
         return [self._pair(row, 0) for row in self._rows]
-
-    def state(self) -> dict[str, JSON]:
-        """The cursor, as JSON."""
-        return self._cursor.state()
-
-    def restore(self, state: Mapping[str, JSON]) -> None:
-        """Continue where `state` was taken.
-
-        Raises:
-            ValueError: it was taken from another source; another tokenizer makes it another.
-        """
-        self._cursor.restore(state)
 
     def _pair(self, row: _Row, epoch: int) -> Pair:
         group = f"{self.name}/{row.chosen.index}#{epoch}"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pydantic import Field
 
-from whet.data.cursor import Cursor
+from whet.data.cursor import Cursor, EpochSource
 from whet.data.files import Row, paths_text
 from whet.data.rows import RowConfig, read_all, renamed_columns, task_from
 from whet.types import JSON, Task
@@ -67,7 +67,7 @@ class SourceConfig(RowConfig):
     """Seed of the shuffles."""
 
 
-class TaskSource:
+class TaskSource(EpochSource):
     """The tasks of data files, all in memory.
 
     A position in them holds while there are as many rows in the same order and the prompts (and tools) of those that were taken are the
@@ -105,10 +105,6 @@ class TaskSource:
         """One epoch in the order of the files; their ids end in `#0`."""
         return tuple(self._tasks)
 
-    @property
-    def epoch(self) -> int:
-        return self._cursor.epoch
-
     def __len__(self) -> int:
         return len(self._tasks)
 
@@ -122,12 +118,6 @@ class TaskSource:
         if not mark or name not in self._by_name:
             raise ValueError(f"source {self.name!r} has no task {task_id!r}: the data changed; go on with the data of that run")
         return replace(self._by_name[name], id=task_id)
-
-    def state(self) -> dict[str, JSON]:
-        return self._cursor.state()
-
-    def restore(self, state: Mapping[str, JSON]) -> None:
-        self._cursor.restore(state)
 
     def _task(self, index: int, epoch: int) -> Task:
         task = self._tasks[index]

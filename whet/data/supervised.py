@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from whet.data.config import MaskName, SupervisedConfig
-from whet.data.cursor import Cursor
+from whet.data.cursor import Cursor, EpochSource
 from whet.data.files import Row, describe_value
 from whet.data.masks import mask_conversation
 from whet.data.messages import messages_from, tools_from
@@ -60,7 +60,7 @@ class TokenRow:
         return f"{self.index} {len(self.tokens)} ".encode() + self.tokens.tobytes() + self.mask
 
 
-class SupervisedSource:
+class SupervisedSource(EpochSource):
     """An endless stream of supervised samples with a cursor, as `TaskSource` is one of tasks.
 
     A sample's group and trajectory are its id, `name/index#epoch`. None of its tokens was sampled: all have the origin
@@ -102,11 +102,6 @@ class SupervisedSource:
         self.num_dropped = len(rows) - len(self._rows)
         self._cursor = Cursor(name, [hashlib.sha256(row.identity()).digest() for row in self._rows], shuffle=shuffle, seed=seed)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next sample belongs to, from 0 on."""
-        return self._cursor.epoch
-
     def __len__(self) -> int:
         """Samples in one epoch."""
         return len(self._rows)
@@ -118,18 +113,6 @@ class SupervisedSource:
     def next(self, n: int) -> list[Sample]:
         """The next `n` samples."""
         return [self._sample(index, epoch) for index, epoch in self._cursor.take(n)]
-
-    def state(self) -> dict[str, JSON]:
-        """The cursor, as JSON."""
-        return self._cursor.state()
-
-    def restore(self, state: Mapping[str, JSON]) -> None:
-        """Continue where `state` was taken.
-
-        Raises:
-            ValueError: it was taken from another source; another tokenizer makes it another.
-        """
-        self._cursor.restore(state)
 
     def _sample(self, index: int, epoch: int) -> Sample:
         row = self._rows[index]

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Any
 
-from whet.reward.math.grammar import MAX_DIGITS, MAX_LENGTH, MAX_POWER, MAX_TERMS, Refused
+from whet.reward.math.grammar import MAX_DIGITS, MAX_LENGTH, MAX_POWER, MAX_TERMS, Refused, TokenReader, tokens_of
 
 MAX_DEPTH = 25
 MAX_FACTORIAL = 99
@@ -38,8 +38,7 @@ def parse_formula(text: str) -> Tree:
         raise Refused(f"it is {len(text)} characters long; at most {MAX_LENGTH} are compared as a formula")
     parser = _Parser(_tokens(text))
     tree = parser.sum(0)
-    if parser.kind is not None:
-        raise Refused(f"{parser.text!r} is not expected there")
+    parser.check_end()
     if math.comb(_degree(tree) + len(symbols_of(tree)), len(symbols_of(tree))) > MAX_TERMS:
         raise Refused(f"its powers expand to more than {MAX_TERMS} terms")
     return tree
@@ -58,18 +57,11 @@ def symbols_of(tree: Tree) -> set[str]:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens, place, text = [], 0, text.rstrip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise Refused(f"{text[place:].lstrip()[:1]!r} does not belong to a formula")
-        kind = match.lastgroup
-        assert kind is not None
-        found = match.group(kind)
+    tokens: list[tuple[str, str]] = []
+    for kind, found in tokens_of(text, _TOKEN):
         if kind == "number" and sum(map(str.isdigit, found)) > MAX_DIGITS:
             raise Refused(f"a number has more than {MAX_DIGITS} digits")
         tokens += _letters(found) if kind == "name" else [(kind, found)]
-        place = match.end()
     return tokens
 
 
@@ -79,19 +71,8 @@ def _letters(name: str) -> list[tuple[str, str]]:
     return [("name", letter) for letter in name]
 
 
-class _Parser:
+class _Parser(TokenReader):
     """Recursive descent with Python's precedences; a product without a sign binds as one with it."""
-
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
-        self._tokens, self._place = tokens, 0
-
-    @property
-    def kind(self) -> str | None:
-        return self._tokens[self._place][0] if self._place < len(self._tokens) else None
-
-    @property
-    def text(self) -> str:
-        return self._tokens[self._place][1] if self._place < len(self._tokens) else "its end"
 
     def sum(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
@@ -154,13 +135,6 @@ class _Parser:
                 raise Refused(f"a factorial follows a letter or a whole number of at most {MAX_FACTORIAL}")
             tree = ["!", tree]
         return tree
-
-    def _take(self) -> str:
-        text = self.text
-        if self._place >= len(self._tokens):
-            raise Refused("it ends too early")
-        self._place += 1
-        return text
 
 
 def _too_deep() -> Tree:

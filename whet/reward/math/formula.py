@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from whet.reward.math.arithmetic import Tree
-from whet.reward.math.grammar import GREEK, Refused, check_formula
+from whet.reward.math.grammar import GREEK, Refused, TokenReader, check_formula, tokens_of
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d*)?|\.\d+)|\\(?P<command>[A-Za-z]+|.)|(?P<letter>[A-Za-z])"
@@ -20,6 +20,7 @@ _CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _PRODUCTS = ("*", "cdot", "times")
 _QUOTIENTS = ("/", "div")
+_SPACES = tuple(("command", name) for name in (" ", "quad", "qquad"))
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _ONE: Tree = ["number", "1"]
 
@@ -36,55 +37,25 @@ def parse_latex(text: str) -> Tree:
         Refused: it is no formula, or one beyond the bounds of `whet.reward.math.grammar`.
     """
     check_formula(text)
-    parser = _Parser(_tokens(text))
+    parser = _Parser([token for token in tokens_of(text, _TOKEN) if token not in _SPACES])
     tree = parser.sum()
-    if parser.kind is not None:
-        raise Refused(f"{parser.text!r} is not expected there")
+    parser.check_end()
     return tree
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens, place, text = [], 0, text.rstrip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise Refused(f"{text[place:].lstrip()[:1]!r} does not belong to a formula")
-        kind = match.lastgroup
-        assert kind is not None
-        if kind != "command" or match.group(kind) not in (" ", "quad", "qquad"):
-            tokens.append((kind, match.group(kind)))
-        place = match.end()
-    return tokens
-
-
-class _Parser:
+class _Parser(TokenReader):
     """Recursive descent. Depth and length are bounded by `check_formula`."""
 
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
-        self._tokens, self._place = tokens, 0
+        super().__init__(tokens)
         self._angles = 0
         """Number of circular functions around this place."""
         self._bars = 0
         self._quotient = False
         """The product under way has been divided by a slash: what follows without a sign may belong to the divisor."""
 
-    @property
-    def kind(self) -> str | None:
-        return self._tokens[self._place][0] if self._place < len(self._tokens) else None
-
-    @property
-    def text(self) -> str:
-        return self._tokens[self._place][1] if self._place < len(self._tokens) else "its end"
-
     def _at(self, kind: str, *texts: str) -> bool:
         return self.kind == kind and self.text in texts
-
-    def _take(self) -> str:
-        text = self.text
-        if self._place >= len(self._tokens):
-            raise Refused("it ends too early")
-        self._place += 1
-        return text
 
     def _expect(self, kind: str, text: str) -> None:
         if not self._at(kind, text):

@@ -49,6 +49,56 @@ class Refused(ValueError):
     """The text is outside of the grammar; the message says why."""
 
 
+def tokens_of(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """The tokens of a formula, each as its kind and its text.
+
+    Args:
+        text: the formula.
+        pattern: matches one token and the spaces before it; its named groups are the kinds.
+
+    Raises:
+        Refused: if a part of the text is no token.
+    """
+    tokens: list[tuple[str, str]] = []
+    place, text = 0, text.rstrip()
+    while place < len(text):
+        match = pattern.match(text, place)
+        if match is None:
+            raise Refused(f"{text[place:].lstrip()[:1]!r} does not belong to a formula")
+        kind = match.lastgroup
+        assert kind is not None
+        tokens.append((kind, match.group(kind)))
+        place = match.end()
+    return tokens
+
+
+class TokenReader:
+    """A place in a formula's tokens, for parsers by recursive descent."""
+
+    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+        self._tokens, self._place = tokens, 0
+
+    @property
+    def kind(self) -> str | None:
+        return self._tokens[self._place][0] if self._place < len(self._tokens) else None
+
+    @property
+    def text(self) -> str:
+        return self._tokens[self._place][1] if self._place < len(self._tokens) else "its end"
+
+    def check_end(self) -> None:
+        """Raises `Refused` unless every token was taken."""
+        if self.kind is not None:
+            raise Refused(f"{self.text!r} is not expected there")
+
+    def _take(self) -> str:
+        text = self.text
+        if self._place >= len(self._tokens):
+            raise Refused("it ends too early")
+        self._place += 1
+        return text
+
+
 def check_formula(text: str) -> None:
     """Raises `Refused` unless the text may be given to the computer algebra system."""
     if not text:
