@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.check.small_run import look, module, of, write_rows
-from whet.check import play
+from whet.check import boundary, play
 from whet.check.tool_calls import arguments_for
 from whet.env.tools import ToolResult
 from whet.types import Task
@@ -248,6 +248,7 @@ def test_environments_that_break_fail_with_their_place(here, code, words):
 @pytest.mark.parametrize("wait", ["import asyncio; await asyncio.sleep(30)", "time.sleep(8)"])
 def test_an_environment_that_does_not_start_in_time_fails(here, monkeypatch, wait):
     monkeypatch.setattr(play, "START_DEADLINE_S", 0.3)
+    monkeypatch.setattr(boundary, "CANCEL_S", 1.0)
     fails, _, _ = findings_of(here, f"class Mine(Base):\n    async def start(self, task):\n        {wait}\n")
     assert len(fails) == 2 and re.search(r"took longer than [\d.]+ s \(at .*mine.py:\d+ in start\)", fails[0]), fails
 

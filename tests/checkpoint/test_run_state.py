@@ -74,7 +74,7 @@ class Lines(Log):
 def test_a_run_that_was_stopped_before_it_learned_anything_binds_no_other(tmp_path, facts, value, taken_up):
     def state(facts, *counts):
         store, log, notes = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig()), Lines(), []
-        parts, others = {"data": counts[0]}, {"plays": counts[1]}
+        parts, others = {"data": counts[0]}, {"group_runs": counts[1]}
         made = RunState(store, SavedModels(Weights()), log, parts=parts, others=others, config="", facts=facts, note=notes.append)  # type: ignore[arg-type]
         return made, log, notes
 

@@ -22,7 +22,7 @@ BEGIN = "import os, sys, time, signal; from whet.cluster.process import read_lin
 
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch):
-    monkeypatch.setattr(supervise, "GRACE_S", 1.0)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
 
 
 def program(text: str, *, speaks: bool = True, line: str = "") -> Command:
@@ -132,7 +132,8 @@ def test_a_silent_job_leaves_no_log(tmp_path):
     ("last", "how"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("raise MemoryError('all gone')", "ended with exit status 1")],
 )
-def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_path, last, how, follows):
+def test_who_fails_first_is_named_with_its_last_words_and_the_others_end(tmp_path, monkeypatch, last, how, follows):
+    monkeypatch.setattr(supervise, "GRACE_S", 1.0)
     sign = str(tmp_path / "failing")
     waits = program(f"""
         while not os.path.exists({sign!r}):

@@ -126,12 +126,12 @@ def ledger(run_dir: Path) -> dict[str, list[str]]:
     told = {
         "trained": [task for _, task in sorted(trained)],
         "dropped": [task for _, task in sorted(dropped)],
-        "dropped since": [group["task"] for group in saved["tally"]["groups"] if group["dropped"] not in again],
-        "in the state": [play["task"] for play in saved["plays"]],
+        "dropped since": [group["task"] for group in saved["stats"]["groups"] if group["dropped"] not in again],
+        "in the state": [play["task"] for play in saved["group_runs"]],
     }
     counts = Counter(task for tasks in told.values() for task in tasks)
     assert set(counts.values()) <= {1}, told
-    assert len(counts) == saved["num_begun"], "what the source gave is all there"
+    assert len(counts) == saved["num_started"], "what the source gave is all there"
     assert len(told["trained"]) == 2 * done
     return told
 
@@ -161,8 +161,8 @@ def test_a_stop_keeps_half_finished_trajectories_and_goes_on_with_their_tokens(f
     run_dir = folder / "half"
     ledger(run_dir)
     newest = run_dir / "checkpoints" / checkpoints_of(run_dir)[-1]
-    plays = json.loads((newest / "state.json").read_text())["others"]["rollouts"]["plays"]
-    cut = {t["id"]: t["turns"][-1] for play in plays for t in play["begun"]}
+    plays = json.loads((newest / "state.json").read_text())["others"]["rollouts"]["group_runs"]
+    cut = {t["id"]: t["turns"][-1] for play in plays for t in play["interrupted"]}
     assert any(turn["finish"] == "abort" and turn["tokens"] for turn in cut.values())
     stop._number = None
     train(config)

@@ -177,7 +177,7 @@ def test_a_rollout_that_is_half_done_is_not_played_twice(tmp_path, folder, monke
     run_dir = Path(config.run_dir)
     assert checkpoints_of(run_dir) == ["rollout_000001"]
     state = json.loads((run_dir / "checkpoints/rollout_000001/state.json").read_text())
-    plays = state["others"]["rollouts"]["plays"]
+    plays = state["others"]["rollouts"]["group_runs"]
     kept = {trajectory["id"] for play in plays for trajectory in play["ended"]}
     assert len(kept) >= played - 2 and not any(name.endswith("/2") for name in kept)
     assert sum(name.endswith("/greedy") for name in kept) == played - 6

@@ -211,7 +211,7 @@ def test_what_was_played_before_a_stop_is_not_played_again_the_greedy_one_includ
         return source.state(), json.loads(json.dumps(before.state()))
 
     cursor, state = run(stopped())
-    ended = {each["id"] for play in state["plays"] for each in play["ended"]}
+    ended = {each["id"] for play in state["group_runs"] for each in play["ended"]}
     assert ended == {"a/0", "a/greedy", "b/0", "b/1", "c/0", "c/1"}, "c's greedy one failed"
     hangs.clear()
     again, engine = runner(script, reward)

@@ -273,7 +273,7 @@ def test_a_stop_while_it_is_asked_keeps_what_was_played_and_asks_again():
         return source.state(), json.loads(json.dumps(before.state()))
 
     cursor, state = run(stopped())
-    (play,) = state["plays"]
+    (play,) = state["group_runs"]
     assert len(play["ended"]) == 2 and not play["judged"]
     together = Together()
     source = ListSource(tasks("a"))

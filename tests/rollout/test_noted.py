@@ -76,7 +76,7 @@ def test_notes_survive_a_checkpoint_in_the_middle_of_a_turn():
         await asyncio.gather(taking, return_exceptions=True)
         await world.rollouts.put_back()
         state = world.rollouts.state()
-        first, second = state["plays"][0]["begun"][0]["turns"]
+        first, second = state["group_runs"][0]["interrupted"][0]["turns"]
         assert (first["finish"], second["finish"]) == ("stop", "abort")
         assert first["notes"] == [["look", {"depth": 1.0}, {"path": [1]}]] and second["notes"] == []
         world.restart(world.snapshot())

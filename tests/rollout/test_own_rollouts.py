@@ -166,7 +166,7 @@ def test_an_object_s_own_state_is_saved_and_put_back_with_the_source():
 
 
 def test_a_checkpoint_of_another_scheduler_is_refused():
-    for function, state in ((plain, {"plays": []}), (plain, "{}"), (Hoards(), None), (Hoards(), {"plays": []})):
+    for function, state in ((plain, {"group_runs": []}), (plain, "{}"), (Hoards(), None), (Hoards(), {"group_runs": []})):
         with pytest.raises(ValueError, match=r"control\.rollout = 'my_code:rollout': what the checkpoint holds is not its state"):
             make(function)[0].restore(state)
     rollouts, source, _ = make(plain)

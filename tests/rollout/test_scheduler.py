@@ -361,7 +361,7 @@ def test_what_was_set_aside_is_not_lost_when_a_rollout_is_cut_off():
         await until(lambda: len(world.places()["spare"]) == 2)
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
-        assert {play["task"] for play in world.rollouts.state()["plays"]} == set(of(0, 1, 2, 3))
+        assert {play["task"] for play in world.rollouts.state()["group_runs"]} == set(of(0, 1, 2, 3))
         await world.rollouts.put_back()
         world.check()
         world.engine.holds.clear()

@@ -146,8 +146,8 @@ def test_greedy_trajectories_belong_to_their_groups_under_overlap_and_across_a_r
         first = await world.roll()
         assert names(first.groups) == of(0, 2)
         state = await _saved(world)
-        cut = next(play for play in state["plays"] if play["task"] == "q1")
-        assert [t["id"] for t in cut["ended"]] == ["q1/0", "q1/1"] and [t["id"] for t in cut["begun"]] == ["q1/greedy"]
+        cut = next(play for play in state["group_runs"] if play["task"] == "q1")
+        assert [t["id"] for t in cut["ended"]] == ["q1/0", "q1/1"] and [t["id"] for t in cut["interrupted"]] == ["q1/greedy"]
         _restart(world, state)
         world.engine.holds.clear()
         world.engine.requests.clear()
@@ -240,7 +240,7 @@ def test_what_is_put_back_is_taken_again(control, resumable):
             await asyncio.gather(taking, return_exceptions=True)
         state = await _saved(world)
         world.engine.check_idle(reopened=True)
-        assert (next(p for p in state["plays"] if p["task"] == "q1")["begun"] != []) == resumable
+        assert (next(p for p in state["group_runs"] if p["task"] == "q1")["interrupted"] != []) == resumable
         world.engine.holds.clear()
         again = await world.roll()
         assert names(again.groups) == (of(0, 2) if control.overlaps else of(0, 1))
@@ -286,8 +286,8 @@ def test_with_an_engine_that_is_gone_what_there_is_is_put_back_all_the_same(how,
         await asyncio.gather(taking, return_exceptions=True)
         state = await _saved(world)
         assert world.engine.num_asked and not world.engine.running
-        assert [(p["task"], len(p["ended"]), len(p["begun"])) for p in state["plays"]] == [("q0", 2, 0), ("q1", 1, 1)]
-        assert len(state["plays"][1]["begun"][0]["turns"][0]["tokens"]) == 4
+        assert [(p["task"], len(p["ended"]), len(p["interrupted"])) for p in state["group_runs"]] == [("q0", 2, 0), ("q1", 1, 1)]
+        assert len(state["group_runs"][1]["interrupted"][0]["turns"][0]["tokens"]) == 4
 
     run(main())
 
@@ -332,7 +332,7 @@ def test_a_fault_while_the_trainer_works_is_told_to_whoever_takes_next():
         with pytest.raises(KeyError, match="difficulty"):
             await world.take()
         state = await _saved(world)
-        assert "q2" in [play["task"] for play in state["plays"]], "it is not lost"
+        assert "q2" in [play["task"] for play in state["group_runs"]], "it is not lost"
         world.engine.check_idle(reopened=True)
 
     run(main())
@@ -361,7 +361,7 @@ def test_what_the_environment_counted_is_counted_once_when_its_answer_is_asked_f
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
         state = await _saved(world)
-        assert state["plays"][0]["begun"][0]["turns"][0]["finish"] == "stop"
+        assert state["group_runs"][0]["interrupted"][0]["turns"][0]["finish"] == "stop"
         _restart(world, state)
         (group,) = (await world.take()).groups
         (trajectory,) = group.trajectories

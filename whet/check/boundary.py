@@ -15,6 +15,9 @@ from whet.config import place_in
 
 T = TypeVar("T")
 
+CANCEL_S = 5.0
+"""Seconds for a coroutine to be cancelled after its deadline; one that blocks takes them all."""
+
 
 class UserFault(ValueError):
     """The user's code raised or did not return; the text names the place."""
@@ -65,7 +68,7 @@ def run_user_coroutine(what: str, work: Callable[[], Awaitable[T]], deadline_s: 
                 raise UserFault(f"{what} took longer than {deadline_s:g} s{_place_of_error(late)}") from late
             raise
 
-    return run_user_code(what, lambda: asyncio.run(timed()), deadline_s + 5.0)
+    return run_user_code(what, lambda: asyncio.run(timed()), deadline_s + CANCEL_S)
 
 
 def _tell(what: str, error: BaseException) -> str:

@@ -22,7 +22,7 @@ from whet.train.batching import due
 from whet.types import JSON, Progress
 
 MANIFEST = "manifest.json"
-FORMAT = 4
+FORMAT = 5
 NAME = re.compile(r"rollout_(\d{6,})(?:\.(\d+))?")
 """Name of a checkpoint's folder: number of rollouts, and number of earlier checkpoints of the same
 rollout."""

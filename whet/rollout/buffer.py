@@ -42,7 +42,7 @@ class Buffer:
     taken: list[GroupRun] = field(default_factory=list[GroupRun])
     fallbacks: list[FilteredGroup] = field(default_factory=list[FilteredGroup])
     """Without refills: groups of the current rollout that filters dropped."""
-    num_begun: int = 0
+    num_started: int = 0
 
     def next(self, source: Source) -> GroupRun:
         """The group to begin now.
@@ -55,8 +55,8 @@ class Buffer:
         (task,) = source.next(1)
         if task.id in (group_run.task.id for group_runs in (self.playing, self.ready, self.taken) for group_run in group_runs):
             raise ValueError(f"the source gave the task {task.id!r} while it is being played; no two tasks of a run may have one id")
-        self.num_begun += 1
-        return GroupRun(task, self.num_begun - 1, self.num_samples, self.baseline)
+        self.num_started += 1
+        return GroupRun(task, self.num_started - 1, self.num_samples, self.baseline)
 
     def wait(self, group_run: GroupRun) -> None:
         self.waiting = sorted([*self.waiting, group_run], key=start_order)
@@ -95,12 +95,12 @@ class Buffer:
         """State of every task in the buffer, each as `GroupRun.state`."""
         fallbacks = [each.group_run for each in self.fallbacks]
         group_runs = sorted([*self.waiting, *self.playing, *self.ready, *self.taken, *fallbacks], key=start_order)
-        return {"num_begun": self.num_begun, "plays": [group_run.state(resumable) for group_run in group_runs]}
+        return {"num_started": self.num_started, "group_runs": [group_run.state(resumable) for group_run in group_runs]}
 
     def restore(self, state: JSON, source: Source) -> None:
         """Raises ValueError if the source has no such task."""
-        group_runs = [GroupRun.restored(each, source.find, self.num_samples, self.baseline) for each in state["plays"]]
-        self.num_begun = state["num_begun"]
+        group_runs = [GroupRun.restored(each, source.find, self.num_samples, self.baseline) for each in state["group_runs"]]
+        self.num_started = state["num_started"]
         self.ready = [group_run for group_run in group_runs if group_run.judged]
         self.waiting = [group_run for group_run in group_runs if not group_run.judged]
 

@@ -109,7 +109,7 @@ class GroupRun:
         cut = [state for t in unfinished if resumable and t.turns and (state := trajectory_state(t)) is not None]
         judged = self.judged and len(known) == len(self.ended)
         row = task_digest(self.task).hex()
-        return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "begun": cut}
+        return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "interrupted": cut}
 
     @classmethod
     def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> GroupRun:
@@ -118,7 +118,7 @@ class GroupRun:
         if state["row"] != task_digest(group_run.task).hex():
             return group_run
         ids = set(group_run.ids)
-        for name, into in (("ended", group_run.ended), ("begun", group_run.interrupted)):
+        for name, into in (("ended", group_run.ended), ("interrupted", group_run.interrupted)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})
         if state["judged"] and group_run.whole:
             group_run.take_over(group_run.group())

@@ -171,7 +171,7 @@ class Rollouts:
     def state(self) -> JSON:
         """State of every task taken from the source and not yet trained on. In deterministic mode no
         group may be in flight."""
-        return {**self._buffer.state(resumable=self._resumable), "tally": self._stats.state(), "played_by": self._played_by}
+        return {**self._buffer.state(resumable=self._resumable), "stats": self._stats.state(), "played_by": self._played_by}
 
     def restore(self, state: JSON) -> None:
         """Raises ValueError if the source has no such task, or the state is not a scheduler's."""
@@ -181,7 +181,7 @@ class Rollouts:
         self._buffer.restore(state, self._source)
         if state["played_by"] != self._played_by:
             self._buffer.restart_all()
-        self._stats = RolloutStats.restored(state["tally"], self._source.find)
+        self._stats = RolloutStats.restored(state["stats"], self._source.find)
 
     # Starting.
 
