@@ -14,6 +14,7 @@ from whet.env.base import Resumable, SingleTurn, Step
 from whet.observe.metrics import flatten
 from whet.rollout.control import ControlConfig
 from whet.types import Outcome, Rewards
+from whet.types.json_codec import trajectory_from_json
 
 SYNC = ControlConfig()
 PARTIAL = ControlConfig(partial=True, max_staleness=2, overlap=False)
@@ -287,7 +288,8 @@ def test_with_an_engine_that_is_gone_what_there_is_is_put_back_all_the_same(how,
         state = await _saved(world)
         assert world.engine.num_asked and not world.engine.running
         assert [(p["task"], len(p["ended"]), len(p["interrupted"])) for p in state["group_runs"]] == [("q0", 2, 0), ("q1", 1, 1)]
-        assert len(state["group_runs"][1]["interrupted"][0]["turns"][0]["tokens"]) == 4
+        begun = trajectory_from_json(state["group_runs"][1]["interrupted"][0])
+        assert len(begun.turns[0].tokens) == 4
 
     run(main())
 

@@ -17,7 +17,9 @@ from whet.train.base import Backend
 from whet.train.build import build_backend
 from whet.train.controller import LOCAL, Controller
 from whet.train.torch_native.config import TrainConfig
-from whet.types import UNSAMPLED, Origin, Sample
+from whet.types import Sample
+from whet.types.columns import Ints, Runs
+from whet.types.records import unsampled
 
 
 class SpreadScorer:
@@ -74,7 +76,4 @@ class SpreadScores:
 
 
 def _as_sample(tokens: Sequence[int]) -> Sample:
-    count = len(tokens)
-    return Sample(
-        tuple(tokens), (Origin.PROMPT,) * count, (False,) * count, (0.0,) * count, (UNSAMPLED,) * count, group="", trajectory=""
-    )
+    return unsampled(Ints.of(tokens), Runs[bool].repeat(False, len(tokens)))

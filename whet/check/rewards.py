@@ -20,6 +20,7 @@ from whet.reward.labels import readers_of, unusable_rows
 from whet.reward.pool import START_TIMEOUT_S
 from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
+from whet.types.columns import Floats, Ints, Runs
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
 """Forms of a right answer. The first that scores otherwise than an empty reply counts."""
@@ -140,15 +141,15 @@ def _missing(context: CheckContext, name: str) -> str:
 
 def fabricated(context: CheckContext, task: Task, reply: str, k: int = 0) -> Trajectory:
     """Completed trajectory number k of the task, whose only turn is `reply`."""
-    tokens: tuple[int, ...] = (0,)
+    tokens = Ints.zeros(1)
     if context.renderer is not None:
-        tokens = (*context.renderer.encode(reply), context.renderer.stop_token_ids[0])
+        tokens = Ints((*context.renderer.encode(reply), context.renderer.stop_token_ids[0]))
     turn = Turn(
-        context=(0,),
-        context_origin=(Origin.PROMPT,),
+        context=Ints.zeros(1),
+        context_origin=Runs.repeat(Origin.PROMPT, 1),
         tokens=tokens,
-        logprobs=(0.0,) * len(tokens),
-        versions=(0,) * len(tokens),
+        logprobs=Floats.zeros(len(tokens)),
+        versions=Runs.repeat(0, len(tokens)),
         message=Message("assistant", reply),
         finish=Finish.STOP,
     )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whet.types import Sample
+from whet.types.columns import Column, Doubles, Ragged, Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +216,13 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
     groups = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in samples))}
     trajectories = {name: i for i, name in enumerate(dict.fromkeys(s.trajectory for s in samples))}
 
-    def tokens_of(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([x for s in samples for x in getattr(s, name)], dtype=dtype)
-
     return TrainBatch(
-        tokens=tokens_of("tokens", torch.int64),
+        tokens=joined([s.tokens for s in samples]).long(),
         lengths=torch.tensor([len(s.tokens) for s in samples], dtype=torch.int64),
-        origin=tokens_of("origin", torch.int8),
-        loss_mask=torch.tensor([x and s.valid for s in samples for x in s.loss_mask], dtype=torch.bool),
-        rollout_logprobs=tokens_of("logprobs", torch.float32),
-        versions=tokens_of("versions", torch.int64),
+        origin=repeated([s.origin for s in samples], torch.int8),
+        loss_mask=repeated([s.loss_mask if s.valid else Runs[bool].repeat(False, len(s.tokens)) for s in samples], torch.bool),
+        rollout_logprobs=joined([s.logprobs for s in samples]),
+        versions=repeated([s.versions for s in samples], torch.int64),
         temperature=torch.tensor([s.temperature for s in samples], dtype=torch.float32),
         rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
         group=torch.tensor([groups[s.group] for s in samples], dtype=torch.int64),
@@ -250,15 +248,30 @@ def _token_rewards(samples: Sequence[Sample]) -> Tensor | None:
     """One column if any sample has token rewards; they are 0 in samples that failed, as everywhere."""
     if all(s.token_rewards is None for s in samples):
         return None
-    rows = [s.token_rewards if s.token_rewards is not None and s.valid else (0.0,) * len(s.tokens) for s in samples]
-    return torch.tensor([r for row in rows for r in row], dtype=torch.float32)
+    rows = [s.token_rewards if s.token_rewards is not None and s.valid else Doubles.zeros(len(s.tokens)) for s in samples]
+    return joined(rows).float()
 
 
 def _nucleus(samples: Sequence[Sample]) -> dict[str, Tensor]:
     """Two columns if any sample has a nucleus."""
     if all(s.nucleus is None for s in samples):
         return {}
-    kept = [ids for s in samples for ids in (s.nucleus if s.nucleus is not None else (b"",) * len(s.tokens))]
-    joined = bytearray(b"".join(kept))
-    ids = torch.frombuffer(joined, dtype=torch.int32) if joined else torch.empty(0, dtype=torch.int32)
-    return {"nucleus_sizes": torch.tensor([len(ids) // 4 for ids in kept], dtype=torch.int64), "nucleus_ids": ids}
+    rows = [s.nucleus if s.nucleus is not None else Ragged.empty(len(s.tokens)) for s in samples]
+    return {"nucleus_sizes": joined([row.counts for row in rows]).long(), "nucleus_ids": joined([row.ids for row in rows])}
+
+
+_DTYPES = {"i": torch.int32, "f": torch.float32, "d": torch.float64}
+
+
+def joined(columns: Sequence[Column[Any]]) -> Tensor:
+    """Columns of one type, one after another. [T] int32, float32 or float64"""
+    data = bytearray().join(column.view for column in columns)
+    dtype = _DTYPES[columns[0].code]
+    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+def repeated(columns: Sequence[Runs[Any]], dtype: torch.dtype) -> Tensor:
+    """Runs, one after another. [T]"""
+    values = torch.tensor([value for column in columns for value in column.values], dtype=dtype)
+    lengths = torch.tensor([length for column in columns for length in column.lengths], dtype=torch.int64)
+    return torch.repeat_interleave(values, lengths)

@@ -4,6 +4,7 @@ context."""
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from whet.data.masks import mask_conversation
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import fail_missing, read_all, renamed_columns
 from whet.data.template import Renderer
-from whet.types import JSON, UNSAMPLED, Message, Origin, Sample
+from whet.types import JSON, Message, Sample
+from whet.types.columns import Ints, Runs
+from whet.types.records import unsampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,9 @@ class Conversation:
     """Messages of the assistant that are context, too."""
 
 
+_RUN = re.compile(rb"\x00+|\x01+")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRow:
     """A conversation's ids and which of them train, in five bytes a token: all of a data set is held in memory."""
@@ -44,16 +50,8 @@ class TokenRow:
 
     def sample(self, group: str, trajectory: str) -> Sample:
         """As a sample, none of whose tokens a policy sampled: all have the origin `PROMPT`, and the loss mask says which train."""
-        num_tokens = len(self.tokens)
-        return Sample(
-            tokens=tuple(self.tokens),
-            origin=(Origin.PROMPT,) * num_tokens,
-            loss_mask=tuple(map(bool, self.mask)),
-            logprobs=(0.0,) * num_tokens,
-            versions=(UNSAMPLED,) * num_tokens,
-            group=group,
-            trajectory=trajectory,
-        )
+        mask = Runs.from_runs((run[0][0] != 0, len(run[0])) for run in _RUN.finditer(self.mask))
+        return unsampled(Ints.of(self.tokens), mask, group, trajectory)
 
     def identity(self) -> bytes:
         """Bytes that identify the row in the digest of a data set."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.types import Chunk, Receipt, Request, RunFailed, Scored
+from whet.types.columns import Ints
 
 SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
 """Largest difference in nats between the scores that two processes, on any machines, compute for the
@@ -103,7 +104,7 @@ class Engine(Protocol):
         """Forget a conversation and what is cached of it."""
         ...
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """Log-probs of tokens[1:], each given its predecessors, through the cached decode path, and the
         `top_logprobs` most likely tokens at each place.
 

@@ -25,7 +25,9 @@ from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
 from whet.observe.metrics import Max, Metrics, Total
 from whet.transport.base import Stream, TransportError
-from whet.types import UNSAMPLED, Origin, Receipt, RunFailed, Sample, Scored
+from whet.types import Receipt, RunFailed, Scored
+from whet.types.columns import Doubles, Ints, Runs
+from whet.types.records import unsampled
 
 PROBE_TOKENS = 12
 
@@ -148,7 +150,7 @@ class EnginePublisher:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._failed = False
         """True while the engine stays paused because the last version was not proven."""
-        self._probe = tuple((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
+        self._probe = Ints((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
 
     async def publish(self, version: int) -> Publication:
         began, was_paused = time.perf_counter(), self._engine.paused and not self._failed
@@ -216,7 +218,7 @@ class EnginePublisher:
         expected = await asyncio.get_running_loop().run_in_executor(self._thread, self._score)
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
-        worst = nats_apart(await self._engine.score(self._probe), Scored(tuple(expected)))
+        worst = nats_apart(await self._engine.score(self._probe), Scored(Doubles(expected)))
         if not worst <= SCORE_TOLERANCE[self._backend.dtype]:
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
         return worst
@@ -224,8 +226,7 @@ class EnginePublisher:
     def _score(self) -> list[float]:
         """The probe's log-probs, in a training row."""
         count = len(self._probe)
-        nothing, mask = (0.0,) * count, (False, *(True,) * (count - 1))
-        sample = Sample(self._probe, (Origin.PROMPT,) * count, mask, nothing, (UNSAMPLED,) * count, group="probe", trajectory="probe")
+        sample = unsampled(self._probe, Runs.from_runs([(False, 1), (True, count - 1)]))
         found = self._backend.annotate(batch_of([sample]), Need.OLD_LOGPROBS).old_logprobs
         assert found is not None
         return found[1:].tolist()

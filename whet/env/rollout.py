@@ -25,6 +25,7 @@ from whet.env.failure import failure_of
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, Request, SamplingParams, Task, Trajectory, Turn
+from whet.types.columns import Growing, Ints, Ragged, Runs
 
 PLAY = "rollout.play"
 """Place of a trajectory while a user's function plays it and no model call is running."""
@@ -45,7 +46,7 @@ class PromptTooLong(ValueError):
 class _Next:
     """The beginning of the next turn."""
 
-    context: tuple[int, ...]
+    context: Ints
     origin: Origin
     restart: bool = False
     begun: Turn | None = None
@@ -83,7 +84,7 @@ class TrajectoryRun:
     """Reason that the environment gave for the end."""
     place: str = ""
     """Present place of the trajectory: env.resources, env.start, renderer, limits, engine, parser or env.step."""
-    history: list[int] = field(default_factory=list)
+    history: Growing[Ints] = field(default_factory=lambda: Growing(Ints))
     """Every token of the present chain so far: what the engine continues."""
     request: str = ""
     """The id of the request that the engine has from it; none: it waits for something else."""
@@ -239,7 +240,7 @@ class TrajectoryRun:
         Raises:
             Aborted: the engine was asked to stop. Do not catch it.
         """
-        parsed = await self._sample(_Next(tuple(context), origin, restart))
+        parsed = await self._sample(_Next(Ints.of(context), origin, restart))
         if parsed is not None and self.turns[-1].finish is Finish.ABORT:
             raise Aborted(self.id)
         self.place, self._lacks_room = PLAY, parsed is None
@@ -251,7 +252,8 @@ class TrajectoryRun:
         for turn in self.turns:
             if turn.restart:
                 self.history.clear()
-            self.history.extend((*turn.context, *turn.tokens))
+            self.history.extend(turn.context)
+            self.history.extend(turn.tokens)
         if begun is None:
             return None
         origin = begun.context_origin[0] if begun.context_origin else Origin.ENVIRONMENT
@@ -276,7 +278,7 @@ class TrajectoryRun:
         spelled = self.renderer.num_spelled
         context = self.renderer.prompt(task, env.tools)
         self._count_spelled(spelled, counts)
-        return _Next(context, Origin.PROMPT, restart)
+        return _Next(Ints.of(context), Origin.PROMPT, restart)
 
     def _count_spelled(self, before: int, counts: Counter[str]) -> None:
         if self.renderer.num_spelled > before:
@@ -288,7 +290,7 @@ class TrajectoryRun:
         spelled = self.renderer.num_spelled
         context = self.renderer.plain(step.text, turn.tokens) if step.text else self.renderer.reply(step.messages, turn.tokens)
         self._count_spelled(spelled, self.answered)
-        return _Next(context, Origin.ENVIRONMENT)
+        return _Next(Ints.of(context), Origin.ENVIRONMENT)
 
     async def _sample(self, coming: _Next) -> Parsed | None:
         """One model call. Its sampled tokens are kept as a turn, even if it fails."""
@@ -321,7 +323,7 @@ class TrajectoryRun:
     def _parsed(self) -> Parsed:
         """The parsed text of the last turn."""
         self.place = "parser"
-        parsed = self.renderer.parse(self.turns[-1].tokens)
+        parsed = self.renderer.parse(self.turns[-1].tokens.tolist())
         self.turns[-1] = replace(self.turns[-1], message=parsed.message)
         return parsed
 
@@ -330,7 +332,7 @@ class TrajectoryRun:
         self.request = f"{self.id}/{turn}"
         return Request(
             id=self.request,
-            tokens=(*self.history, *reply.tokens),
+            tokens=Ints.join([self.history.column(), reply.tokens.column()]),
             sampling=replace(self.sampling, max_tokens=room - num_begun, seed=turn_seed(self.sampling.seed, turn)),
             conversation=self.id,
             rank=self.rank,
@@ -350,14 +352,15 @@ class TrajectoryRun:
         """Its message is the plain text until it is parsed: a parser of the user's may fail."""
         if not reply.tokens and reply.finish is None:
             return None
+        tokens = reply.tokens.column()
         return Turn(
             context=coming.context,
-            context_origin=(coming.origin,) * len(coming.context),
-            tokens=tuple(reply.tokens),
-            logprobs=tuple(reply.logprobs),
-            versions=tuple(reply.versions),
-            nucleus=tuple(reply.nucleus) if self.sampling.nucleus else None,
-            message=Message("assistant", self.renderer.decode(reply.tokens)),
+            context_origin=Runs.repeat(coming.origin, len(coming.context)),
+            tokens=tokens,
+            logprobs=reply.logprobs.column(),
+            versions=Runs[int].from_runs(reply.versions),
+            nucleus=Ragged.join(reply.nucleus) if self.sampling.nucleus else None,
+            message=Message("assistant", self.renderer.decode(tokens.tolist())),
             finish=reply.finish or Finish.ABORT,
             restart=coming.restart,
         )
@@ -410,6 +413,7 @@ async def _close(env: Env) -> Failure | None:
 
 def _reply_of(begun: Turn | None) -> Reply:
     """The reply to extend: empty, or with the tokens sampled so far for the turn."""
-    if begun is None:
-        return Reply()
-    return Reply(list(begun.tokens), list(begun.logprobs), list(begun.versions), list(begun.nucleus or ()))
+    reply = Reply()
+    if begun is not None:
+        reply.add(begun.tokens, begun.logprobs, begun.versions.runs(), begun.nucleus)
+    return reply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from whet.engine.base import Engine
 from whet.env.deadline import Deadline
 from whet.types import Finish, Request
+from whet.types.columns import Floats, Growing, Ints, Ragged
 
 ABORT_GRACE_S = 5.0
 """Seconds for an engine to hand over its sampled tokens after it was asked to stop."""
@@ -20,12 +21,21 @@ ABORT_GRACE_S = 5.0
 class Reply:
     """Tokens sampled so far. `finish` is None until the engine reports why the reply ended."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    nucleus: list[bytes] = field(default_factory=list)
-    """Nucleus of each token, if the request asked for it."""
+    tokens: Growing[Ints] = field(default_factory=lambda: Growing(Ints))
+    logprobs: Growing[Floats] = field(default_factory=lambda: Growing(Floats))
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Runs of (version, number of tokens)."""
+    nucleus: list[Ragged] = field(default_factory=list)
+    """Nuclei of the tokens, if the request asked for them."""
     finish: Finish | None = None
+
+    def add(self, tokens: Ints, logprobs: Floats, versions: Iterable[tuple[int, int]], nucleus: Ragged | None) -> None:
+        """More tokens at its end."""
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        if nucleus is not None:
+            self.nucleus.append(nucleus)
 
 
 LEAST_WAIT_S = 0.05
@@ -72,10 +82,7 @@ async def _read(engine: Engine, request: Request, reply: Reply) -> None:
     stream = engine.generate(request)
     try:
         async for chunk in stream:
-            reply.tokens.extend(chunk.tokens)
-            reply.logprobs.extend(chunk.logprobs)
-            reply.nucleus.extend(chunk.nucleus)
-            reply.versions.extend([chunk.version] * len(chunk.tokens))
+            reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], chunk.nucleus)
             if chunk.finish is not None:
                 reply.finish = chunk.finish
                 break

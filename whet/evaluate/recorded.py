@@ -9,6 +9,7 @@ from typing import Any
 from whet.data.files import Row, describe_value, read_rows
 from whet.data.messages import messages_from, metadata_from, tools_from
 from whet.types import JSON, Finish, Message, Origin, Outcome, Task, ToolCall, Trajectory, Turn, TurnNote
+from whet.types.columns import Floats, Ints, Runs
 
 
 def read_trajectories(path: str) -> Iterator[Trajectory]:
@@ -56,7 +57,7 @@ def _from_reply(row: Row) -> Trajectory:
         tools=tools_from(values.get("tools"), f"{row.origin}: column 'tools'"),
         origin=row.origin,
     )
-    turn = Turn((), (), (), (), (), Message("assistant", values["response"]), Finish.STOP)
+    turn = Turn(Ints(), Runs(), Ints(), Floats(), Runs(), Message("assistant", values["response"]), Finish.STOP)
     return Trajectory(name, task, (turn,), Outcome.COMPLETED)
 
 
@@ -113,11 +114,11 @@ def _turns(
         middle = place + turn["num_context"]
         end = middle + turn["num_tokens"]
         yield Turn(
-            context=tuple(columns["tokens"][place:middle]),
-            context_origin=tuple(map(Origin, columns["origin"][place:middle])),
-            tokens=tuple(columns["tokens"][middle:end]),
-            logprobs=tuple(columns["logprobs"][middle:end]),
-            versions=tuple(columns["versions"][middle:end]),
+            context=Ints(columns["tokens"][place:middle]),
+            context_origin=Runs(map(Origin, columns["origin"][place:middle])),
+            tokens=Ints(columns["tokens"][middle:end]),
+            logprobs=Floats(columns["logprobs"][middle:end]),
+            versions=Runs(columns["versions"][middle:end]),
             message=_message(turn, origin),
             finish=Finish(turn["finish"]),
             reward=turn.get("reward"),

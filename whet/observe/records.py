@@ -258,11 +258,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "order": sample.order,
         "valid": sample.valid,
         "temperature": sample.temperature,
-        "tokens": sample.tokens,
-        "origin": sample.origin,
-        "loss_mask": sample.loss_mask,
-        "logprobs": sample.logprobs,
-        "versions": sample.versions,
+        **{name: getattr(sample, name).numpy() for name in ("tokens", "origin", "loss_mask", "logprobs", "versions")},
     }
 
 

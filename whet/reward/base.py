@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Protocol
 
 from whet.types import Rewards, Task, Trajectory
+from whet.types.columns import Doubles
 
 
 class RewardError(Exception):
@@ -119,7 +120,7 @@ def place_token_rewards(trajectory: Trajectory, rewards: Rewards) -> tuple[Traje
     given, sampled = [len(row) for row in rows], [len(turn.tokens) for turn in turns]
     if given != sampled:
         raise ValueError(f"token_rewards has rows of {given} numbers, but the turns have {sampled} sampled tokens; give each token one")
-    placed = tuple(replace(turn, token_rewards=row) for turn, row in zip(turns, rows, strict=True))
+    placed = tuple(replace(turn, token_rewards=Doubles(row)) for turn, row in zip(turns, rows, strict=True))
     return replace(trajectory, turns=placed), replace(rewards, token_rewards=None)
 
 

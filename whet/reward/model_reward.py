@@ -22,6 +22,7 @@ from whet.model.scalar import load_scalar
 from whet.reward.base import RewardError, call_name
 from whet.reward.model import ModelRewardOptions, Scorer
 from whet.types import Finish, Message, Rewards, Trajectory
+from whet.types.columns import Ints
 
 KEY = "reward.options.path"
 
@@ -116,7 +117,7 @@ class ModelReward:
         turns = trajectory.turns
         if self._reads_tokens:
             first = max((i for i, turn in enumerate(turns) if turn.restart), default=0)
-            tokens = tuple(token for turn in turns[first:] for token in (*turn.context, *turn.tokens))
+            tokens = tuple(Ints.join(part for turn in turns[first:] for part in (turn.context, turn.tokens)))
             if not tokens:
                 raise RewardError(f"{name}: there are no tokens to score (reads=tokens); use reads=messages")
             return tokens

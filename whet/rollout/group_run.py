@@ -71,7 +71,7 @@ class GroupRun:
     @property
     def oldest(self) -> int | None:
         """Version that sampled its oldest token; None: it has no tokens."""
-        return min((v for t in self.there for turn in t.turns for v in turn.versions), default=None)
+        return min((v for t in self.there for turn in t.turns for v in turn.versions.values), default=None)
 
     def group(self) -> Group:
         *siblings, last = [self.ended[id] for id in self.ids]
@@ -87,7 +87,7 @@ class GroupRun:
         self.scored_together = any(self.ended[t.id] is not t for t in group.played)
         self.ended = {t.id: t for t in group.played}
         self.judged = True
-        self.newest = max((v for t in group.trajectories for turn in t.turns for v in turn.versions), default=None)
+        self.newest = max((v for t in group.trajectories for turn in t.turns for v in turn.versions.values), default=None)
 
     def forget(self) -> None:
         """Discard all trajectories, so that the group restarts."""

@@ -171,7 +171,7 @@ def _odd(trajectory: Trajectory, group: Group, version: int) -> str:
         return f"which is of task {trajectory.task.id!r}, not of its group's {group.task.id!r}"
     if trajectory.outcome.valid and trajectory.rewards is None:
         return f"which ended as {trajectory.outcome.value} and has no rewards; let the runner finish and judge it"
-    versions = {v for turn in trajectory.turns for v in turn.versions}
+    versions = {v for turn in trajectory.turns for v in turn.versions.values}
     if any(v == UNSAMPLED or v > version for v in versions):
         return f"with tokens of versions {sorted(versions)}; the engine has sampled 0 to {version}"
     return ""

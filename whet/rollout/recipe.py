@@ -15,6 +15,7 @@ from whet.rollout.samples import samples_of_groups
 from whet.rollout.staleness import bounded
 from whet.train.batching import TrainOn
 from whet.types import Group, Sample
+from whet.types.columns import in_step, num_true
 
 CHANGED = frozenset({"loss_mask", "reward", "token_rewards", "baseline", "valid"})
 """Fields of a sample that a user's function may change. All others hold what was sampled."""
@@ -91,7 +92,7 @@ def _check(hook: Hook, before: Sample, after: Sample) -> None:
         old, new = getattr(before, name), getattr(after, name)
         if old is not new and old != new:
             raise hook.refused(f"changed {name} of {what}; it may change {', '.join(sorted(CHANGED))}: the rest is what was sampled")
-    if any(now and not then for then, now in zip(before.loss_mask, after.loss_mask, strict=True)):
+    if any(now and not then for then, now, _ in in_step(before.loss_mask, after.loss_mask)):
         raise hook.refused(f"set loss_mask of {what} where it was not set; it may only take tokens out (batch.train_on adds some)")
     if after.valid and not before.valid:
         raise hook.refused(f"made {what} valid; its trajectory failed, so it has no reward")
@@ -121,7 +122,7 @@ def _key(sample: Sample) -> Key:
 
 
 def _num_trained(sample: Sample) -> int:
-    return sum(sample.loss_mask) if sample.valid else 0
+    return num_true(sample.loss_mask) if sample.valid else 0
 
 
 def _shown(value: Any, limit: int = 80) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from whet.train.batching import TrainOn
 from whet.types import UNSAMPLED, Group, Origin, Outcome, Sample, Trajectory, Turn
+from whet.types.columns import Doubles, Floats, Ints, Ragged, Runs
 
 
 def samples_of(trajectory: Trajectory, train_on: TrainOn = "model") -> list[Sample]:
@@ -46,33 +47,36 @@ def score_of(trajectory: Trajectory) -> float | None:
 
 
 def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_on: TrainOn) -> Sample:
-    tokens: list[int] = []
-    origin: list[Origin] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    rewards: list[float] = []
-    nucleus: list[bytes] = []
-    for turn in chain:
-        tokens.extend((*turn.context, *turn.tokens))
-        origin.extend((*turn.context_origin, *(Origin.MODEL for _ in turn.tokens)))
-        logprobs.extend((*(0.0 for _ in turn.context), *turn.logprobs))
-        versions.extend((*(UNSAMPLED for _ in turn.context), *turn.versions))
-        rewards.extend((*(0.0 for _ in turn.context), *(turn.token_rewards or (0.0 for _ in turn.tokens))))
-        nucleus.extend((*(b"" for _ in turn.context), *(turn.nucleus or (b"" for _ in turn.tokens))))
     given = len(chain[0].context)  # the prompt, or a rewritten history
+    origin = Runs.join(runs for turn in chain for runs in (turn.context_origin, Runs.repeat(Origin.MODEL, len(turn.tokens))))
+    everything = [(False, given), (True, len(origin) - given)]
     return Sample(
-        tokens=tuple(tokens),
-        origin=tuple(origin),
-        loss_mask=tuple(t >= given if train_on == "all" else o is Origin.MODEL for t, o in enumerate(origin)),
-        logprobs=tuple(logprobs),
-        versions=tuple(versions),
+        tokens=Ints.join(tokens for turn in chain for tokens in (turn.context, turn.tokens)),
+        origin=origin,
+        loss_mask=Runs.from_runs(everything if train_on == "all" else ((writer is Origin.MODEL, n) for writer, n in origin.runs())),
+        logprobs=Floats.join(logprobs for turn in chain for logprobs in (Floats.zeros(len(turn.context)), turn.logprobs)),
+        versions=Runs.join(runs for turn in chain for runs in (Runs.repeat(UNSAMPLED, len(turn.context)), turn.versions)),
         group=trajectory.task.id,
         trajectory=trajectory.id,
         order=order,
         reward=trajectory.rewards.total if trajectory.rewards is not None else 0.0,
         valid=trajectory.outcome.valid and trajectory.rewards is not None,
         temperature=trajectory.temperature,
-        token_rewards=tuple(rewards) if any(turn.token_rewards for turn in chain) else None,
-        nucleus=tuple(nucleus) if any(turn.nucleus for turn in chain) else None,
+        token_rewards=_token_rewards(chain),
+        nucleus=_nucleus(chain),
         truncated=trajectory.outcome is Outcome.TRUNCATED,
     )
+
+
+def _token_rewards(chain: Sequence[Turn]) -> Doubles | None:
+    if not any(turn.token_rewards for turn in chain):
+        return None
+    given = ((Doubles.zeros(len(turn.context)), turn.token_rewards or Doubles.zeros(len(turn.tokens))) for turn in chain)
+    return Doubles.join(part for parts in given for part in parts)
+
+
+def _nucleus(chain: Sequence[Turn]) -> Ragged | None:
+    if not any(turn.nucleus for turn in chain):
+        return None
+    given = ((Ragged.empty(len(turn.context)), turn.nucleus or Ragged.empty(len(turn.tokens))) for turn in chain)
+    return Ragged.join(part for parts in given for part in parts)

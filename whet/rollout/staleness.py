@@ -10,6 +10,7 @@ from dataclasses import replace
 from whet.observe.metrics import Max, Mean, Metrics, Total
 from whet.rollout.control import TooOld
 from whet.types import UNSAMPLED, Sample
+from whet.types.columns import Runs, in_step, num_true
 
 
 def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old: TooOld) -> tuple[list[Sample], Metrics]:
@@ -33,9 +34,11 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
         found = _ages(sample, version)
         if any(age > max_staleness for age in found):
             whole = too_old == "drop"
-            old = [v != UNSAMPLED and version - v > max_staleness for v in sample.versions]
-            mask = tuple(trains and not (is_old or whole) for trains, is_old in zip(sample.loss_mask, old, strict=True))
-            num_masked += sum(sample.loss_mask) - sum(mask)
+            mask = Runs.from_runs(
+                (trains and not (whole or (v != UNSAMPLED and version - v > max_staleness)), n)
+                for trains, v, n in in_step(sample.loss_mask, sample.versions)
+            )
+            num_masked += num_true(sample.loss_mask) - num_true(mask)
             sample = replace(sample, loss_mask=mask)
             found = _ages(sample, version)
         ages.update(found)
@@ -52,5 +55,8 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
 
 def _ages(sample: Sample, version: int) -> Counter[int]:
     """Number of trained tokens by age."""
-    counts = Counter(zip(sample.loss_mask, sample.versions, strict=True))
-    return Counter({version - v: count for (trains, v), count in counts.items() if trains and v != UNSAMPLED})
+    counts: Counter[int] = Counter()
+    for trains, v, n in in_step(sample.loss_mask, sample.versions):
+        if trains and v != UNSAMPLED:
+            counts[version - v] += n
+    return counts

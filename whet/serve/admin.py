@@ -16,6 +16,7 @@ from whet.serve.control import PauseMode, WeightsRefused
 from whet.serve.errors import ApiError
 from whet.serve.service import Service
 from whet.types import JSON, Finish, Request, SamplingParams
+from whet.types.columns import Ints
 
 HEALTH_TIMEOUT_S = 20.0
 """For a token of a health check, like SGLang's."""
@@ -73,7 +74,7 @@ async def health_generate(service: Service, value: JSON) -> Response:
 
 async def _sample_one(service: Service) -> None:
     name = f"health-{id(asyncio.current_task())}"
-    request = Request(name, service.renderer.stop_token_ids[:1], SamplingParams(max_tokens=1, temperature=0.0))
+    request = Request(name, Ints(service.renderer.stop_token_ids[:1]), SamplingParams(max_tokens=1, temperature=0.0))
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             async for chunk in service.engine.generate(request):

@@ -34,7 +34,7 @@ Name = Annotated[str, Field(max_length=1024)]
 FilePath = Annotated[str, Field(max_length=4096)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-Ids = Annotated[list[int], Field(fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]], Field(fail_fast=True)]
 """Token ids, any number; checking stops at the first value that is none."""
 IdLists = Annotated[list[Ids], Field(fail_fast=True)]
 TokenIds = Annotated[Ids, Field(max_length=4096)]

@@ -11,6 +11,7 @@ from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.serve.errors import ApiError
 from whet.serve.gate import Admission, Gate
 from whet.types import Chunk, Finish, Request, Scored
+from whet.types.columns import Floats, Ints
 
 ABORT_GRACE_S = 10.0
 """Seconds for the engine to hand over its tokens after it was asked to stop."""
@@ -31,7 +32,7 @@ class Call:
     ticket: Admission = field(init=False)
     scores: dict[int, Scored] = field(default_factory=dict[int, Scored])
     """Scores of the requests' tokens from the second on, by the request's place."""
-    scoring: dict[tuple[int, ...], asyncio.Future[Scored]] = field(default_factory=dict[tuple[int, ...], asyncio.Future[Scored]])
+    scoring: dict[Ints, asyncio.Future[Scored]] = field(default_factory=dict[Ints, asyncio.Future[Scored]])
     """Scores by the tokens: the samples of a prompt share one score."""
     abort_reason: str = ""
     """Why it was aborted; empty: it was not."""
@@ -130,7 +131,7 @@ class Calls:
         if call.score and not call.abort_reason:
             call.scores[place] = await self._score(call, request)
         if call.abort_reason or not call.generate:  # the engine never sees it
-            yield Chunk((), (), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
+            yield Chunk(Ints(), Floats(), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
             return
         stream = self._engine.generate(request)
         try:

@@ -29,6 +29,7 @@ from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Scored
+from whet.types.columns import Ints
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
         for i in range(n):
             rid = name if n == 1 else f"{name}_{i}"
-            requests.append(Request(rid, tokens, replace(params, seed=seed + i), chunk_tokens=every))
+            requests.append(Request(rid, Ints.of(tokens), replace(params, seed=seed + i), chunk_tokens=every))
     if body.return_logprob:
         scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
         told = sum(request.sampling.max_tokens for request in requests)
@@ -273,7 +274,7 @@ class GenerateAnswer:
             out |= self._prompt_logprobs(self.call.scores[place], sampled.request.tokens)
         return out
 
-    def _prompt_logprobs(self, scored: Scored, tokens: tuple[int, ...]) -> dict[str, JSON]:
+    def _prompt_logprobs(self, scored: Scored, tokens: Sequence[int]) -> dict[str, JSON]:
         """From `logprob_start_len` on; the first of them has none, as in SGLang."""
         first = self._body.logprob_start_len
         logprobs = [None, *scored.logprobs[first:]]

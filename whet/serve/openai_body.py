@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from whet.serve.bounds import Count, Name, Positive, Seed, check_alternatives
 from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.types import Grammar, Request, SamplingParams
+from whet.types.columns import Ints
 
 
 class StreamOptions(Body):
@@ -64,8 +66,9 @@ def params_of(
     )
 
 
-def requests_of(service: Service, body: OpenAIBody, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
+def requests_of(service: Service, body: OpenAIBody, call_id: str, tokens: Sequence[int], sampling: SamplingParams) -> list[Request]:
     """One engine request for each of the n samples of a prompt, each with its own seed."""
     seed = new_seed() if body.seed is None else body.seed
     every = service.config.stream_interval if body.stream else 0
-    return [Request(f"{call_id}-{i}", tokens, replace(sampling, seed=seed + i), chunk_tokens=every) for i in range(body.n or 1)]
+    context = Ints.of(tokens)
+    return [Request(f"{call_id}-{i}", context, replace(sampling, seed=seed + i), chunk_tokens=every) for i in range(body.n or 1)]

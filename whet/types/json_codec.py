@@ -1,12 +1,14 @@
-"""Trajectories and rewards as JSON, for the pipe between whet and its reward workers.
+"""Trajectories and rewards as JSON, for the pipe between whet and its reward workers, and for checkpoints.
 
-Plain data both ways: what comes back from a worker that ran a user's code is parsed, never unpickled.
+Plain data both ways: what comes back from a worker that ran a user's code is parsed, never unpickled. Columns are the
+base64 of their memory (little-endian), runs are lists of [value, length].
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from whet.types import (
     JSON,
@@ -22,6 +24,9 @@ from whet.types import (
     Turn,
     TurnNote,
 )
+from whet.types.columns import Column, Doubles, Floats, Ints, Ragged, Runs
+
+C = TypeVar("C", bound=Column[Any])
 
 
 def rewards_to_json(rewards: Rewards) -> JSON:
@@ -111,34 +116,42 @@ def _message_from_json(data: JSON) -> Message:
 
 def _turn_to_json(turn: Turn) -> JSON:
     return {
-        "context": turn.context,
-        "context_origin": turn.context_origin,
-        "tokens": turn.tokens,
-        "logprobs": turn.logprobs,
-        "versions": turn.versions,
+        "context": _column_to_json(turn.context),
+        "context_origin": turn.context_origin.runs(),
+        "tokens": _column_to_json(turn.tokens),
+        "logprobs": _column_to_json(turn.logprobs),
+        "versions": turn.versions.runs(),
         "message": _message_to_json(turn.message),
         "finish": turn.finish.value,
         "reward": turn.reward,
-        "token_rewards": turn.token_rewards,
-        "nucleus": None if turn.nucleus is None else [b64encode(kept).decode() for kept in turn.nucleus],
+        "token_rewards": None if turn.token_rewards is None else _column_to_json(turn.token_rewards),
+        "nucleus": None if turn.nucleus is None else [_column_to_json(turn.nucleus.counts), _column_to_json(turn.nucleus.ids)],
         "restart": turn.restart,
         "notes": [[note.tool, {name: float(x) for name, x in note.metrics.items()}, dict(note.attachments)] for note in turn.notes],
     }
 
 
 def _turn_from_json(data: JSON) -> Turn:
-    token_rewards = data["token_rewards"]
+    rewards, nucleus = data["token_rewards"], data["nucleus"]
     return Turn(
-        context=tuple(data["context"]),
-        context_origin=tuple(Origin(origin) for origin in data["context_origin"]),
-        tokens=tuple(data["tokens"]),
-        logprobs=tuple(data["logprobs"]),
-        versions=tuple(data["versions"]),
+        context=_column_from_json(Ints, data["context"]),
+        context_origin=Runs[Origin].from_runs((Origin(origin), length) for origin, length in data["context_origin"]),
+        tokens=_column_from_json(Ints, data["tokens"]),
+        logprobs=_column_from_json(Floats, data["logprobs"]),
+        versions=Runs[int].from_runs(data["versions"]),
         message=_message_from_json(data["message"]),
         finish=Finish(data["finish"]),
         reward=data["reward"],
-        token_rewards=None if token_rewards is None else tuple(token_rewards),
+        token_rewards=None if rewards is None else _column_from_json(Doubles, rewards),
         restart=data["restart"],
         notes=tuple(TurnNote(*note) for note in data.get("notes", ())),
-        nucleus=None if data["nucleus"] is None else tuple(b64decode(kept) for kept in data["nucleus"]),
+        nucleus=None if nucleus is None else Ragged.of_parts(*(_column_from_json(Ints, part) for part in nucleus)),
     )
+
+
+def _column_to_json(column: Column[Any]) -> str:
+    return b64encode(column.view).decode()
+
+
+def _column_from_json(kind: type[C], data: JSON) -> C:
+    return kind.frombytes(b64decode(data))

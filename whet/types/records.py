@@ -1,6 +1,7 @@
 """From a task to what is trained: messages, turns, trajectories, groups, samples. Standard library only.
 
-Token ids, log-probs and versions are tuples here (ragged, per turn); `core.batch` turns samples into tensors.
+What is per token is a column (`types.columns`); `core.batch` turns samples into tensors. Constructors take any sequence of
+numbers and make columns of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from itertools import chain
 from math import fsum, isfinite
 from numbers import Real
 from typing import Any
+
+from whet.types.columns import Columns, Doubles, Floats, Ints, Ragged, Runs, to_columns
 
 JSON = Any
 """A value that `json.dumps` accepts."""
@@ -168,19 +171,39 @@ class TurnNote:
             raise TypeError(f"attachments must be JSON: {error}") from error
 
 
+_TURN_COLUMNS: Columns = {
+    "context": Ints,
+    "context_origin": Runs,
+    "tokens": Ints,
+    "logprobs": Floats,
+    "versions": Runs,
+    "token_rewards": Doubles,
+    "nucleus": Ragged,
+}
+_SAMPLE_COLUMNS: Columns = {
+    "tokens": Ints,
+    "origin": Runs,
+    "loss_mask": Runs,
+    "logprobs": Floats,
+    "versions": Runs,
+    "token_rewards": Doubles,
+    "nucleus": Ragged,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The part of a trajectory that one model call added."""
 
-    context: tuple[int, ...]
+    context: Ints
     """Token ids added before sampling: the prompt in the first turn, the environment's replies later. [C]"""
-    context_origin: tuple[Origin, ...]
+    context_origin: Runs[Origin]
     """Writer of each of these tokens. [C]"""
-    tokens: tuple[int, ...]
+    tokens: Ints
     """The ids the engine sampled, in order. [T]"""
-    logprobs: tuple[float, ...]
+    logprobs: Floats
     """Natural-log probability of each under the distribution it was sampled from. [T]"""
-    versions: tuple[int, ...]
+    versions: Runs[int]
     """The policy version that sampled each. [T]"""
     message: Message
     """The message that the tokens decode to, with tool calls parsed."""
@@ -188,9 +211,9 @@ class Turn:
     reward: float | None = None
     """The environment's reward for this turn (`Step.reward`). It is recorded, and a reward may read it;
     credit assignment does not use it."""
-    token_rewards: tuple[float, ...] | None = None
+    token_rewards: Doubles | None = None
     """Optional reward for each sampled token. [T]"""
-    nucleus: tuple[bytes, ...] | None = None
+    nucleus: Ragged | None = None
     """The token ids that each sampled token was drawn from, as int32 one after another; none: the whole vocabulary. None where nothing
     was left out, or nobody asked. [T]"""
     restart: bool = False
@@ -200,6 +223,7 @@ class Turn:
     """Reports of tools or the environment with their answer to this turn (`Step.notes`)."""
 
     def __post_init__(self) -> None:
+        to_columns(self, _TURN_COLUMNS)
         if len(self.context) != len(self.context_origin):
             raise ValueError(f"a turn's context has {len(self.context)} tokens but {len(self.context_origin)} origins")
         lengths = {"tokens": len(self.tokens), "logprobs": len(self.logprobs), "versions": len(self.versions)}
@@ -267,13 +291,13 @@ class Sample:
     Per-token fields have the length of `tokens`; entry t describes `tokens[t]` given its predecessors.
     """
 
-    tokens: tuple[int, ...]
-    origin: tuple[Origin, ...]
-    loss_mask: tuple[bool, ...]
+    tokens: Ints
+    origin: Runs[Origin]
+    loss_mask: Runs[bool]
     """Which tokens train. Independent of `origin`: supervised rows and trained observations differ."""
-    logprobs: tuple[float, ...]
+    logprobs: Floats
     """As sampled; 0.0 where no policy sampled the token."""
-    versions: tuple[int, ...]
+    versions: Runs[int]
     """`UNSAMPLED` where no policy sampled the token."""
     group: str
     """The task's id: siblings share it."""
@@ -285,9 +309,9 @@ class Sample:
     """False: its trajectory failed, or the greedy one that it is to be compared with did; it neither trains nor counts in its group's
     statistics."""
     temperature: float = 1.0
-    token_rewards: tuple[float, ...] | None = None
+    token_rewards: Doubles | None = None
     """Rewards of single tokens, in addition to the trajectory's reward; None: no token has one."""
-    nucleus: tuple[bytes, ...] | None = None
+    nucleus: Ragged | None = None
     """As in `Turn`; empty where no policy sampled the token."""
     baseline: float | None = None
     """The score of the greedy trajectory of the same task; None: no such trajectory was sampled, or it
@@ -296,6 +320,7 @@ class Sample:
     """A token or turn limit cut its trajectory, which would have gone on."""
 
     def __post_init__(self) -> None:
+        to_columns(self, _SAMPLE_COLUMNS)
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")
         lengths = {name: len(getattr(self, name)) for name in fields}
         optional = {"token_rewards": self.token_rewards, "nucleus": self.nucleus}
@@ -304,6 +329,13 @@ class Sample:
             raise ValueError(f"a sample's per-token fields differ in length: {lengths}")
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError("the first token of a sample has no predecessor, so it cannot train")
+
+
+def unsampled(tokens: Ints, loss_mask: Runs[bool], group: str = "", trajectory: str = "") -> Sample:
+    """A sample none of whose tokens a policy sampled: all have the origin `PROMPT`."""
+    count = len(tokens)
+    origin, versions = Runs[Origin].repeat(Origin.PROMPT, count), Runs[int].repeat(UNSAMPLED, count)
+    return Sample(tokens, origin, loss_mask, Floats.zeros(count), versions, group, trajectory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from whet.types.columns import Columns, Doubles, Floats, Ints, Ragged, to_columns
 from whet.types.records import Finish
 
 MAX_TEMPERATURE = 1e6
@@ -110,12 +111,18 @@ def text_before(text: str, stop: tuple[str, ...]) -> str:
     return text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
 
 
+_REQUEST_COLUMNS: Columns = {"tokens": Ints}
+_CHUNK_COLUMNS: Columns = {"tokens": Ints, "logprobs": Floats, "raw_logprobs": Floats, "nucleus": Ragged}
+_SCORED_COLUMNS: Columns = {"logprobs": Doubles}
+_NO_LOGPROBS, _NO_NUCLEI = Floats(), Ragged()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One model call: continue `tokens`."""
 
     id: str
-    tokens: tuple[int, ...]
+    tokens: Ints
     """The whole context, from the first prompt token on."""
     sampling: SamplingParams
     conversation: str = ""
@@ -129,25 +136,31 @@ class Request:
     options they are part of the reply: stop texts may begin in them, and penalties, min_tokens and a
     grammar count them. max_tokens counts only the tokens still to come."""
 
+    def __post_init__(self) -> None:
+        to_columns(self, _REQUEST_COLUMNS)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a reply. The last one of a request carries its finish reason."""
 
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    tokens: Ints
+    logprobs: Floats
     version: int
     """The policy version that sampled all of this chunk's tokens."""
     finish: Finish | None = None
-    raw_logprobs: tuple[float, ...] = ()
+    raw_logprobs: Floats = _NO_LOGPROBS
     """Each token's under the model's own distribution, where the request asked for them."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
-    nucleus: tuple[bytes, ...] = ()
+    nucleus: Ragged = _NO_NUCLEI
     """As in `Turn`, where the request asked for it."""
     num_cached: int = field(default=0, compare=False)
     """Tokens of the request's context that were in the cache when the request was first admitted. Not
     compared: two answers are equal whether or not the cache was used."""
+
+    def __post_init__(self) -> None:
+        to_columns(self, _CHUNK_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +168,12 @@ class Scored:
     """Log-probs of given tokens under a policy: natural logarithms, entry t of `tokens[t + 1]` given
     its predecessors."""
 
-    logprobs: tuple[float, ...]
+    logprobs: Doubles
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """The (id, log-prob) of the most likely tokens at the same places, where they were asked for."""
+
+    def __post_init__(self) -> None:
+        to_columns(self, _SCORED_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)

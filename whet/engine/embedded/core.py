@@ -31,6 +31,7 @@ from whet.engine.embedded.stops import finish_of
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.model.causal import CausalModel, release_unused
 from whet.types import Finish, Request, SamplingParams, Scored
+from whet.types.columns import Doubles, Ints
 
 SCORE_DECODED = 5
 """Tokens of a score that go through decoding, so that it tells of that path, too."""
@@ -82,7 +83,7 @@ class EngineCore:
         self._resting: OwnMemory | None = None
         """Memory of the weights while they are freed."""
 
-    def check(self, name: str, tokens: tuple[int, ...], num_more: int) -> None:
+    def check(self, name: str, tokens: Ints, num_more: int) -> None:
         """Refuse what could never run.
 
         Raises:
@@ -232,7 +233,7 @@ class EngineCore:
             self._resting = None
 
     @torch.inference_mode()
-    def score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int = 0) -> Scored:
+    def score(self, tokens: Ints, temperature: float, top_logprobs: int = 0) -> Scored:
         """`Engine.score`: all but the last few tokens are prefilled, those go through decoding one token at a time."""
         self.ranks.broadcast("score", tokens, temperature, top_logprobs)
         given = tokens[:-1]
@@ -256,7 +257,7 @@ class EngineCore:
             self.scheduler.free(probe.blocks)
             if not self.scheduler.running:
                 self.rows.clear()
-        return Scored(tuple(logprobs), tuple(tops))
+        return Scored(Doubles(logprobs), tuple(tops))
 
     def _append(self, sequence: Sequence, drawn: Drawn) -> Progressed:
         sequence.tokens.append(drawn.token)

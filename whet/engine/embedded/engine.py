@@ -24,6 +24,7 @@ from whet.model.digest import digests_of
 from whet.transport.apply import Arrived, copy_weights
 from whet.transport.base import Stream
 from whet.types import Chunk, Finish, Receipt, Request, Scored
+from whet.types.columns import Floats, Ints, Ragged
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +154,7 @@ class EmbeddedEngine:
         self._paused = False
         self._runner.kick()
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         if temperature <= 0:
             raise ValueError(f"scoring needs a temperature above 0, not {temperature}")
         self.core.check("score", tokens, 0)
@@ -236,13 +237,13 @@ class EmbeddedEngine:
             for version, run in groupby(news, key=sequence.versions.__getitem__):
                 places = list(run)
                 span = slice(places[0], places[-1] + 1)
-                raw, top = tuple(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
-                kept, found = tuple(sequence.nucleus[span]), sequence.num_prefix_hits or 0
-                chunks.append(Chunk(tuple(sampled[span]), tuple(sequence.logprobs[span]), version, None, raw, top, kept, found))
+                raw, top = Floats(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
+                kept, found = Ragged(sequence.nucleus[span]), sequence.num_prefix_hits or 0
+                chunks.append(Chunk(Ints(sampled[span]), Floats(sequence.logprobs[span]), version, None, raw, top, kept, found))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
             found = 0 if sequence is None else sequence.num_prefix_hits or 0
-            last = chunks.pop() if chunks else Chunk((), (), self.version, num_cached=found)
+            last = chunks.pop() if chunks else Chunk(Ints(), Floats(), self.version, num_cached=found)
             chunks.append(replace(last, finish=finish))
         for chunk in chunks:
             call.chunks.put_nowait(chunk)
@@ -270,7 +271,7 @@ class EmbeddedEngine:
         if self._torn:
             raise EngineFailed(self._torn)
 
-    def _score(self, tokens: tuple[int, ...], temperature: float, top_logprobs: int) -> Scored:
+    def _score(self, tokens: Ints, temperature: float, top_logprobs: int) -> Scored:
         self._check_whole()
         if self._asleep:
             raise EngineFailed("the engine sleeps until it is given weights, and scores nothing before")

@@ -14,6 +14,7 @@ from whet.engine.base import Capabilities, EngineHealth
 from whet.engine.pool.breaker import Breaker
 from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
+from whet.types.columns import Ints
 
 STEADY_S = 600.0
 """A member that served for so long has its restarts forgotten."""
@@ -46,7 +47,7 @@ class EngineCalls(Protocol):
         """As `Engine.abort`. Idempotent; unknown ids are ignored."""
         ...
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """As `Engine.score`. Also while paused."""
         ...
 

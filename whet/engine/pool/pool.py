@@ -26,6 +26,7 @@ from whet.engine.pool.weights import WeightSync
 from whet.observe.metrics import Last, Metrics, Total
 from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
+from whet.types.columns import Ints
 
 CLOSED = "the engine was closed"
 
@@ -132,7 +133,7 @@ class EnginePool(Generic[M]):
             self._supervisor.published.asleep = True
             await self._supervisor.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         """The score from the first member, compared with those of all others. Raises EngineFailed if
         they disagree."""
         asked = tokens, temperature, top_logprobs

@@ -13,6 +13,7 @@ from whet.engine.pool.member import CannotCatchUp, Member
 from whet.engine.pool.weights import WeightSync
 from whet.model.digest import differences
 from whet.types import Receipt, Scored
+from whet.types.columns import Ints
 
 T = TypeVar("T")
 LATE_S = 0.1
@@ -32,7 +33,7 @@ class Published:
     """True once weights were published; until then members hold their initial weights."""
     receipt: Receipt | None = None
     """Receipt of the members that took this version over."""
-    score: tuple[tuple[tuple[int, ...], float, int], Scored] | None = None
+    score: tuple[tuple[Ints, float, int], Scored] | None = None
     """Arguments and result of the last score under this version: the publisher's probe."""
     paused: bool = False
     asleep: bool = False

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from whet.engine.base import EngineFailed
 from whet.types import Chunk, Finish, Request
+from whet.types.columns import Floats, Ints, Ragged
 
 HANDOVER_TOKENS = 32
 """Largest number of tokens between two handovers by a member: this many tokens of a reply are sampled
@@ -49,16 +50,16 @@ class PooledReply:
         A token's noise depends on the request's seed and the token's place, so within one version the
         reply is the same as without the interruption.
         """
-        begun = tuple(token for chunk in self.chunks for token in chunk.tokens)
+        begun = [chunk.tokens for chunk in self.chunks]
         asked, sampling = self.request, self.request.sampling
-        left = sampling.max_tokens - len(begun)
+        left = sampling.max_tokens - self.num_sampled
         assert left > 0, "an engine that had sampled all tokens of a request did not say that it was over"
         return replace(
             asked,
-            tokens=(*asked.tokens, *begun),
+            tokens=Ints.join([asked.tokens, *begun]),
             sampling=replace(sampling, max_tokens=left),
             chunk_tokens=min(asked.chunk_tokens or HANDOVER_TOKENS, HANDOVER_TOKENS),
-            num_begun=asked.num_begun + len(begun),
+            num_begun=asked.num_begun + self.num_sampled,
         )
 
     async def next_of(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
@@ -91,7 +92,7 @@ class PooledReply:
 
     def cut(self, version: int) -> Iterator[Chunk]:
         """End it as aborted with what there is."""
-        return self.take(Chunk((), (), version, Finish.ABORT))
+        return self.take(Chunk(Ints(), Floats(), version, Finish.ABORT))
 
 
 def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
@@ -102,12 +103,12 @@ def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
     for version, run in groupby(chunks, key=lambda chunk: chunk.version):
         parts = list(run)
         yield Chunk(
-            tuple(token for part in parts for token in part.tokens),
-            tuple(logprob for part in parts for logprob in part.logprobs),
+            Ints.join(part.tokens for part in parts),
+            Floats.join(part.logprobs for part in parts),
             version,
             parts[-1].finish,
-            tuple(logprob for part in parts for logprob in part.raw_logprobs),
+            Floats.join(part.raw_logprobs for part in parts),
             tuple(top for part in parts for top in part.top_logprobs),
-            tuple(ids for part in parts for ids in part.nucleus),
+            Ragged.join(part.nucleus for part in parts),
             parts[0].num_cached,
         )

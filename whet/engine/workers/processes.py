@@ -22,6 +22,7 @@ from whet.engine.workers.launch import LOOK_S, Launcher, Link, last_words
 from whet.engine.workers.setup import Setup
 from whet.transport.base import OtherBase, Ticket, TransportError
 from whet.types import Chunk, Receipt, Request, Scored
+from whet.types.columns import Ints
 
 CLOSE_TIMEOUT_S = 10.0
 ENGINE, WEIGHTS = "engine", "weights"
@@ -119,7 +120,7 @@ class CopyProcess:
     async def abort(self, request_id: str) -> None:
         await self._calls.call(ENGINE, "abort", request_id)
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
         return await self._calls.call(ENGINE, "score", tokens, temperature, top_logprobs)
 
     async def pause(self) -> None:

@@ -13,6 +13,7 @@ from whet.plan.rollouts.config import EngineTimes
 from whet.plan.rollouts.world import World
 from whet.transport.base import Ticket
 from whet.types import Chunk, Finish, Receipt, Request, Scored
+from whet.types.columns import Doubles, Floats, Ints
 
 ALMOST = 1e-6
 """Part of a token that rounding may lack."""
@@ -39,8 +40,8 @@ class _Job:
         news = sampled - self.given
         if not news and finish is None:
             return
-        tokens = (0,) * news if finish is not Finish.STOP else (*(0,) * (news - 1), last)
-        self.chunks.append(Chunk(tokens, (-1.0,) * news, version, finish))
+        tokens = Ints.zeros(news) if finish is not Finish.STOP else Ints((*Ints.zeros(news - 1), last))
+        self.chunks.append(Chunk(tokens, Floats.zeros(news), version, finish))
         self.given, self.over = sampled, finish is not None
         self.news.set()
 
@@ -106,8 +107,8 @@ class SimulatedMember:
             job.hand_over(self._sampled(job), self._version, Finish.ABORT)
             self._drop(job)
 
-    async def score(self, tokens: tuple[int, ...], temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        return Scored((0.0,) * (len(tokens) - 1))
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        return Scored(Doubles.zeros(len(tokens) - 1))
 
     async def pause(self) -> None:
         self._move()

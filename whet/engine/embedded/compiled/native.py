@@ -24,6 +24,7 @@ from whet.engine.embedded.scheduler import Sequence
 from whet.model.attention import PackedRow
 from whet.model.causal import CausalModel
 from whet.types import Request, SamplingParams
+from whet.types.columns import Ints
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """transformers' `model_type`s: decoders with RMS norms, rotated heads (Llama's halves) and a SwiGLU MLP, in layers of the same names."""
@@ -236,7 +237,7 @@ def checked(model: CausalModel) -> NativeDecode:
     for number, (length, _) in enumerate(CHECKED):
         tokens = [(7 * place + 3 * number) % model.vocab_size for place in range(length)]
         blocks = [free.pop() for _ in range(-(-length // size))]
-        sequences.append(Sequence(Request(f"check {number}", tuple(tokens), SamplingParams(max_tokens=1)), number, tokens, blocks=blocks))
+        sequences.append(Sequence(Request(f"check {number}", Ints(tokens), SamplingParams(max_tokens=1)), number, tokens, blocks=blocks))
     prefill = [
         PaddedPart([(s, s.num_pending_tokens - decoded)])
         for s, (_, decoded) in zip(sequences, CHECKED, strict=True)
