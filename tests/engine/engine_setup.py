@@ -55,6 +55,10 @@ CONFIGS = {
 }
 
 
+ROUNDED = 2**-24
+"""Log-probs that an engine hands over are of 32 bits, whatever it computes in: the relative error of one rounding."""
+
+
 @cache
 def tiny(kind: str = "qwen3", dtype: str = "float64", seed: int = 0) -> CausalModel:
     """A random model; shared by tests, so never write to its weights."""

@@ -94,7 +94,7 @@ class EngineServer:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n")
             async with aclosing(self._answer(path, body)) as lines:
                 async for line in lines:
-                    writer.write(json.dumps(line).encode() + b"\n")
+                    writer.write(json.dumps(line, default=list).encode() + b"\n")
                     await writer.drain()
         writer.close()
         self._writers.discard(writer)
@@ -263,7 +263,7 @@ class HttpMember:
             reader, writer = await asyncio.open_connection(HOST, self._port)
             mine = asyncio.get_running_loop(), writer
             self._open.add(mine)
-            raw = json.dumps(body).encode()
+            raw = json.dumps(body, default=list).encode()
             writer.write(f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
             await reader.readuntil(b"\r\n\r\n")
             while line := await reader.readline():
