@@ -101,7 +101,7 @@ def check_reply(request: Request, reply: Reply) -> None:
             assert below - 1e-9 <= point <= below + chances[token] + 1e-9
             assert logprob == pytest.approx(math.log(chances[token]), rel=ROUNDED, abs=1e-8)
         if asks:
-            assert raw[n] == pytest.approx(float(table[n, token]), abs=1e-8)
+            assert raw[n] == pytest.approx(float(table[n, token]), rel=ROUNDED, abs=1e-8)
             best = table[n].topk(params.top_logprobs)
             assert [t for t, _ in tops[n]] == best.indices.tolist()
             assert [x for _, x in tops[n]] == pytest.approx(best.values.tolist(), abs=1e-8)
