@@ -102,6 +102,19 @@ def test_docstrings_and_comments_do_without_retired_words():
     assert found == {}
 
 
+def names(tree: ast.Module) -> set[str]:
+    """Every variable, argument, attribute, function and class of a module, in lower case and without leading underscores."""
+    found = {getattr(node, field, None) for node in ast.walk(tree) for field in ("id", "arg", "attr", "name")}
+    return {name.lstrip("_").lower() for name in found if isinstance(name, str)}
+
+
+def test_nothing_has_a_retired_name():
+    assert names(ast.parse("class _Told:\n    def f(self, said): self.tally = beside")) == {"told", "f", "self", "said", "tally", "beside"}
+    bad = {"beside", "leader", "said", "tally", "told"}
+    found = {str(path.relative_to(ROOT)): names(ast.parse(path.read_text())) & bad for path in sorted(ROOT.rglob("*.py"))}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 def test_public_names_mean_one_thing():
     text = "class Aa: ...\nBb = int | str\nCc = Literal['a']\nDd = 1\nEe = f()\nMAX = X | Y\nclass _Gg: ..."
     assert public_names(ast.parse(text)) == {"Aa", "Bb", "Cc"}

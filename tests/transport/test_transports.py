@@ -188,7 +188,7 @@ def test_nobody_waits_for_who_does_not_come_once_it_is_given_up():
     with ThreadPoolExecutor(2) as pool:
         came = pool.submit(lambda: list(Receiver("a", None, dict, dict).open(ticket)))
         sent = pool.submit(sending.send, ticket, Stream(model().named_weights()))
-        while not (sending._rendezvous and sending._rendezvous._said("got/a")):
+        while not (sending._rendezvous and sending._rendezvous._is_set("got/a")):
             time.sleep(0.01)
         sending.give_up()
         with pytest.raises(TransportError, match=r"by b: an engine ended"):

@@ -84,13 +84,13 @@ class Says:
 
     async def __call__(self, reply: str, k: int = 0) -> Trajectory:
         """Trajectory number k of the task, whose only turn is `reply`."""
-        said = fabricated(self.context, self.task, reply, k)
+        shown = fabricated(self.context, self.task, reply, k)
         if self.env is None:
-            return said
-        (turn,) = said.turns
+            return shown
+        (turn,) = shown.turns
         task, step = await played(build_env_factory(self.env), self.row, turn.message)
         answered = replace(turn, reward=step.reward, notes=step.notes)
-        return replace(said, task=task, turns=(answered,), counts=dict(step.counts), stop=step.stop)
+        return replace(shown, task=task, turns=(answered,), counts=dict(step.counts), stop=step.stop)
 
 
 async def _siblings(say: Says, each: Reward | None, together: GroupReward) -> Note:

@@ -172,11 +172,11 @@ def room(ray: Any, bundles: Sequence[Bundle], config: ClusterConfig, name: str) 
 
 def _no_room(ray: Any, bundles: Sequence[Bundle], waited_s: float) -> str:
     total, free = ray.cluster_resources(), ray.available_resources()
-    told: list[str] = []
+    shares: list[str] = []
     for key in ("CPU", "GPU"):
         if wanted := sum(bundle.get(key, 0) for bundle in bundles):
-            told.append(f"{wanted:g} {key}s, of which it has {total.get(key, 0):g} ({free.get(key, 0):g} free)")
+            shares.append(f"{wanted:g} {key}s, of which it has {total.get(key, 0):g} ({free.get(key, 0):g} free)")
     return (
-        f"the Ray cluster had no room within {waited_s:g} s: the run wants {' and '.join(told)}, in {len(bundles)} bundles; lower "
+        f"the Ray cluster had no room within {waited_s:g} s: the run wants {' and '.join(shares)}, in {len(bundles)} bundles; lower "
         "train.parallel, engine.embedded.copies, or what [cluster] gives to each process, or add nodes"
     )

@@ -17,8 +17,8 @@ def line_of(invitation: Invitation) -> str:
 
 def main() -> None:
     """Be a worker of the engine until the other end is gone."""
-    told = json.loads(read_line())
-    dial(Invitation(told["host"], told["port"], bytes.fromhex(told["key"]), told["timeout_s"]))
+    values = json.loads(read_line())
+    dial(Invitation(values["host"], values["port"], bytes.fromhex(values["key"]), values["timeout_s"]))
 
 
 if __name__ == "__main__":

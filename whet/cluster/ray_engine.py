@@ -130,8 +130,8 @@ class RayWorker:
     def stacks(self, *, lost: bool) -> str:
         if self._end is not None:
             return ""
-        said = self._words.stacks(lambda: self._process.signal(SAY_STACKS))
-        return said or (self._words.held_stacks(lambda: self._process.signal(SAY_HELD_STACKS)) if lost else "")
+        printed = self._words.stacks(lambda: self._process.signal(SAY_STACKS))
+        return printed or (self._words.held_stacks(lambda: self._process.signal(SAY_HELD_STACKS)) if lost else "")
 
     def last_lines(self) -> list[str]:
         if self._end is not None:

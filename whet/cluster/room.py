@@ -46,8 +46,8 @@ class EngineRoom:
 
     @classmethod
     def of(cls, text: str) -> EngineRoom:
-        told = json.loads(text)
-        return cls(**{**told, "engines": tuple(told["engines"])})
+        values = json.loads(text)
+        return cls(**{**values, "engines": tuple(values["engines"])})
 
 
 def plan_room(config: ClusterConfig, num_ranks: int, num_engines: int, gpus_there: float) -> Room:

@@ -90,28 +90,28 @@ def _of_kinds(members: Members, path: tuple[str, ...], above: tuple[type[Config]
     """The keys of a choice's models, each once for every different description."""
     key = path_text((*path, members.key))
     models = {**members.by_word, **({} if members.own is None else {OWN: members.own})}
-    told = {word: [doc for doc in _describe(model, path, None, above) if doc.path != key] for word, model in models.items()}
+    docs_by_word = {word: [doc for doc in _describe(model, path, None, above) if doc.path != key] for word, model in models.items()}
     first = next(iter(models.values())).model_fields[members.key]
     words = tuple((word, _one_line(model.__doc__)) for word, model in models.items())
     default = None if members.default is None else show(members.default)
     yield KeyDoc(key, " | ".join(f'"{word}"' for word in members.words), default, _one_line(first.description), words=words)
-    common = _common([told[word] for word in members.by_word])
+    common = _common([docs_by_word[word] for word in members.by_word])
     yield from common
     others: dict[KeyDoc, list[str]] = {}
-    for word, docs in told.items():
+    for word, docs in docs_by_word.items():
         for doc in docs:
             if doc not in common:
                 others.setdefault(doc, []).append(word)
     yield from (replace(doc, kinds=tuple(words)) for doc, words in others.items())
 
 
-def _common(told: Sequence[Sequence[KeyDoc]]) -> list[KeyDoc]:
+def _common(docs_by_word: Sequence[Sequence[KeyDoc]]) -> list[KeyDoc]:
     """Every key that all models have, with its most frequent description."""
     counts: dict[str, Counter[KeyDoc]] = {}
-    for docs in told:
+    for docs in docs_by_word:
         for doc in docs:
             counts.setdefault(doc.path, Counter())[doc] += 1
-    return [count.most_common(1)[0][0] for count in counts.values() if count.total() == len(told)]
+    return [count.most_common(1)[0][0] for count in counts.values() if count.total() == len(docs_by_word)]
 
 
 def _default_text(default: Any) -> str | None:

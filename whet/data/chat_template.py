@@ -111,8 +111,8 @@ class ChatTemplate:
             call.id: (i, k) for i, message in enumerate(messages) for k, call in enumerate(message.tool_calls)
         }
         calls = [tuple(bool(call.arguments) for call in message.tool_calls) for message in messages]
-        said = [(m.role, bool(m.content), bool(m.reasoning_content), ids.get(m.tool_call_id)) for m in messages]
-        form = hashlib.sha256(repr((said, calls, bool(tools), first)).encode("utf-8", "surrogatepass")).digest()
+        shapes = [(m.role, bool(m.content), bool(m.reasoning_content), ids.get(m.tool_call_id)) for m in messages]
+        form = hashlib.sha256(repr((shapes, calls, bool(tools), first)).encode("utf-8", "surrogatepass")).digest()
         if len(self._forms) > MAX_FORMS:
             self._forms.clear()
         if form not in self._forms:

@@ -59,10 +59,10 @@ def message_by_message(renderer: Renderer, messages: Sequence[Message], tools: T
     tokens: list[int] = []
     mask: list[bool] = []
     for i, message in enumerate(messages):
-        said = list(_ids(renderer, [message], tools if i == 0 else ()))
+        added = list(_ids(renderer, [message], tools if i == 0 else ()))
         if i > 0 and message.role != "system":
-            said = said[system_length:]
-        _append(tokens, mask, said, header_length, trains[i])
+            added = added[system_length:]
+        _append(tokens, mask, added, header_length, trains[i])
     return tuple(tokens), tuple(mask)
 
 
@@ -79,10 +79,10 @@ def after_a_question(renderer: Renderer, messages: Sequence[Message], tools: Too
     mask: list[bool] = []
     for i, message in enumerate(messages):
         if i == 0:
-            said = _ids(renderer, [message, _PROBE], tools)[:-prefix_length]
+            added = _ids(renderer, [message, _PROBE], tools)[:-prefix_length]
         else:
-            said = _ids(renderer, [_PROBE, message], ())[prefix_length:]
-        _append(tokens, mask, list(said), header_length, trains[i])
+            added = _ids(renderer, [_PROBE, message], ())[prefix_length:]
+        _append(tokens, mask, list(added), header_length, trains[i])
     return tuple(tokens), tuple(mask)
 
 
@@ -117,8 +117,8 @@ def last_answer(renderer: Renderer, messages: Sequence[Message], tools: ToolSche
     if messages[-1].role != "assistant":
         raise ValueError(f"mask = distill_qwen trains the last message, which is of the role {messages[-1].role!r}; end on an assistant's")
     prompt = renderer.rendered(renderer.render(messages[:1], tools, generate=True))
-    said = renderer.plain(messages[-1].content, prompt, inner=True)
-    return (*prompt, *said), (False,) * len(prompt) + (trains[-1],) * len(said)
+    added = renderer.plain(messages[-1].content, prompt, inner=True)
+    return (*prompt, *added), (False,) * len(prompt) + (trains[-1],) * len(added)
 
 
 def frame_lengths(renderer: Renderer) -> tuple[int, int]:
@@ -164,6 +164,6 @@ def _ids(renderer: Renderer, messages: Sequence[Message], tools: ToolSchemas) ->
     return renderer.rendered(renderer.render(messages, tools, generate=False))
 
 
-def _append(tokens: list[int], mask: list[bool], said: list[int], header_length: int, trains: bool) -> None:
-    tokens.extend(said)
-    mask.extend(trains and place >= header_length for place in range(len(said)))
+def _append(tokens: list[int], mask: list[bool], added: list[int], header_length: int, trains: bool) -> None:
+    tokens.extend(added)
+    mask.extend(trains and place >= header_length for place in range(len(added)))

@@ -197,11 +197,11 @@ class Renderer:
         tokens = list(self._encoder.encode(self._template(marked[: places[0]], schemas, True)))
         mask = [False] * len(tokens)
         for i, following in zip(places, [*places[1:], None], strict=True):
-            said = self._said(marked[: i + 1], schemas, tokens[-1])
-            tokens.extend(said)
-            mask.extend([i >= first_trained and i not in silent] * len(said))
+            reply_ids = self._reply_ids(marked[: i + 1], schemas, tokens[-1])
+            tokens.extend(reply_ids)
+            mask.extend([i >= first_trained and i not in silent] * len(reply_ids))
             if following is not None:
-                context = self._answer(messages[i + 1 : following], marked[i + 1 : following], said)
+                context = self._answer(messages[i + 1 : following], marked[i + 1 : following], reply_ids)
                 tokens.extend(context)
                 mask.extend([False] * len(context))
         self._refuse_left_out(messages[: places[-1] + 1], tools)
@@ -279,7 +279,7 @@ class Renderer:
             self._template.refuse_left_out((asked, calling(marked), *messages), (), first=2)
         return tail
 
-    def _said(self, marked: Dicts, tools: Dicts, before_it: int) -> tuple[int, ...]:
+    def _reply_ids(self, marked: Dicts, tools: Dicts, before_it: int) -> tuple[int, ...]:
         """Tokens that a model would have sampled for the last message after the token `before_it`, its
         stop token included."""
         before = self._template(marked[:-1], tools, True)
@@ -291,17 +291,17 @@ class Renderer:
                 f"prompt: it writes {after[same : same + 40]!r} where the prompt has {before[same : same + 40]!r}; a variable of the "
                 "template (data.template_kwargs), such as enable_thinking, may settle it"
             )
-        said, calls = after[len(before) :], "tool_calls" in marked[-1]
+        written, calls = after[len(before) :], "tool_calls" in marked[-1]
         for stop in self._ends.of(calls=calls):
-            text, closed, _ = said.rpartition(stop)
+            text, closed, _ = written.rpartition(stop)
             if closed:
                 return (*self._encoder.encode(text, before_it), cast(int, self.tokenizer.convert_tokens_to_ids(stop)))
         # The template ends a turn with plain text, or with nothing; a model ends it with a token all the same.
         if not self._ends.texts:
-            said = said.removesuffix(after_reply(self._template, (), generate=False))
+            written = written.removesuffix(after_reply(self._template, (), generate=False))
         stop = next(iter(self._ends.of(calls=calls)), None)
         ends = self.stop_token_ids[0] if stop is None else cast(int, self.tokenizer.convert_tokens_to_ids(stop))
-        return (*self._encoder.encode(said, before_it), ends)
+        return (*self._encoder.encode(written, before_it), ends)
 
     def _refuse_left_out(self, messages: Sequence[Message], tools: ToolSchemas) -> None:
         """See that nothing of a conversation is left out turn by turn: thinking that the template drops later is written in its turn."""

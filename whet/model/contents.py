@@ -90,14 +90,14 @@ class Contents:
         lacking = {tied[0] for tied in names.values() if not any(name in pieces or name in self._unfit for name in tied)}
         for tied in names.values():
             self._add(tied, own[tied[0]], [pieces[name] for name in tied if name in pieces], dtypes[tied[0]])
-        told = LoadStateDictInfo(set(), unknown, set(), [], {}, set())
-        hf._adjust_missing_and_unexpected_keys(told)
+        report = LoadStateDictInfo(set(), unknown, set(), [], {}, set())
+        hf._adjust_missing_and_unexpected_keys(report)
         inside = f"{hf.base_model_prefix}."
         self.missing = tuple(sorted(name for name in lacking if name.startswith(inside) or not headless))
         """Tensors of the model that no file gives. Tied ones are given by what they are tied to."""
         self.misfits = tuple(f"{name}{words}" for name, words in sorted(self._unfit.items()))
         """`name: its shape, not the model's (file)`, and what cannot be put together (fused experts that lack one, say)."""
-        unused = (name for name in told.unexpected_keys if name.startswith(inside) or not headless)
+        unused = (name for name in report.unexpected_keys if name.startswith(inside) or not headless)
         self.unused = tuple(f"{name} ({self._files.headers[name][0].name})" for name in sorted(unused))
         """Tensors of the files that the model has no place for."""
 

@@ -1,4 +1,4 @@
-"""The reward `model`: a reward model's score at the last token of what was said."""
+"""The reward `model`: a reward model's score at the last token of the reply."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ class ModelReward:
                 f"{name}: the reward model reads messages, for conversations of one turn, and there are {len(turns)} here; use a reward "
                 "model with the policy's vocabulary and reads=tokens"
             )
-        task, said = trajectory.task, turns[0].message
+        task, reply = trajectory.task, turns[0].message
         if isinstance(task.prompt, str):
             prompt = self._renderer.prompt(task)
-            tokens = (*prompt, *self._renderer.plain(said.content, prompt, inner=True), self._renderer.stop_token_ids[0])
+            tokens = (*prompt, *self._renderer.plain(reply.content, prompt, inner=True), self._renderer.stop_token_ids[0])
         else:
             messages = task.prompt or (Message("user", ""),)
-            tokens, _ = self._renderer.supervised((*messages, said), task.tools, first_trained=len(messages))
+            tokens, _ = self._renderer.supervised((*messages, reply), task.tools, first_trained=len(messages))
         return tokens[:-1] if turns[0].finish is not Finish.STOP else tokens
 
     def _score_next(self) -> None:

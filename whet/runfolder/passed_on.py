@@ -220,12 +220,12 @@ def frames(lines: Sequence[str]) -> list[str]:
         if frame is not None and place is None:
             elsewhere += 1
             continue
-        said = place or (None if line is None else _between(line))
-        if elsewhere and (said is not None or line is None):
+        note = place or (None if line is None else _between(line))
+        if elsewhere and (note is not None or line is None):
             out.append(f"  outside whet: {elsewhere}")
             elsewhere = 0
-        if said is not None:
-            out.append(said)
+        if note is not None:
+            out.append(note)
     return out
 
 

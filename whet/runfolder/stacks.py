@@ -20,7 +20,7 @@ SAY_STACKS = signal.SIGUSR1
 """The signal on which a process of a run writes the stacks of its threads."""
 SAY_HELD_STACKS = signal.SIGUSR2
 """On this one it writes them as faulthandler's own handler does, for which nobody needs the GIL: see `say_on_signal` for the risk."""
-SAID = "whet stacks> "
+STACK_MARK = "whet stacks> "
 """Begins each line of them, where a process says them among other words; one with nothing else is the last."""
 
 
@@ -33,7 +33,7 @@ def own_stacks() -> str:
 
 
 def say_on_signal() -> None:
-    """From now on this process says its stacks on `SAY_STACKS`, to standard error, each line after `SAID`. From its main thread.
+    """From now on this process says its stacks on `SAY_STACKS`, to standard error, each line after `STACK_MARK`. From its main thread.
 
     A thread says them that holds the GIL. faulthandler's own handler of a signal reads the frames of threads that go on meanwhile, and
     can crash a process that nothing is wrong with (a frame that was left is read where its memory was given back): it is for a process
@@ -56,7 +56,7 @@ def _say(rung: socket.socket) -> None:
             except OSError as error:  # no room on the disk, no descriptor free: the next time there may be
                 lines = [f"they cannot be written: {error}"]
             for line in [*lines, ""]:
-                os.write(sys.stderr.fileno(), f"{SAID}{line}\n".encode())  # one after another: other words come between, and into none
+                os.write(sys.stderr.fileno(), f"{STACK_MARK}{line}\n".encode())  # a line in one call: other output comes between lines
 
 
 def spied(pid: int) -> str:

@@ -126,18 +126,18 @@ def closed_unless_read(headers: Headers, receive: Receive, send: Send) -> tuple[
     """The connection's ends, of which an answer that comes before the whole body was read closes the connection: nobody reads the rest."""
     whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
-    async def heard() -> Message:
+    async def receive_noting() -> Message:
         nonlocal whole
         message = await receive()
         whole = whole or (message["type"] == "http.request" and not message.get("more_body", False))
         return message
 
-    async def said(message: Message) -> None:
+    async def send_closing(message: Message) -> None:
         if message["type"] == "http.response.start" and not whole:
             message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
         await send(message)
 
-    return heard, said
+    return receive_noting, send_closing
 
 
 def _holds(headers: Headers, wanted: list[str]) -> bool:

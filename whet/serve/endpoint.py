@@ -61,7 +61,7 @@ class Generation:
             else:
                 await writer.send(answer.whole())
         except ApiError as error:
-            if not writer.begun:
+            if not writer.has_begun:
                 raise
             assert isinstance(writer, _Events), "a whole answer begins with its end"
             await writer.send_all([error.to_dict()])
@@ -147,11 +147,11 @@ class _Whole:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection = (scope, receive, send)
-        self.begun = False
+        self.has_begun = False
 
     async def send(self, answer: JSON) -> None:
         response = JSONResponse(answer)
-        self.begun = True
+        self.has_begun = True
         async with _taken():
             await response(*self._connection)
 
@@ -161,7 +161,7 @@ class _Events:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.begun = False
+        self.has_begun = False
 
     async def send_all(self, events: list[Any]) -> None:
         for event in events:
@@ -173,7 +173,7 @@ class _Events:
 
     async def _write(self, data: str) -> None:
         async with _taken():
-            if not self.begun:
-                self.begun = True
+            if not self.has_begun:
+                self.has_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})

@@ -108,8 +108,8 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
             requests.append(Request(rid, Ints.of(tokens), replace(params, seed=seed + i), chunk_tokens=every))
     if body.return_logprob:
         scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
-        told = sum(request.sampling.max_tokens for request in requests)
-        check_alternatives(scored + told, body.top_logprobs_num, "top_logprobs_num")
+        reported = sum(request.sampling.max_tokens for request in requests)
+        check_alternatives(scored + reported, body.top_logprobs_num, "top_logprobs_num")
     if len({request.id for request in requests}) < len(requests):
         raise ApiError(400, "rid names a request twice", param="rid")
     call_id = body.rid if isinstance(body.rid, str) else requests[0].id
@@ -164,19 +164,19 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Reported:
     """Part of a sample that the events of a stream have sent."""
 
     tokens: int
     characters: int
 
 
-NOTHING = _Told(0, 0)
+NOTHING = _Reported(0, 0)
 
 
-def _is_due(num: int, told: int) -> bool:
-    """True if an event that repeats everything is due at `num` tokens, after one at `told`."""
-    return num - told >= num // REPEATS
+def _is_due(num: int, reported: int) -> bool:
+    """True if an event that repeats everything is due at `num` tokens, after one at `reported`."""
+    return num - reported >= num // REPEATS
 
 
 class GenerateAnswer:
@@ -194,7 +194,7 @@ class GenerateAnswer:
         self.call, self.stream = call, body.stream
         self._service, self._body, self._batched = service, body, batched
         self._began = time.monotonic()
-        self._told = [NOTHING] * len(call.requests)
+        self._reported = [NOTHING] * len(call.requests)
         self._sampled = [
             Sampled(
                 request,
@@ -210,11 +210,11 @@ class GenerateAnswer:
     def events(self, place: int) -> list[Event]:
         """Each event holds everything so far, or what is new. Of the former there are the fewer the longer a reply is: else the bytes of a
         stream would grow with the square of its length."""
-        sampled, told = self._sampled[place], self._told[place]
-        if not (self._body.incremental_streaming_output or sampled.finish is not None or _is_due(len(sampled.tokens), told.tokens)):
+        sampled, reported = self._sampled[place], self._reported[place]
+        if not (self._body.incremental_streaming_output or sampled.finish is not None or _is_due(len(sampled.tokens), reported.tokens)):
             return []
-        first = told if self._body.incremental_streaming_output else NOTHING
-        self._told[place] = _Told(len(sampled.tokens), len(sampled.text.certain))
+        first = reported if self._body.incremental_streaming_output else NOTHING
+        self._reported[place] = _Reported(len(sampled.tokens), len(sampled.text.certain))
         index = {"index": place} if self._batched else {}
         return [{**self._output(place, first), **index}]
 
@@ -225,7 +225,7 @@ class GenerateAnswer:
         outputs = [self._output(place, NOTHING) for place in range(len(self._sampled))]
         return outputs if self._batched else outputs[0]
 
-    def _output(self, place: int, told: _Told) -> Event:
+    def _output(self, place: int, reported: _Reported) -> Event:
         """Event with the tokens sampled after those already sent."""
         sampled = self._sampled[place]
         version = sampled.versions[-1] if sampled.versions else self._service.engine.version
@@ -239,8 +239,8 @@ class GenerateAnswer:
             "e2e_latency": time.monotonic() - self._began,
         }
         if self._body.return_logprob:
-            meta |= self._logprobs(place, sampled, told.tokens)
-        return {"text": sampled.text.certain[told.characters :], "output_ids": sampled.tokens[told.tokens :], "meta_info": meta}
+            meta |= self._logprobs(place, sampled, reported.tokens)
+        return {"text": sampled.text.certain[reported.characters :], "output_ids": sampled.tokens[reported.tokens :], "meta_info": meta}
 
     def _finish_reason(self, sampled: Sampled) -> Event | None:
         match sampled.finish:

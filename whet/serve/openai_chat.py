@@ -112,7 +112,7 @@ class _Choice:
     content: str = ""
     """Part of the content that a stream has sent."""
     tool_calls: list[Event] = field(default_factory=list[Event])
-    begun: bool = False
+    has_begun: bool = False
 
     @property
     def finish_reason(self) -> str | None:
@@ -143,8 +143,8 @@ class ChatAnswer:
     def events(self, place: int) -> list[Event]:
         choice = self._choices[place]
         out: list[Event] = []
-        if not choice.begun:
-            choice.begun = True
+        if not choice.has_begun:
+            choice.has_begun = True
             out.append(self._event(place, {"role": "assistant", "content": ""}))
         ended = choice.sampled.finish is not None
         text = self._final(choice) if ended else self._certain(choice)

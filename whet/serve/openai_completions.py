@@ -102,7 +102,7 @@ class CompletionAnswer:
         """Text that each choice begins with, before anything is sampled."""
         self._given = [0] * len(call.requests)
         """Characters of each choice that a stream has given out."""
-        self._told = [0] * len(call.requests)
+        self._reported = [0] * len(call.requests)
         """Number of tokens of each choice whose log-probs were sent, those of an echoed prompt
         included, and their characters."""
         self._offsets = [0] * len(call.requests)
@@ -136,7 +136,7 @@ class CompletionAnswer:
     def _logprobs(self, place: int) -> Event:
         """Log-probs of the tokens not yet sent, under the model's own distribution. Offsets count the
         tokens' own texts."""
-        decode, sampled, first = self._service.renderer.decode, self._choices[place], self._told[place]
+        decode, sampled, first = self._service.renderer.decode, self._choices[place], self._reported[place]
         tokens: list[int] = [*sampled.tokens]
         logprobs: list[float | None] = [*sampled.raw_logprobs]
         tops: list[TopTokens | None] = [*sampled.top_logprobs]
@@ -145,7 +145,7 @@ class CompletionAnswer:
             tokens = [*sampled.request.tokens, *tokens]
             logprobs = [None, *scored.logprobs, *logprobs]
             tops = [None, *(scored.top_logprobs or [()] * len(scored.logprobs)), *tops]
-        self._told[place] = len(tokens)
+        self._reported[place] = len(tokens)
         texts = [decode([token]) for token in tokens[first:]]
         *offsets, self._offsets[place] = accumulate(map(len, texts), initial=self._offsets[place])
         return {

@@ -149,8 +149,8 @@ class Service:
         dicts = [message.to_dict() for message in messages]
         self.check_characters(dicts, "messages")
         self.check_characters(tools, "tools")
-        said = [{key: value for key, value in message.items() if key not in ("role", "tool_call_id")} for message in dicts]
-        long = "\n".join(texts_in([tools, said], keys=False))
+        contents = [{key: value for key, value in message.items() if key not in ("role", "tool_call_id")} for message in dicts]
+        long = "\n".join(texts_in([tools, contents], keys=False))
 
         def rendered(gone: threading.Event) -> tuple[int, ...]:
             if len(long) > max(self.engine.capabilities.max_tokens, 1024) * PIECE:

@@ -60,16 +60,16 @@ class IpcGroup(WeightGroup):
 
     def give(self, data: Tensor) -> list[Pending]:
         description, kept = handed(data)
-        told = torch.frombuffer(bytearray(description), dtype=torch.uint8)
-        size = torch.tensor([told.numel()])
-        return [(self.broadcast(size), size), (self.broadcast(told), told), (self._meet(), kept)]
+        encoded = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+        size = torch.tensor([encoded.numel()])
+        return [(self.broadcast(size), size), (self.broadcast(encoded), encoded), (self._meet(), kept)]
 
     def take(self, num_bytes: int) -> Tensor:
         size = torch.zeros(1, dtype=torch.int64)
         self.broadcast(size).wait()
-        told = torch.empty(int(size), dtype=torch.uint8)
-        self.broadcast(told).wait()
-        return opened(bytes(told.tolist()))
+        encoded = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast(encoded).wait()
+        return opened(bytes(encoded.tolist()))
 
     def taken(self) -> None:
         if torch.cuda.is_initialized():

@@ -21,8 +21,8 @@ def handed(data: Tensor) -> tuple[bytes, Tensor]:
     if data.device.type == "cuda":
         parts = data.untyped_storage()._share_cuda_()
         device = str(torch.cuda.get_device_properties(data.device).uuid)
-        told = ("cuda", device, [_text(part) for part in parts[1:]], int(data.storage_offset()))
-        return _described(told, data), data
+        handle_parts = ("cuda", device, [_text(part) for part in parts[1:]], int(data.storage_offset()))
+        return _described(handle_parts, data), data
     storage = UntypedStorage._new_using_filename_cpu(data.nbytes)
     kept = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (data.numel(),), (1,))
     kept.copy_(data)
@@ -58,8 +58,8 @@ def _cuda_storage(uuid: str, parts: list[Any]) -> UntypedStorage:
     return UntypedStorage._new_shared_cuda(seen.index(uuid), *parts)
 
 
-def _described(told: tuple[str, str, list[Any], int], data: Tensor) -> bytes:
-    return json.dumps((socket.gethostname(), data.numel(), told)).encode()
+def _described(handle_parts: tuple[str, str, list[Any], int], data: Tensor) -> bytes:
+    return json.dumps((socket.gethostname(), data.numel(), handle_parts)).encode()
 
 
 def _text(part: Any) -> Any:

@@ -37,8 +37,8 @@ class Rendezvous:
         """
         self.got(name, 0)
         deadline = time.monotonic() + 2 * self._ticket.timeout_s  # the sender, which waits half of that, is the one who calls it off
-        while not self._said("go"):
-            if self._said("off"):
+        while not self._is_set("go"):
+            if self._is_set("off"):
                 raise ConnectionError("the sender has called it off")
             if time.monotonic() > deadline:
                 raise ConnectionError("nothing was heard of the sender")
@@ -74,20 +74,20 @@ class Rendezvous:
         """The receivers that got least."""
         try:
             with exchanging():
-                got = {name: int(self._store.get(f"got/{name}")) if self._said(f"got/{name}") else -1 for name in self._ticket.receivers}
+                got = {name: int(self._store.get(f"got/{name}")) if self._is_set(f"got/{name}") else -1 for name in self._ticket.receivers}
         except ConnectionError as error:
             return f"all engines ({error})"
         return ", ".join(name for name in got if got[name] == min(got.values()))
 
     def _wait_for(self, what: str, late: str, given_up: threading.Event) -> None:
         deadline = time.monotonic() + self._ticket.timeout_s
-        while not self._said(*(f"{what}/{name}" for name in self._ticket.receivers)):
+        while not self._is_set(*(f"{what}/{name}" for name in self._ticket.receivers)):
             if time.monotonic() > deadline:
                 raise ConnectionError(f"{late} within {self._ticket.timeout_s:g} s (sync.timeout_s)")
             if given_up.wait(POLL_S):
                 raise ConnectionError("an engine ended, or cannot take the weights over")
 
-    def _said(self, *keys: str) -> bool:
+    def _is_set(self, *keys: str) -> bool:
         with exchanging():
             return self._store.check(list(keys))
 

@@ -23,7 +23,7 @@ from whet.engine.base import EngineFailed
 from whet.engine.workers.setup import Setup
 from whet.observe.display import printable
 from whet.runfolder.child_environment import child_environment
-from whet.runfolder.stacks import SAID, SAY_HELD_STACKS, SAY_STACKS, TIMEOUT_S, spied
+from whet.runfolder.stacks import SAY_HELD_STACKS, SAY_STACKS, STACK_MARK, TIMEOUT_S, spied
 
 HERE = socket.gethostname()
 """This machine, as others call it."""
@@ -124,7 +124,7 @@ class Words:
         return list(self._last)
 
     def hear(self, line: str) -> None:
-        line, mark, stack = line.partition(SAID)  # other words may not have come to the end of their line
+        line, mark, stack = line.partition(STACK_MARK)  # other words may not have come to the end of their line
         if mark:
             self._stacks.put(stack)
         if not line:  # nor does an empty line tell anything

@@ -16,7 +16,7 @@ MAX_READ = 50_000
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*(?=\{|[0-9])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_SAID = re.compile(r"\banswer(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
+_STATED = re.compile(r"\banswer(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
 _MATHS = re.compile(r"\$([^$\n]{1,500})\$|\\\(([^\n]{1,500}?)\\\)")
 _SENTENCE_END = re.compile(r"[.?](?=\s|$)|!(?=\s+[A-Z]|\s*$)|\n")
 _SCALE = "dozen|hundred|thousand|million|billion|trillion|万|亿"
@@ -128,11 +128,11 @@ def _unit_after(text: str, match: re.Match[str]) -> str:
     return unit.group() if known or unit.group(1)[1:2] in (".", "m", "M") or (attached and text[match.end()].isalpha()) else ""
 
 
-def said(text: str) -> str | None:
+def stated_answer(text: str) -> str | None:
     """The text after the last "answer is" or "answer:": the formula if it is marked as one, else the
     rest of the sentence."""
     last = None
-    for match in _SAID.finditer(text):
+    for match in _STATED.finditer(text):
         last = match
     if last is None:
         return None
@@ -149,7 +149,7 @@ def auto(text: str) -> str | None:
     else the last number."""
     if _BOX.search(text):
         return last_boxed(text)
-    for strategy in (after_hash, said, last_number):
+    for strategy in (after_hash, stated_answer, last_number):
         answer = strategy(text)
         if answer is not None:
             return answer

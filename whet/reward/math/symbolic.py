@@ -49,9 +49,9 @@ def _in_child(label: str, answer: str) -> Verdict:
         _answer(writing, label, answer)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        report = pipe.read()
     os.waitpid(child, 0)
-    return _VERDICTS.get(said, "failed")
+    return _VERDICTS.get(report, "failed")
 
 
 def _answer(writing: int, label: str, answer: str) -> None:

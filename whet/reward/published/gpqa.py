@@ -69,8 +69,8 @@ def score_gpqa(task: Task, response: str, options: GpqaOptions) -> Rewards:
     letter = extract_letter(response, question.letters)
     if letter and question.right:
         return _verdict(letter == question.right, f"the reply chooses {letter}, not {question.right}")
-    said = f" {_words(_reply(response))} "
-    if any(f" {_words(text)} " in said for text in question.texts if _words(text)):
+    words = f" {_words(_reply(response))} "
+    if any(f" {_words(text)} " in words for text in question.texts if _words(text)):
         return Rewards(1.0)
     if letter and not question.right and question.label:
         return _verdict(letter == question.label.upper(), f"the reply chooses {letter}, the label is {question.label[:200]!r}")

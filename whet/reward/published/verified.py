@@ -6,7 +6,7 @@ import re
 
 from whet.config import Config
 from whet.reward.base import RewardTimeout, bad_row, call_name, label_of
-from whet.reward.math.extract import MAX_READ, last_boxed, last_number, said
+from whet.reward.math.extract import MAX_READ, last_boxed, last_number, stated_answer
 from whet.reward.math.grammar import Refused, check_formula
 from whet.reward.pool import WorkerPool
 from whet.reward.published.hendrycks import MAX_ANSWER, verdict
@@ -89,7 +89,7 @@ def extract_verified(response: str) -> str | None:
     """The final answer in a reply, or None if it has none."""
     text = response[-MAX_READ:]
     if "\\boxed" not in text:
-        return said(text) or last_number(text)
+        return stated_answer(text) or last_number(text)
     boxes = _closed_boxes(text)
     if not boxes or text.rfind("\\boxed") > boxes[-1][1]:  # the last one has no braces, or is never closed
         return last_boxed(text)

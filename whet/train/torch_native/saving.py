@@ -154,9 +154,9 @@ def _on_all_ranks(read: Callable[[], None]) -> None:
             raise
         failure = str(error)
     if dist.is_initialized():
-        told: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, failure)
-        for rank, each in enumerate(told):
+        by_rank: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(by_rank, failure)
+        for rank, each in enumerate(by_rank):
             if each is not None:
                 raise ValueError(f"rank {rank}: {each}")
 
