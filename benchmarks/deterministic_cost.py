@@ -16,6 +16,7 @@ from statistics import median
 from machine import RESULTS, machine
 from slow_tools import SLEEP_S
 
+from whet.observe.retention import RecordsConfig
 from whet.quickstart.run import QuickstartConfig, make_files, rl_config, warmup_config
 from whet.runs.commands import train
 from whet.runs.supervised import train_on_data
@@ -50,7 +51,7 @@ def main() -> None:
 def run(config: RunConfig, tool: str, deterministic: bool) -> list[dict[str, float]]:
     """One run's steps, as it logged them."""
     env = config.env.model_copy(update={"tools": [tool]})
-    quiet = config.observe.model_copy(update={"display": "none", "records_every": 0})
+    quiet = config.observe.model_copy(update={"display": "none", "records": RecordsConfig(every=0)})
     config = config.model_copy(
         update={"deterministic": deterministic, "env": env, "observe": quiet, "evaluate": config.evaluate.model_copy(update={"sets": {}})}
     )

@@ -62,7 +62,7 @@ def warmed(seed: int, num_held_out: int, **changes: Any) -> tuple[QuickstartConf
 def settings(config: QuickstartConfig, model: Path, name: str, variant: str, tool: str, *, evaluated: bool) -> RunConfig:
     """A variant's run in a folder of its own."""
     base = rl_config(config, model, name).model_dump(mode="json", exclude_unset=True)
-    changes = {"deterministic": False, "env": {**base["env"], "tools": [tool]}, "observe": {"display": "none", "records_every": 0}}
+    changes = {"deterministic": False, "env": {**base["env"], "tools": [tool]}, "observe": {"display": "none", "records": {"every": 0}}}
     if not evaluated:
         changes |= {"evaluate": {}, "checkpoint": {"interval": None}}
     folder = Path(base["run_dir"])

@@ -34,7 +34,7 @@ def run_of(variant: str, name: str, prompts: int = 8, *, recorded: bool = False)
     config, model = warmed(0, NUM_HELD_OUT)
     config = config.model_copy(update={"num_rollouts": TIMED_ROLLOUTS, "prompts_per_rollout": prompts})
     run = settings(config, model, name, variant, "calculator", evaluated=False)
-    observe = {"display": "none", "records_every": 1 if recorded else 0}
+    observe = {"display": "none", "records": {"every": 1 if recorded else 0}}
     return RunConfig.model_validate({**run.model_dump(exclude_unset=True), "observe": observe})
 
 

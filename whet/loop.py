@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe.display import Display
 from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
 from whet.observe.peaks import memory
-from whet.observe.records import RecordWriter, drop_records, null_for_nan
+from whet.observe.records import RecordThread, drop_records
 from whet.observe.spans import Phases
 from whet.observe.trackers import Tracker
 from whet.rollout.constant import RewardGuard
@@ -32,6 +32,7 @@ from whet.stop import Stop, Stopped
 from whet.threads import ThreadWatch
 from whet.train.batching import due
 from whet.train.learners import Learners, Update
+from whet.train.recorded import numbers_of
 from whet.types import JSON, Group, Progress, Sample
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Observer:
     trackers: Sequence[Tracker]
     """The first is that of `metrics.jsonl`."""
     phases: Phases
-    records: RecordWriter | None = None
+    records: RecordThread | None = None
     seen_failures: set[tuple[str, str]] = field(default_factory=set)
     threads: ThreadWatch | None = None
     """Notices when torch's threads hold each other up."""
@@ -81,11 +82,17 @@ class Observer:
             drop_records(folder, first_evaluation)
 
     def close(self) -> None:
-        try:
+        """Wait for the records, and close the receivers.
+
+        Raises:
+            OSError: records could not be written.
+        """
+        with ExitStack() as closing:
+            closing.callback(self.display.close)
             for tracker in self.trackers:
-                tracker.close()
-        finally:
-            self.display.close()
+                closing.callback(tracker.close)
+            if self.records is not None:
+                closing.callback(self.records.close)
 
 
 def note_failures(journal: Journal, groups: Sequence[Group]) -> None:
@@ -178,7 +185,8 @@ async def train_rl(run: Run) -> dict[str, float]:
                 batch = await run.compute(lambda: run.learners.annotate(batch))  # noqa: B023
             batch, credit = run.learners.algorithm.assign_credit(batch)
         with phases.span("update"):
-            update = await run.compute(lambda: run.learners.update(batch, progress))  # noqa: B023
+            recorded = run.observer.records is not None and run.observer.records.due(progress.rollout_id)
+            update = await run.compute(lambda: run.learners.update(batch, progress, per_token=recorded))  # noqa: B023
         phases.add_tokens("update", update.num_tokens)
         progress.rollout_id += 1
         progress.version += 1
@@ -186,7 +194,9 @@ async def train_rl(run: Run) -> dict[str, float]:
             published = await run.publisher.publish(progress.version)
         run.rollouts.on_trained()
         found = {**taken.metrics, **left_out, **credit, **run.engine_metrics(), **published.metrics()}
-        values = record(run, progress, taken, samples, batch, update, found)
+        with phases.span("record"):
+            await run.compute(lambda: record(run, progress, taken, samples, batch, update))  # noqa: B023
+        values = log_update(run, progress, taken, update, found)
         async with between_updates(run, progress):
             values |= await ask_further(run, progress, taken, values)
             run.observer.tell(progress.rollout_id, values)
@@ -233,6 +243,8 @@ async def save_if_due(run: Run, progress: Progress) -> None:
     measured = run.measured(progress.rollout_id)
     if run.checkpoint.due(progress, run.num_rollouts, measured):
         with run.observer.phases.span("save"):
+            if run.observer.records is not None:  # a run that goes on from this checkpoint plays none of them again
+                await run.compute(run.observer.records.flush)
             await saved(run, progress)
 
 
@@ -261,23 +273,23 @@ async def roll_out(run: Run, progress: Progress) -> RolloutResult:
 
 
 def record(
-    run: Run,
-    progress: Progress,
-    taken: RolloutResult,
-    samples: Sequence[Sample],
-    batch: TrainBatch,
-    update: Update,
-    found: Metrics,
-) -> dict[str, float]:
-    """Every token to the records, then the metrics to `metrics.jsonl`: from there on the update counts."""
+    run: Run, progress: Progress, taken: RolloutResult, samples: Sequence[Sample], batch: TrainBatch, update: Update
+) -> None:
+    """Hand every token of the rollout before `progress` to the records' thread. Waits if that is too far behind.
+
+    Raises:
+        OSError: earlier records could not be written.
+    """
+    records, rollout_id = run.observer.records, progress.rollout_id - 1
+    if records is not None and records.due(rollout_id):
+        oldest = progress.version - 1 - run.recipe.max_staleness
+        records.write(rollout_id, [*taken.groups, *taken.dropped], samples, numbers_of(batch, samples, update, oldest))
+
+
+def log_update(run: Run, progress: Progress, taken: RolloutResult, update: Update, found: Metrics) -> dict[str, float]:
+    """Write the update's line of `metrics.jsonl`: from there on the update counts."""
     if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
-    if run.observer.records is not None:
-        known = {"train_logprobs": update.train_logprobs, "advantages": batch.advantages, "token_rewards": batch.token_rewards}
-        if batch.values is not None:
-            known |= {"values": batch.values, "returns": batch.returns}
-        columns = {name: [null_for_nan(row) for row in batch.ragged(column)] for name, column in known.items() if column is not None}
-        run.observer.records.write(progress.rollout_id - 1, [*taken.groups, *taken.dropped], samples, columns)
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(found, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
     return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))

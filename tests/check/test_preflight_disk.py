@@ -8,6 +8,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.check.small_run import look, of
@@ -16,7 +17,8 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
-from whet.observe.records import RecordWriter
+from whet.observe.records import RecordWriter, RolloutNumbers
+from whet.observe.records.schema import USE
 from whet.plan.memory import checkpoint_bytes
 from whet.rollout.samples import samples_of_groups
 from whet.runfolder.lock import FolderInUse, claim
@@ -84,8 +86,8 @@ def test_room_is_needed_for_checkpoints_the_export_and_records(here, monkeypatch
     assert found(3 * one + export + records - 1) == ["ok", "ok", "warn"]
     assert found(3 * one + export) == ["ok", "ok", "warn"]
     assert found(3 * one + export - 1) == ["ok", "FAIL", "warn"]
-    assert found(2 * one + export, "checkpoint.keep=1", "observe.records_every=0") == ["ok", "ok"]
-    assert found(2 * one + export - 1, "checkpoint.keep=1", "observe.records_every=0") == ["ok", "FAIL"]
+    assert found(2 * one + export, "checkpoint.keep=1", "observe.records.every=0") == ["ok", "ok"]
+    assert found(2 * one + export - 1, "checkpoint.keep=1", "observe.records.every=0") == ["ok", "FAIL"]
 
 
 def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planned(here, monkeypatch):
@@ -101,7 +103,7 @@ def test_checkpoints_that_are_there_need_no_more_room_and_are_as_large_as_planne
     assert one == pytest.approx(written, rel=0.1)
     export = sum(p.nbytes for _, p in context.model.named_weights())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 3 * one + export - written))
-    assert [f.status for f in look(*AREAS, overrides=["observe.records_every=0"])[0] if f.area == "disk"] == ["ok", "ok"]
+    assert [f.status for f in look(*AREAS, overrides=["observe.records.every=0"])[0] if f.area == "disk"] == ["ok", "ok"]
 
 
 def test_greedy_trajectories_are_among_the_records(here):
@@ -118,7 +120,7 @@ def test_a_critics_values_and_returns_are_among_the_records(here):
         _, context = look(*AREAS, overrides=[f"algo.name={name}", "evaluate.sets={}"])
         sizes[name] = disk.record_bytes(context)
         tokens = context.total * context.batch.prompts_per_rollout * context.played_per_prompt * context.rl.rollout.max_tokens
-    assert sizes["ppo"] - sizes["rloo"] == 8 * tokens > 0, "two columns of float32"
+    assert sizes["ppo"] - sizes["rloo"] == 12 * tokens > 0, "three columns of float32"
 
 
 def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
@@ -136,8 +138,9 @@ def test_records_are_at_most_as_large_as_planned_and_not_far_below(here):
 
     groups = [Group(Task(f"t{i}", "q", "1"), tuple(trajectory(i, k) for k in range(2))) for i in range(24)]
     samples = samples_of_groups(groups)
-    columns = {name: [[rng.random() for _ in sample.tokens] for sample in samples] for name in ("advantages", "train_logprobs")}
-    RecordWriter(here / "records").write(0, groups, samples, columns)
-    written = sum(path.stat().st_size for path in (here / "records/rollouts").iterdir())
+    names = ("advantages", "train_logprobs", "old_logprobs", *(f"first_{name}" for name in USE if name != "correction"))
+    columns = {name: np.array([rng.randrange(100) + 0.1 * rng.random() for sample in samples for _ in sample.tokens]) for name in names}
+    RecordWriter(here / "records").write(0, groups, samples, RolloutNumbers(columns))
+    written = sum(path.stat().st_size for path in (here / "records/rollouts").rglob("*.parquet"))
     planned = disk.record_bytes(context)
     assert 0.5 * planned < written < 1.1 * planned

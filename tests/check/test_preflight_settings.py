@@ -100,7 +100,7 @@ def test_packages_and_trackers_that_are_asked_for(here, monkeypatch):
     monkeypatch.setattr(settings, "find_spec", lambda name: None if name == "wandb" else object())
     module(here, "trackers.py", "def good(run_dir, config): ...\nbad = 3\n")
     trackers = "observe.trackers=['trackers.py:good','trackers.py:bad']"
-    findings, _ = look("packages", overrides=["observe.tensorboard=true", "observe.wandb.mode=offline", trackers])
+    findings, _ = look("packages", overrides=["observe.tensorboard=true", "observe.wandb.project=whet", trackers])
     assert of(findings, "packages", "ok") == ["tensorboard is there", "tracker trackers.py:good can be called"]
     fails = of(findings, "packages", "FAIL")
     assert "pip install 'whet[wandb]'" in fails[0] and "'trackers.py:bad' is a int, not a callable" in fails[1]

@@ -67,7 +67,7 @@ def test_a_second_start_resumes_and_equals_one_long_run(folder):
     """Weights after 2 rollouts, a new process, and 2 more equal those of 4 rollouts in one go, bit for bit."""
     from safetensors.torch import load_file
 
-    steady = ("deterministic=true", "train.optim.lr=1e-3", "algo.entropy_coef=0.01", "observe.records_every=0")
+    steady = ("deterministic=true", "train.optim.lr=1e-3", "algo.entropy_coef=0.01", "observe.records.every=0")
     whole = whet_here("train", *gsm8k(folder, "whole", *steady, "num_rollouts=4"))
     assert whole.returncode == 0, whole.stderr
     assert whet_here("train", *gsm8k(folder, "parts", *steady, "num_rollouts=2")).returncode == 0

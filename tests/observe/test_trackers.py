@@ -153,13 +153,14 @@ class FakeWandb(types.ModuleType):
 def test_wandb_is_told_what_it_needs(tmp_path, monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    config = ObserveConfig(wandb=WandbConfig(project="math", name="first"))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    config = ObserveConfig(wandb=WandbConfig(project="math"))
     jsonl, tracker = build_trackers(config, tmp_path, {"seed": 1})
     jsonl.close()
     assert isinstance(tracker, WandbTracker)
     tracker.log(3, {"reward/mean": 0.5})
     tracker.close()
-    settings = {"project": "math", "name": "first", "mode": "offline", "dir": str(tmp_path), "config": {"seed": 1}}
+    settings = {"project": "math", "mode": "offline", "dir": str(tmp_path), "config": {"seed": 1}}
     assert fake.calls == [("init", settings), ("log", 3, {"reward/mean": 0.5}), ("finish",)]
 
 
@@ -193,8 +194,10 @@ def test_metrics_are_always_kept_and_own_trackers_are_built_from_references(tmp_
 
 
 def test_settings_are_checked():
-    with pytest.raises(ValidationError, match="records_every"):
-        ObserveConfig(records_every=-1)
+    with pytest.raises(ValidationError, match="every"):
+        ObserveConfig(records={"every": -1})
+    with pytest.raises(ValidationError, match=r"records_every is now observe\.records\.every: write observe\.records\.every=3"):
+        ObserveConfig(records_every=3)
     with pytest.raises(ValidationError, match="display"):
         ObserveConfig(display="loud")
     with pytest.raises(ValidationError, match="import reference"):

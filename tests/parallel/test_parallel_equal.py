@@ -19,6 +19,8 @@ def assert_equal_to_one_process(kind, algorithm, degrees, settings=None):
         assert (found["tokens"], found["flops"]) == (expected["tokens"], expected["flops"])
         assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-4, abs=1e-6)
         torch.testing.assert_close(found["logprobs"], expected["logprobs"], rtol=1e-5, atol=1e-5)
+        for name, column in expected["terms"].items():
+            torch.testing.assert_close(found["terms"][name], column, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
         for part in ("grads", "weights"):
             assert found[part].keys() == expected[part].keys()
             for name, tensor in expected[part].items():

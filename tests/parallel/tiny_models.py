@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from functools import cache
 
 import torch
@@ -119,7 +120,7 @@ def three_steps(kind: str, algorithm_name: str, degrees: ParallelConfig | None, 
     algorithm, batch = step_of(algorithm_name)
     out: dict = {}
     for step in range(STEPS):
-        found = backend.forward_backward(batch, algorithm.loss, entropy_grad=algorithm.entropy_grad)
+        found = backend.forward_backward(batch, algorithm.loss, entropy_grad=algorithm.entropy_grad, per_token=step == 0)
         if step == 0:
             out["grads"] = {name: whole(p.grad).clone() for name, p in params.items()}
         norm = backend.optim_step()["optim/grad_norm"].value
@@ -127,6 +128,7 @@ def three_steps(kind: str, algorithm_name: str, degrees: ParallelConfig | None, 
             metrics = {name: metric.value for name, metric in found.metrics.items()}
             out |= {"loss": found.loss, "logprobs": found.logprobs, "metrics": metrics, "norm": norm}
             out |= {"tokens": found.num_tokens, "flops": backend.flops}
+            out["terms"] = {field.name: getattr(found.tokens, field.name) for field in fields(found.tokens)}
     out["weights"] = {name: w.detach().clone() for name, w in backend.named_weights()}
     return out
 

@@ -75,8 +75,8 @@ class Recorded(TorchBackend):
         super().__init__(*args)
         self.losses, self.grads, self.norms, self.clipped = [], [], [], []
 
-    def forward_backward(self, batch, loss, *, entropy_grad=False):
-        found = super().forward_backward(batch, loss, entropy_grad=entropy_grad)
+    def forward_backward(self, batch, loss, *, entropy_grad=False, per_token=False):
+        found = super().forward_backward(batch, loss, entropy_grad=entropy_grad, per_token=per_token)
         self.losses.append(found.loss)
         self.clipped.append(flatten(found.metrics)["policy/clip_fraction"])
         self.grads.append(gradients(self.model))

@@ -38,7 +38,7 @@ class FakeBackend:
     def take_weights(self, weights):
         self.calls.append(("take_weights", list(weights)))
 
-    def forward_backward(self, batch, loss, *, entropy_grad=False):
+    def forward_backward(self, batch, loss, *, entropy_grad=False, per_token=False):
         self.calls.append(("forward_backward", batch, entropy_grad))
         logprobs = torch.where(batch.loss_mask, self.level - 0.1 * (len(self.calls) > 2), 0.0)
         return Backward(2.0, logprobs, {"fake/steps": Mean(1, 1)}, batch.num_tokens)

@@ -29,8 +29,8 @@ class Recorded(TorchBackend):
         super().__init__(*args)
         self.grads, self.computed = [], []
 
-    def forward_backward(self, batch, loss, *, entropy_grad=False):
-        found = super().forward_backward(batch, loss, entropy_grad=entropy_grad)
+    def forward_backward(self, batch, loss, *, entropy_grad=False, per_token=False):
+        found = super().forward_backward(batch, loss, entropy_grad=entropy_grad, per_token=per_token)
         self.grads.append(gradients(self.model))
         self.computed.append(batch)
         return found

@@ -34,12 +34,28 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LossDetail:
+    """Numbers of a policy loss for each token, without gradient. Each [T]."""
+
+    old_logprobs: Tensor
+    """The log-probs that the ratio is over."""
+    ratio: Tensor
+    """pi / pi_old as the loss sees it."""
+    clip: Tensor
+    """`core.choices.Clip` of each token. int8"""
+    correction: Tensor | None
+    """Importance weights that the loss was multiplied by. None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossTerms:
     """One term per token, reduced by the caller as `sum(weights * terms)`, and metrics that reduce themselves."""
 
     terms: Tensor
     """[T]"""
     metrics: Metrics
+    detail: Callable[[], LossDetail] | None = None
+    """Makes the detail of these terms, for a caller that records it. None: this loss has none."""
 
 
 LossFunction = Callable[[TrainBatch, TokenOutputs], LossTerms]

@@ -24,6 +24,8 @@ class Credit:
     """Targets of a critic. [T]"""
     usable: Tensor
     """False for samples that teach nothing: their trajectory failed, or has no valid sibling to compare with. [N] bool"""
+    td_errors: Tensor | None = None
+    """TD errors of the time steps, NaN elsewhere. None: the estimator has none. [T]"""
 
 
 Assign = Callable[[TrainBatch], Credit]

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.algo.base import LossTerms, Need, StepPlan
+from whet.algo.base import LossDetail, LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
 from whet.algo.offpolicy import corrected, corrected_step, correction_metrics
 from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PROPORTIONAL, PolicyConfig
 from whet.algo.reward_kl import RewardKL
 from whet.algo.surrogates import build_surrogate
 from whet.core.batch import TokenOutputs, TrainBatch
+from whet.core.choices import Clip
 from whet.core.correction import geometric_weight
 from whet.core.covariance import covariances, draws_of, pick_between, pick_largest, share_of
 from whet.core.distill import distilled
@@ -130,6 +131,8 @@ class PolicyGradient:
             advantages = whiten(advantages, mask)
         columns = {"advantages": advantages, "returns": credit.returns.double()}
         masked = {name: column.masked_fill(~mask, 0.0).to(torch.float32) for name, column in columns.items()}
+        if credit.td_errors is not None:
+            masked["td_errors"] = credit.td_errors.to(torch.float32)
         return batch.with_(**masked, old_logprobs=before, loss_mask=mask, valid=credit.usable, token_rewards=given), metrics
 
     def _old(self, batch: TrainBatch) -> Tensor | None:
@@ -182,7 +185,24 @@ class PolicyGradient:
             metrics["policy/correction"] = _mean(parts.correction, mask, count)
         if parts.masked is not None:
             metrics["policy/sequence_masked"] = _mean((~parts.masked).to(torch.float32), mask, count)
-        return LossTerms(parts.terms, metrics)
+        return LossTerms(parts.terms, metrics, lambda: self._detail(batch, out, parts))
+
+    def _detail(self, batch: TrainBatch, out: TokenOutputs, parts: LossParts) -> LossDetail:
+        """Numbers of each token, with the reason why it has no gradient."""
+        clip = parts.clip
+        above = out.logprobs.detach() > parts.old if self.config.loss.name in ONE_RATIO else clip.ratio > 1
+        codes = torch.zeros(batch.num_tokens, dtype=torch.int8, device=above.device)
+        for where, code in (
+            (clip.clipped & above, Clip.HIGH),
+            (clip.clipped & ~above, Clip.LOW),
+            (clip.dual, Clip.DUAL),
+            (batch.chosen, Clip.COVARIANCE),
+            (None if parts.masked is None else ~parts.masked, Clip.SEQUENCE),
+            (None if batch.kept is None else ~batch.kept, Clip.REJECTED),
+        ):
+            if where is not None:
+                codes = codes.masked_fill(where, int(code))
+        return LossDetail(parts.old, clip.ratio, codes, parts.correction)
 
     @property
     def _has_another_loss(self) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from whet.algo.base import LossTerms, Need, StepPlan
 from whet.algo.config import PPOConfig
-from whet.algo.credit import Assign, Credit, of_tokens
+from whet.algo.credit import Assign, Credit
 from whet.algo.policy import PolicyGradient
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.losses import value_loss
 from whet.core.preference import last_tokens
-from whet.core.returns import gae, rewards_on_tokens, time_steps
+from whet.core.returns import advantages_of, rewards_on_tokens, td_errors, time_steps
 from whet.observe.metrics import Mean
 
 
@@ -36,7 +38,9 @@ def ppo(config: PPOConfig, plan: StepPlan) -> PPO:
         rewards = rewards_on_tokens(batch, config.reward_at)
         steps = time_steps(batch, config.credit_over)
         beyond = values_beyond(batch) if config.bootstrap_truncated else None
-        return of_tokens(batch, *gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam, beyond=beyond))
+        errors = td_errors(batch, rewards, steps, gamma=config.gamma, beyond=beyond)
+        advantages, returns = advantages_of(batch, errors, steps, gamma=config.gamma, lam=config.lam)
+        return Credit(advantages, returns, batch.valid, errors.masked_fill(~steps, math.nan))
 
     return PPO(config, plan, assign)
 

@@ -31,7 +31,8 @@ class RewardKL:
         mean = Mean(float(per_sample_mean(batch, kl)[used].sum()), int(used.sum()))
         metrics: Metrics = {"reward_kl/kl": mean, "reward_kl/coef": Last(self.coef)}
         given = torch.zeros_like(kl) if batch.token_rewards is None else batch.token_rewards
-        penalized = batch.with_(token_rewards=given - self.coef * kl)
+        part = -self.coef * kl
+        penalized = batch.with_(token_rewards=given + part, kl_rewards=part)
         if config.target is not None and mean.value is not None:
             trajectories = len(set(as_list(batch.trajectory[used])))
             self.coef = adapted_kl_coef(self.coef, mean.value, trajectories, target=config.target, horizon=config.horizon)

@@ -35,7 +35,7 @@ from whet.loop import Observer
 from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
 from whet.observe.build_display import build_display
 from whet.observe.display import Headline
-from whet.observe.records import RecordWriter
+from whet.observe.records import RecordThread, RecordWriter
 from whet.observe.spans import Phases
 from whet.observe.trackers import JsonlTracker, build_trackers
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
@@ -276,7 +276,8 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
     """Build every evaluation set with its tasks; `run_dir` is the folder of their records."""
     out: list[EvaluationSet] = []
     for name, chosen in config.evaluate.sets.items():
-        keep = config.observe.records_every > 0
+        retention = config.observe.records
+        evaluated = retention.model_copy(update={"every": 1})  # evaluations are few: each is recorded
         out.append(
             EvaluationSet(
                 name=name,
@@ -284,7 +285,7 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
                 runner=_evaluation_runner(config, chosen, parts),
                 samples_per_prompt=chosen.samples_per_prompt,
                 pass_reward=chosen.pass_reward,
-                records=RecordWriter(set_folder(run_dir, name)) if keep else None,
+                records=RecordWriter(set_folder(run_dir, name), evaluated, config_hash(config)) if retention.every else None,
             )
         )
     return out
@@ -304,7 +305,8 @@ def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Hea
     console = build_display(config.observe.display, headlines)
     display = LoggedDisplay(console, session.journal, headlines)
     trackers = build_trackers(config.observe, session.folder, config.model_dump(mode="json"))
-    records = RecordWriter(session.folder, config.observe.records_every) if config.observe.records_every else None
+    writer = RecordWriter(session.folder, config.observe.records, config_hash(config)) if config.observe.records.every else None
+    records = RecordThread(writer) if writer is not None else None
     return Observer(display, console, session.journal, trackers, Phases(display.phase), records, threads=session.threads)
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from whet.check.context import CheckContext
 from whet.check.findings import Note, fail, need, ok, warn
 from whet.check.saved import checkpoint_sizes
-from whet.observe.records import SCHEMA
+from whet.observe.records import COMPUTED, SAMPLED
 from whet.plan.memory import trained_weights
 from whet.plan.text import bytes_text
 from whet.runfolder.lock import FolderInUse, owner_of
 
 TEXT_BYTES_PER_TOKEN = 6
 """Bytes per token of prompts, replies and answers, which a record also holds as text."""
-CRITIC_BYTES_PER_TOKEN = 8
-"""Bytes per token of a critic's values and returns in a record."""
+CRITIC = ("values", "returns", "td_errors")
+"""Columns of a record that a critic fills."""
+OTHERS = ("ref_logprobs", "teacher_logprobs", "token_rewards", "kl_rewards", "first_correction", "last_correction")
+"""Columns that few runs fill."""
 
 
 def check_disk(context: CheckContext) -> Iterator[Note]:
@@ -54,31 +56,35 @@ def _room(context: CheckContext, run_dir: Path, free: int) -> Iterator[Note]:
     what = f"{count} checkpoints of {bytes_text(one)} (with one that is being written) and the exported model of {bytes_text(export)}"
     text = f"{what}; {bytes_text(present)} of them are there, {bytes_text(free)} are free"
     yield ok(text) if needed <= free else fail(f"{text}, which is too little: lower checkpoint.keep, or choose another run_dir")
-    if context.program.unit == "step" or not context.config.observe.records_every:
+    if context.program.unit == "step" or not context.config.observe.records.every:
         return
     records = record_bytes(context)
     text = f"records of every token take up to {bytes_text(records)}, if every trajectory is as long as it may be"
     if needed + records <= free:
         yield ok(text)
     else:
-        yield warn(f"{text}: more than is left; raise observe.records_every, or watch the disk")
+        yield warn(f"{text}: more than is left; raise observe.records.every, set observe.records.keep, or watch the disk")
 
 
 def record_bytes(context: CheckContext) -> int:
     """Largest size of a run's records in bytes: every trajectory as long as it may be, nothing compressed."""
     config = context.rl
     plan, total = need(context.batch, "the batch sizes"), need(context.total, "the run's length")
-    lists = [field.type.field(0).type for field in SCHEMA if field.type.num_fields == 1]
-    per_token = sum(values.bit_width for values in lists if values.num_fields == 0) / 8 + TEXT_BYTES_PER_TOKEN
-    recorded = -(-total // config.observe.records_every)
-    tokens = recorded * plan.prompts_per_rollout * context.played_per_prompt * config.rollout.max_tokens
+    bits = {name: kind.bit_width for name, kind in {**SAMPLED, **COMPUTED}.items()}
+    sampled = sum(bits[name] for name in SAMPLED) / 8 + TEXT_BYTES_PER_TOKEN
+    critic = context.auxiliary is not None and context.auxiliary.critic is not None
+    empty = {*OTHERS, *(() if critic else CRITIC), *(name for name in COMPUTED if name.startswith("last_") and plan.epochs == 1)}
+    computed = sum(bits[name] for name in COMPUTED if name not in empty) / 8
+    retention, played = config.observe.records, plan.prompts_per_rollout * context.played_per_prompt
+    recorded = min(-(-total // retention.every), total if retention.keep is None else retention.keep)
+    full = played if retention.trajectories is None else min(played, retention.trajectories)
+    tokens = recorded * full * config.rollout.max_tokens
     evaluations = 1 + (total // config.evaluate.interval if config.evaluate.interval else 0) + config.evaluate.before_training
     evaluated = 0
     for name, chosen in config.evaluate.sets.items():
         played = len(context.rows.get(name, ())) * chosen.samples_per_prompt
         evaluated += evaluations * played * chosen.rollout.over(config.rollout).max_tokens
-    critic = CRITIC_BYTES_PER_TOKEN if context.auxiliary is not None and context.auxiliary.critic is not None else 0
-    return round((tokens + evaluated) * per_token + tokens * critic)
+    return round((tokens + evaluated) * sampled + tokens * computed)
 
 
 def _existing(folder: Path) -> Path:

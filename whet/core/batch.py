@@ -29,6 +29,8 @@ class TokenOutputs:
     """From a scalar head, of every token but a sample's first: the score of its predecessor, so what was expected before it. [T] float32"""
     scores: Tensor | None = None
     """From a scalar head: the score of each token itself, which has seen it; a reward model's is that of a sample's last. [T] float32"""
+    ranks: Tensor | None = None
+    """Place of each token among the vocabulary's, the likeliest being 1. None where nobody asked. [T] float32"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,10 @@ class TrainBatch:
     """[T] float32"""
     returns: Tensor | None = None
     """Targets of the critic. [T] float32"""
+    td_errors: Tensor | None = None
+    """r + gamma V' - V of each time step, for the records; NaN elsewhere. [T] float32"""
+    kl_rewards: Tensor | None = None
+    """The KL's part of each token's reward, for the records. [T] float32"""
     unit: Tensor | None = None
     """Samples that a loss reads together, such as a preference pair, have the same number and are
     neighbours: no micro-batch, rank or step takes one without the other. None: every sample is a unit

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 KLName = Literal["k1", "k2", "k3", "low_var", "abs"]
@@ -31,6 +32,34 @@ Bound = Literal["truncate", "clip", "icepop", "mask"]
 Statistic = Literal[
     "token_k1", "token_k2", "token_k3", "sum_k1", "sum_k2", "sum_k3", "mean_k1", "mean_k2", "mean_k3", "max_k2", "max_k3"
 ]
+
+
+
+class Clip(IntEnum):
+    """Reason why a sampled token has no gradient of the policy loss, or a bounded one. One code for each token of a step."""
+
+    NONE = 0
+    """The token has the gradient of its term."""
+    HIGH = 1
+    """Its ratio is above the upper bound."""
+    LOW = 2
+    """Its ratio is below the lower bound."""
+    DUAL = 3
+    """Its term is at the ceiling of the dual clip."""
+    COVARIANCE = 4
+    """A covariance criterion holds it back (clip_cov, kl_cov)."""
+    SEQUENCE = 5
+    """Off-policy sequence masking dropped it (`algo.mask_delta`)."""
+    REJECTED = 6
+    """Off-policy correction rejected it."""
+    TOO_OLD = 7
+    """A policy over the staleness bound sampled it."""
+    UNUSABLE = 8
+    """Its sample teaches nothing: the trajectory failed, or has no valid sibling to be compared with."""
+    MASKED = 9
+    """The loss mask left it out: `batch.train_on`, `batch.process`, or `control.too_old=drop`."""
+    SKIPPED = 10
+    """Its sample has no gradient, so no pass computed it (`batch.skip_zero_advantage`)."""
 
 
 @dataclass(frozen=True, slots=True)

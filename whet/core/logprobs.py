@@ -103,6 +103,17 @@ def squared_probs(logits: Tensor, temperature: Tensor, nucleus: Nucleus | None =
     return (2 * torch.log_softmax(logits, dim=-1)).exp().sum(-1)
 
 
+def ranks(logits: Tensor, targets: Tensor) -> Tensor:
+    """Place of each target among all logits, the largest being 1; equal ones share the first place. [C] float32, exact to 2^24
+
+    Args:
+        logits: [C, V]
+        targets: [C] int64.
+    """
+    own = logits.gather(-1, targets[:, None])
+    return 1.0 + (logits > own).sum(-1).float()
+
+
 class Vocabulary(Protocol):
     """Reader of log-probs from logits: of the whole vocabulary, or of the part of it that this process
     holds."""
@@ -117,12 +128,17 @@ class Vocabulary(Protocol):
         """As the function of that name, without gradient."""
         ...
 
+    def ranks(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """As the function of that name."""
+        ...
+
 
 class WholeVocabulary:
     """The logits of every token."""
 
     logprobs_and_entropy = staticmethod(logprobs_and_entropy)
     squared_probs = staticmethod(squared_probs)
+    ranks = staticmethod(ranks)
 
 
 WHOLE = WholeVocabulary()
@@ -154,21 +170,51 @@ def chunked_logprobs(
         vocabulary: part of the vocabulary that the head's logits are of.
     """
 
-    def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
+    def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, ...]:
         return vocabulary.logprobs_and_entropy(head(rows), wanted, heat, entropy_grad=entropy_grad, nucleus=kept)
 
-    if len(targets) <= chunk_tokens or not torch.is_grad_enabled():
+    logprobs, entropy = _in_chunks(one, (hidden, targets, temperature), nucleus, chunk_tokens)
+    return logprobs, entropy
+
+
+def ranked_logprobs(
+    head: HeadFunction,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    chunk_tokens: int,
+    *,
+    entropy_grad: bool = False,
+    nucleus: Nucleus | None = None,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`chunked_logprobs`, and the targets' ranks by the same logits. Three [N] tensors"""
+
+    def one(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, ...]:
+        logits = head(rows)
+        found = vocabulary.logprobs_and_entropy(logits, wanted, heat, entropy_grad=entropy_grad, nucleus=kept)
+        return (*found, vocabulary.ranks(logits.detach(), wanted))
+
+    logprobs, entropy, places = _in_chunks(one, (hidden, targets, temperature), nucleus, chunk_tokens)
+    return logprobs, entropy, places
+
+
+def _in_chunks(
+    one: Callable[..., tuple[Tensor, ...]], columns: tuple[Tensor, Tensor, Tensor], nucleus: Nucleus | None, chunk_tokens: int
+) -> list[Tensor]:
+    """Outputs of `one` for each chunk of the columns, put together."""
+    if len(columns[1]) <= chunk_tokens or not torch.is_grad_enabled():
         run = one
     else:
         checkpointed = cast(Any, checkpoint)
 
-        def run(rows: Tensor, wanted: Tensor, heat: Tensor, kept: Nucleus | None) -> tuple[Tensor, Tensor]:
-            return checkpointed(one, rows, wanted, heat, kept, use_reentrant=False, preserve_rng_state=False)
+        def run(*piece: Any) -> tuple[Tensor, ...]:
+            return checkpointed(one, *piece, use_reentrant=False, preserve_rng_state=False)
 
-    columns = [torch.split(column, chunk_tokens) for column in (hidden, targets, temperature)]
-    kept = [None] * len(columns[1]) if nucleus is None else nucleus.split(chunk_tokens)
-    outs = [run(*piece) for piece in zip(*columns, kept, strict=True)]
-    return torch.cat([logprobs for logprobs, _ in outs]), torch.cat([entropy for _, entropy in outs])
+    pieces = [torch.split(column, chunk_tokens) for column in columns]
+    kept = [None] * len(pieces[1]) if nucleus is None else nucleus.split(chunk_tokens)
+    outs = [run(*piece) for piece in zip(*pieces, kept, strict=True)]
+    return [torch.cat(parts) for parts in zip(*outs, strict=True)]
 
 
 def chunked_squared_probs(

@@ -96,6 +96,15 @@ def gae(
         beyond: the value of what would have followed each sample's last token; of a trajectory, that of its last sample
             counts. None: 0, nothing follows. [N]
     """
+    errors = td_errors(batch, rewards, steps, gamma=gamma, beyond=beyond)
+    return advantages_of(batch, errors, steps, gamma=gamma, lam=lam)
+
+
+def td_errors(batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, beyond: Tensor | None = None) -> Tensor:
+    """delta_t = r_t + gamma V_{t+1} - V_t, where t + 1 is the next time step; without a meaning where no step is. [T] float64
+
+    Arguments as for `gae`.
+    """
     if batch.values is None:
         raise ValueError("generalized advantage estimation needs the critic's values, and this batch has none")
     values, rewards = batch.values.double(), rewards.double()
@@ -106,9 +115,17 @@ def gae(
     end = torch.zeros_like(values[last]) if beyond is None else beyond.double()[batch.sample_of_token[last]]
     following = (step * values).index_add(0, last, (1 - step[last]) * end)
     ahead = _scan(batch, following, 1 - step)[chains.index].roll(-1).index_copy(0, ends, end)
-    delta = rewards + gamma * chains.put_back(ahead) - values
-    advantages = _scan(batch, step * delta, step * gamma * lam + (1 - step))
-    return advantages, advantages + values
+    return rewards + gamma * chains.put_back(ahead) - values
+
+
+def advantages_of(
+    batch: TrainBatch, errors: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The advantages and returns of `gae`, from its TD errors. [T], [T] float64"""
+    assert batch.values is not None, "TD errors are of values"
+    step = steps.to(errors.dtype)
+    advantages = _scan(batch, step * errors, step * gamma * lam + (1 - step))
+    return advantages, advantages + batch.values.double()
 
 
 def _scan(batch: TrainBatch, terms: Tensor, decay: Tensor) -> Tensor:

@@ -86,8 +86,10 @@ def _from_records(rows: Sequence[Row]) -> Trajectory:
         raise ValueError(f"{first.origin}: not a record of a trajectory as whet writes them: {type(error).__name__} {error}") from error
 
 
-def _tokens(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """The per-token columns of a trajectory's samples, one after another."""
+def _tokens(rows: Sequence[Row]) -> dict[str, list[Any]] | None:
+    """The per-token columns of a trajectory's samples, one after another. None: the records left them out."""
+    if any(row.values.get("tokens") is None for row in rows):
+        return None
     ordered = sorted(rows, key=lambda row: row.values["order"] or 0)
     return {key: [item for row in ordered for item in row.values[key]] for key in ("tokens", "origin", "logprobs", "versions")}
 
@@ -103,9 +105,12 @@ def _notes(notes: Sequence[Mapping[str, Any]]) -> dict[int, tuple[TurnNote, ...]
 
 
 def _turns(
-    turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]], notes: Mapping[int, tuple[TurnNote, ...]], origin: str
+    turns: Sequence[Mapping[str, Any]], columns: Mapping[str, list[Any]] | None, notes: Mapping[int, tuple[TurnNote, ...]], origin: str
 ) -> Iterator[Turn]:
     """Cut the tokens into turns. Raises ValueError where they do not add up. A turn lacks the fields that are null in the file."""
+    if columns is None:
+        columns = {name: [] for name in ("tokens", "origin", "logprobs", "versions")}
+        turns = [{**turn, "num_context": 0, "num_tokens": 0} for turn in turns]
     total = sum(turn["num_context"] + turn["num_tokens"] for turn in turns)
     if total != len(columns["tokens"]):
         raise ValueError(f"{origin}: the turns have {total} tokens, the record has {len(columns['tokens'])}; are samples of it missing?")
@@ -134,7 +139,7 @@ def _message(value: Mapping[str, JSON], where: str) -> Message:
     if calls:
         (message,) = messages_from([{"role": value["role"], "content": value["content"], "tool_calls": _json(calls, where)}], where)
         known = message.tool_calls
-    return Message(value["role"], value["content"], known)
+    return Message(value["role"], value["content"], known, reasoning_content=value.get("reasoning_content"))
 
 
 def _json(text: str, where: str) -> JSON:

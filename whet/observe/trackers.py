@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from whet.config import Config, Reference, call_factory, resolve_callable
 from whet.files import AppendedLines
+from whet.observe.retention import RecordsConfig
 
 
 @runtime_checkable
@@ -31,13 +32,10 @@ class Tracker(Protocol):
 
 
 class WandbConfig(Config):
-    """A Weights & Biases run. The account comes from wandb's own environment (`WANDB_API_KEY`, `wandb login`)."""
+    """A Weights & Biases run. The account and the run's name come from wandb's own environment (`WANDB_API_KEY`, `wandb login`,
+    `WANDB_NAME`). It writes below the run's folder and sends nothing, unless `WANDB_MODE=online`; `wandb sync` uploads it later."""
 
     project: str = "whet"
-    name: str | None = None
-    """Name of the run; unset: wandb makes one up."""
-    mode: Literal["offline", "online"] = "offline"
-    """`offline` writes below the run's folder and sends nothing; `wandb sync` uploads it later."""
 
 
 class ObserveConfig(Config):
@@ -54,12 +52,19 @@ class ObserveConfig(Config):
     on_rollout: Reference | None = None
     """Import reference to a function `(rollout_id, groups, dropped, metrics)` that is called for every
     rollout after its update and may return further metrics, by name (docs/extending.md)."""
-    records_every: NonNegativeInt = 1
-    """Record the tokens of every n-th rollout in `rollouts/`; 0 never does."""
+    records: RecordsConfig = Field(default_factory=RecordsConfig)
+    """Records of every token."""
     peak_tflops: PositiveFloat | None = None
     """Peak rate of one of the trainer's devices in 1e12 floating-point operations a second, the
     reference of `train/mfu`. Unset: the GPU's data sheet for bfloat16 or float32; for CPUs, and GPUs
     whose sheet whet does not know, there is no `train/mfu`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_table_of_records(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "records_every" in values:
+            raise ValueError(f"records_every is now observe.records.every: write observe.records.every={values['records_every']}")
+        return values
 
 
 class JsonlTracker:
@@ -149,17 +154,15 @@ class WandbTracker:
     def __init__(
         self,
         project: str,
-        name: str | None,
-        mode: Literal["offline", "online"],
         folder: Path,
         config: Mapping[str, Any],
     ) -> None:
-        """Start the wandb run. It shows `config`; its files go below `folder`."""
+        """Start the wandb run, offline unless `WANDB_MODE` says otherwise. It shows `config`; its files go below `folder`."""
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise _missing("wandb", "observe.wandb", error) from error
-        self._run = wandb.init(project=project, name=name, mode=mode, dir=str(folder), config=dict(config))
+        self._run = wandb.init(project=project, mode=os.environ.get("WANDB_MODE", "offline"), dir=str(folder), config=dict(config))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -181,8 +184,7 @@ def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str
     if config.tensorboard:
         trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
     if config.wandb is not None:
-        wandb = config.wandb
-        trackers.append(WandbTracker(wandb.project, wandb.name, wandb.mode, run_dir, run_config))
+        trackers.append(WandbTracker(config.wandb.project, run_dir, run_config))
     for reference in config.trackers:
         factory = resolve_callable(reference, kind="tracker", given=["run_dir", "config"])
         tracker = call_factory(factory, reference, run_dir, dict(run_config), kind="tracker")

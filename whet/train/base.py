@@ -17,6 +17,29 @@ from whet.observe.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """Numbers of a pass for each token, as the loss had them. Each [T] float32, on the CPU; NaN in tokens that do not train, and in
+    all tokens where the loss gives no detail."""
+
+    logprobs: Tensor
+    """Log-probs under the weights that the pass used."""
+    entropy: Tensor
+    """Entropy of the distribution that the token was drawn from, in nats."""
+    ranks: Tensor
+    """Place of the token in the vocabulary, the likeliest being 1."""
+    old_logprobs: Tensor
+    """The log-probs that the ratio is over."""
+    ratio: Tensor
+    """pi / pi_old as the loss sees it."""
+    clip: Tensor
+    """`core.choices.Clip` of the token."""
+    correction: Tensor
+    """Importance weight that the loss was multiplied by."""
+    losses: Tensor
+    """Share of the loss: weight x term. Their sum is the loss."""
+
+
+@dataclass(frozen=True, slots=True)
 class Backward:
     """Result of a forward and backward pass over a batch."""
 
@@ -27,6 +50,8 @@ class Backward:
     metrics: Metrics
     num_tokens: int
     """Tokens that went through the model: those of the samples with a trained token, shared ones as often as they were computed."""
+    tokens: TokenTerms | None = None
+    """Numbers of each token. None where nobody asked."""
 
 
 class Annotator(Protocol):
@@ -57,8 +82,12 @@ class Backend(Annotator, Protocol):
     device: torch.device
     """Device that this process computes on."""
 
-    def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
+    ) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
+
+        With `per_token` the result has the numbers of each token.
 
         Raises:
             NonFinite: if the loss is not a number.

@@ -22,6 +22,7 @@ from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.critic import fit_of, named_for_critic
+from whet.train.token_uses import TokenUses, UseTable
 from whet.types import Origin, Progress
 
 
@@ -38,6 +39,8 @@ class Update:
     did not ask for them."""
     num_tokens: int
     """Tokens that went through the model in forward and backward passes."""
+    uses: TokenUses | None = None
+    """Numbers of each token from the optimizer steps. None where nobody asked, or no step was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +153,12 @@ class Learners:
                 batch = backend.annotate(batch, need)
         return batch
 
-    def update(self, batch: TrainBatch, progress: Progress) -> Update:
-        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone."""
+    def update(self, batch: TrainBatch, progress: Progress, *, per_token: bool = False) -> Update:
+        """Every optimizer step that the rollout feeds, the critic's first. A critic that is warming up learns alone.
+
+        With `per_token` the result has the numbers of each token from the policy's steps.
+        """
+        batch = batch.with_(td_errors=None, kl_rewards=None)  # they are for the records
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         done = Update({} if before is None else mismatch(batch, before), before, 0)
         warmup = 0
@@ -159,7 +166,7 @@ class Learners:
             warmup = self.critic.warmup_rollouts
             done = self._update_critic(self.critic, batch, progress, done)
         if progress.rollout_id >= warmup:
-            done = self._update_policy(batch, progress, done)
+            done = self._update_policy(batch, progress, done, UseTable(batch) if per_token else None)
         refresh = self._refresh
         if refresh is not None and refresh.every is not None and (progress.rollout_id + 1) % refresh.every == 0:
             refresh.reference.take_weights(self.policy.named_weights())
@@ -177,35 +184,39 @@ class Learners:
         found = needed.nonzero().squeeze(-1)
         return as_list(found) if len(found) else [int(torch.where(trained, step.lengths, step.num_tokens + 1).argmin())]
 
-    def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[TrainBatch]:
-        """The rollout's optimizer steps, the same for policy and critic. Weights are global to each; an untrainable one is skipped."""
-        for step in steps_of(batch, self.plan, self._seed * 1_000_003 + progress.rollout_id):
+    def _steps(self, batch: TrainBatch, progress: Progress) -> Iterator[tuple[list[int], TrainBatch]]:
+        """The rollout's optimizer steps, the same for policy and critic, each after the places of its samples in the rollout. Weights are
+        global to each; an untrainable one is skipped."""
+        for samples, step in numbered_steps(batch, self.plan, self._seed * 1_000_003 + progress.rollout_id):
             if bool(step.loss_mask.any()):
-                yield step.with_(weights=self.algorithm.reducer(step))
+                yield samples, step.with_(weights=self.algorithm.reducer(step))
 
     def _update_critic(self, critic: Critic, batch: TrainBatch, progress: Progress, done: Update) -> Update:
         """The critic learns the returns; they and the old values stay what they were before its first step."""
         metrics, num_tokens = fit_of(batch), done.num_tokens
-        for step in self._steps(batch, progress):
+        for _, step in self._steps(batch, progress):
             with self._meter.phase("critic", critic.backend):
                 found, stepped = optimizer_step(critic.backend, step, critic.loss, learner="critic")
             metrics = merge_metrics(metrics, {**named_for_critic(stepped), "critic/loss": Mean(found.loss, 1)})
             num_tokens += found.num_tokens
         return replace(done, metrics=merge_metrics(done.metrics, metrics), num_tokens=num_tokens)
 
-    def _update_policy(self, batch: TrainBatch, progress: Progress, done: Update) -> Update:
+    def _update_policy(self, batch: TrainBatch, progress: Progress, done: Update, uses: UseTable | None) -> Update:
         """The policy's steps; `progress.optimizer_step` moves with every one.
 
         The difference from the engine's log-probs is measured before the first: on the whole batch where the old log-probs are there,
         else on that step.
         """
         metrics, before, num_tokens = done.metrics, done.train_logprobs, done.num_tokens
-        for i, step in enumerate(self._steps(batch, progress)):
+        for i, (samples, step) in enumerate(self._steps(batch, progress)):
             step = self.algorithm.prepare(step)
             computed = self._computed(step)
             part = step if computed is None else step.select(computed)
             with self._meter.phase(UPDATE, self.policy):
-                found, stepped = optimizer_step(self.policy, part, self.algorithm.loss, entropy_grad=self.algorithm.entropy_grad)
+                loss, entropy_grad = self.algorithm.loss, self.algorithm.entropy_grad
+                found, stepped = optimizer_step(self.policy, part, loss, entropy_grad=entropy_grad, per_token=uses is not None)
+            if uses is not None and found.tokens is not None:
+                uses.add(samples, step, computed, found.tokens)
             if done.train_logprobs is None and i == 0:
                 metrics = merge_metrics(metrics, mismatch(part, found.logprobs))
                 if self.plan.optimizer_steps == 1:
@@ -215,7 +226,7 @@ class Learners:
             metrics = merge_metrics(metrics, {**stepped, "policy/loss": Mean(found.loss, 1)})
             progress.optimizer_step += 1
             num_tokens += found.num_tokens
-        return Update(metrics, before, num_tokens)
+        return Update(metrics, before, num_tokens, None if uses is None else uses.uses())
 
 
 def auxiliary_notes(models: Mapping[str, Annotator | None]) -> list[str]:
@@ -224,7 +235,13 @@ def auxiliary_notes(models: Mapping[str, Annotator | None]) -> list[str]:
 
 
 def optimizer_step(
-    backend: Backend, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, learner: Learner = "policy"
+    backend: Backend,
+    batch: TrainBatch,
+    loss: LossFunction,
+    *,
+    entropy_grad: bool = False,
+    per_token: bool = False,
+    learner: Learner = "policy",
 ) -> tuple[Backward, Metrics]:
     """Forward, backward, step: what the passes found, and their metrics with the step's.
 
@@ -232,7 +249,7 @@ def optimizer_step(
         NonFinite: with the batch that the step was to learn from, and whose step it was.
     """
     try:
-        found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad)
+        found = backend.forward_backward(batch, loss, entropy_grad=entropy_grad, per_token=per_token)
         return found, merge_metrics(found.metrics, backend.optim_step())
     except NonFinite as error:
         error.batch, error.learner = batch, learner
@@ -262,7 +279,12 @@ def _spread(logprobs: Tensor, step: TrainBatch, computed: list[int]) -> Tensor:
 
 
 def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBatch]:
-    """Cut a rollout's samples into its optimizer steps, every epoch in a new order.
+    """The steps of `numbered_steps`."""
+    return (step for _, step in numbered_steps(batch, plan, seed))
+
+
+def numbered_steps(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[tuple[list[int], TrainBatch]]:
+    """Cut a rollout's samples into its optimizer steps, every epoch in a new order. With each come the places of its samples in the batch.
 
     The samples of one trajectory stay in one step. Where a rollout feeds a single step, that step is the batch as it is.
     Trajectories that left no sample make steps smaller; there are fewer only if trajectories are fewer than steps.
@@ -273,7 +295,7 @@ def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBat
         seed: seed of the shuffles; give each rollout its own.
     """
     if plan.optimizer_steps == 1:
-        yield batch
+        yield list(range(batch.num_samples)), batch
         return
     by_trajectory: dict[int, list[int]] = {}
     for i, trajectory in enumerate(as_list(batch.trajectory)):
@@ -284,7 +306,8 @@ def steps_of(batch: TrainBatch, plan: BatchPlan, seed: int) -> Iterator[TrainBat
         rng.shuffle(trajectories)
         for part in _even(trajectories, plan.steps_per_rollout):
             if part:
-                yield batch.select([i for t in part for i in by_trajectory[t]])
+                samples = [i for t in part for i in by_trajectory[t]]
+                yield samples, batch.select(samples)
 
 
 def _even(items: list[int], parts: int) -> Iterator[list[int]]:

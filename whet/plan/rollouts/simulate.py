@@ -277,7 +277,7 @@ class _Trainer:
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         return batch
 
-    def update(self, batch: TrainBatch, progress: Progress) -> Update:
+    def update(self, batch: TrainBatch, progress: Progress, *, per_token: bool = False) -> Update:
         num_tokens = batch.num_tokens * self._grain
         slowdown = self._times.shared_slowdown if any(member.busy for member in self._members) else 0.0
         self._seconds = (self._times.step_s + num_tokens / self._times.tokens_per_s) * (1 + slowdown)

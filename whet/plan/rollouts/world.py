@@ -107,7 +107,7 @@ def read_recorded(run: Path, grain: int) -> list[list[TrajectoryPlan]]:
     Raises:
         ValueError: if the run has none.
     """
-    table = read_table(run / ROLLOUTS).select(["rollout_id", "task_id", "trajectory", "order", "reward", "turns", "timings"])
+    table = read_table(run / ROLLOUTS, ["rollout_id", "task_id", "trajectory", "order", "reward", "turns", "timings"])
     tasks: dict[tuple[int, str], list[TrajectoryPlan]] = {}
     for row in table.to_pylist():
         if row["reward"] is not None and row["turns"] and row["order"] in (0, None):

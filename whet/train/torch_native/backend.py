@@ -48,6 +48,7 @@ from whet.train.torch_native.saving import (
     read_tensors,
     save_tensors,
 )
+from whet.train.torch_native.terms import TermTable
 from whet.types import JSON
 
 
@@ -141,19 +142,22 @@ class TorchBackend:
         self._ranks.columns(columns.values())
         return batch.with_(**columns)
 
-    def forward_backward(self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False) -> Backward:
+    def forward_backward(
+        self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
+    ) -> Backward:
         assert batch.weights is not None, "weights are assigned before the batch is cut"
         assert self.optimizer is not None, "a frozen model has no gradients"
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
         total, num_tokens, flops = 0.0, 0, 0
+        terms = TermTable(batch) if per_token else None
         count, micros = self._micro_batches(batch)
         with self._passes():
             for i, micro in enumerate(micros):
                 part, num_computed = micro.part, micro.row.num_tokens
                 assert part.weights is not None
                 self._ranks.begin(last=i == count - 1)
-                found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad))
+                found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad, ranked=per_token))
                 value = (part.weights * found.terms).sum()
                 number = float(value.detach())
                 bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, micro.samples)})"
@@ -161,6 +165,8 @@ class TorchBackend:
                     self.optimizer.zero_grad()
                     raise NonFinite(f"the loss of a micro-batch is {fault}")
                 value.backward()
+                if terms is not None:
+                    _scatter(terms.table, batch, micro, terms.rows_of(part, out, found))
                 if not micro.counts:
                     continue
                 total += number
@@ -169,12 +175,12 @@ class TorchBackend:
                 shared = Mean(part.num_tokens - num_computed, part.num_tokens)
                 metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
                 _scatter(logprobs, batch, micro, out.logprobs)
-        self._ranks.columns([logprobs])
+        self._ranks.columns([logprobs] if terms is None else [logprobs, terms.table])
         together = self._ranks.add(Found(total, num_tokens, flops, metrics))
         self.flops += together.flops
         if self._compiled is not None:
             together.metrics["time/compile_s"] = Total(self._compiled.take_seconds())
-        return Backward(together.loss, logprobs, together.metrics, together.num_tokens)
+        return Backward(together.loss, logprobs, together.metrics, together.num_tokens, None if terms is None else terms.tokens())
 
     def optim_step(self) -> Metrics:
         assert self.optimizer is not None, "a frozen model has no optimizer"
@@ -317,13 +323,14 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
 
 
 def _scatter(column: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
-    """Put the values of a micro-batch that counts back to their places in the whole batch."""
+    """Put the values of a micro-batch that counts back to their places in the whole batch. [T], or several columns [K, T]"""
     if not micro.counts:
         return
     starts = batch.starts.tolist()
-    pieces = values.detach().to("cpu", column.dtype).split(batch.lengths[micro.samples].tolist())
-    for i, piece in zip(micro.samples, pieces, strict=True):
-        column[starts[i] : starts[i] + len(piece)] = piece
+    lengths = batch.lengths[micro.samples].tolist()
+    pieces = values.detach().to("cpu", column.dtype).split(lengths, dim=-1)
+    for i, length, piece in zip(micro.samples, lengths, pieces, strict=True):
+        column[..., starts[i] : starts[i] + length] = piece
 
 
 def _where(part: TrainBatch, terms: Tensor, samples: list[int]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whet.algo.base import Need
 from whet.core.batch import TokenOutputs, TrainBatch
-from whet.core.logprobs import chunked_logprobs, chunked_squared_probs
+from whet.core.logprobs import chunked_logprobs, chunked_squared_probs, ranked_logprobs
 from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
 from whet.train.torch_native.layout import Lines, MicroBatch, RowInput
@@ -36,8 +36,8 @@ class Head(Protocol):
         """The columns of something that it `computes`, without gradient. Each [T]"""
         ...
 
-    def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
-        """Outputs that a loss reads."""
+    def outputs(self, micro: MicroBatch, *, entropy_grad: bool, ranked: bool = False) -> TokenOutputs:
+        """Outputs that a loss reads; `ranked`: with the tokens' ranks, where the head has any."""
         ...
 
 
@@ -82,13 +82,14 @@ class LanguageHead:
 
         return (lines.spread(_whole(micro.row, self._ranks.forward(compute), chosen, len(lines))),)
 
-    def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
+    def outputs(self, micro: MicroBatch, *, entropy_grad: bool, ranked: bool = False) -> TokenOutputs:
         lines = micro.lines
         assert lines is not None
         own, chosen = _own(micro.row, lines)
+        measure = ranked_logprobs if ranked else chunked_logprobs
 
-        def compute() -> tuple[Tensor, Tensor]:
-            return chunked_logprobs(
+        def compute() -> tuple[Tensor, ...]:
+            return measure(
                 self.model.logits,
                 self._hidden(micro.row, own),
                 own.targets,
@@ -99,8 +100,8 @@ class LanguageHead:
                 vocabulary=self._ranks.vocabulary,
             )
 
-        logprobs, entropy = (lines.spread(_whole(micro.row, x, chosen, len(lines))) for x in self._ranks.forward(compute))
-        return TokenOutputs(logprobs, entropy)
+        found = [lines.spread(_whole(micro.row, x, chosen, len(lines))) for x in self._ranks.forward(compute)]
+        return TokenOutputs(found[0], found[1], ranks=found[2] if ranked else None)
 
     def _hidden(self, row: RowInput, lines: Lines) -> Tensor:
         """The hidden states that predict the lines. [L, H]"""
@@ -127,7 +128,7 @@ class ScalarHead:
         assert out.values is not None and out.scores is not None
         return (out.values, out.scores) if need is Need.VALUES else (out.scores,)
 
-    def outputs(self, micro: MicroBatch, *, entropy_grad: bool) -> TokenOutputs:
+    def outputs(self, micro: MicroBatch, *, entropy_grad: bool, ranked: bool = False) -> TokenOutputs:
         part, row = micro.part, micro.row
         found = self._ranks.forward(lambda: self.model.scores(self.model.hidden(row.tokens, row.positions, row.attend)))
         if row.part is not None:

@@ -45,6 +45,11 @@ class SplitVocabulary:
         sums = sum_over(torch.stack([shifted.exp().sum(-1), (2 * shifted).exp().sum(-1)]), self.group)
         return sums[1] / sums[0].square()
 
+    def ranks(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """As `core.logprobs.ranks`, of this rank's logits [C, V / ranks]."""
+        above = logits > self._at(logits, targets)[:, None]
+        return 1.0 + sum_over(above.sum(-1).float(), self.group)
+
     def _kept(self, heated: Tensor, targets: Tensor | None, nucleus: Nucleus) -> Tensor:
         """This rank's logits, -inf where a token could not be drawn."""
         excluded = nucleus.excluded(self.size)

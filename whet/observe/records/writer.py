@@ -1,0 +1,115 @@
+"""Writing of record files, each whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whet.files import put_in_place
+from whet.observe.records.files import INDEX, ROLLOUTS, UNFINISHED, drop_oldest, file_name
+from whet.observe.records.index import READ, index_of
+from whet.observe.records.numbers import RolloutNumbers
+from whet.observe.records.rows import RecordRow, row_columns, rows_of
+from whet.observe.records.schema import CONFIG_KEY, SCHEMA, VERSION, VERSION_KEY
+from whet.observe.records.tokens import check_columns, token_columns
+from whet.observe.retention import RecordsConfig
+from whet.types import Group, Sample
+
+ROW_GROUP_TOKENS = 1 << 18
+"""Tokens from which a row group ends: one is read to show a trajectory."""
+NOTHING = RolloutNumbers()
+
+
+class RecordWriter:
+    """Writes `rollouts/rollout_000012.parquet` below a run's folder, whole or not at all; what `write` wrote is on the disk.
+
+    Making one makes the folder, so that a failure is reported before anything is played.
+
+    Args:
+        folder: the run's folder.
+        retention: what is recorded, and for how long.
+        config_hash: hash of the run's settings.
+
+    Raises:
+        ValueError: if the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, retention: RecordsConfig | None = None, config_hash: str = "") -> None:
+        self._retention, self._config_hash = retention or RecordsConfig(), config_hash
+        self._folder = Path(folder) / ROLLOUTS
+        try:
+            if self._retention.every:
+                (self._folder / INDEX).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"records cannot be written to {self._folder}: {error.strerror}; choose another folder") from error
+
+    def due(self, rollout_id: int) -> bool:
+        """True if this rollout is to be recorded."""
+        return self._retention.every > 0 and rollout_id % self._retention.every == 0
+
+    def write(
+        self, rollout_id: int, groups: Sequence[Group], samples: Sequence[Sample], numbers: RolloutNumbers = NOTHING
+    ) -> Path | None:
+        """Record a rollout, replacing an earlier record of the same one; None where it is not to be recorded.
+
+        Raises:
+            ValueError: samples, trajectories and numbers do not fit together.
+            OSError: it cannot be written; an earlier record is still there.
+        """
+        if not self.due(rollout_id):
+            return None
+        check_columns(samples, numbers.columns, SCHEMA.names)
+        rows = rows_of(rollout_id, groups, samples)
+        starts = [i for i, row in enumerate(rows) if i == 0 or row.trajectory is not rows[i - 1].trajectory]
+        limit = self._retention.trajectories
+        num_full = len(rows) if limit is None or limit >= len(starts) else starts[limit]
+        columns = row_columns(rollout_id, rows, samples, numbers)
+        columns |= token_columns(rows, [i < num_full for i in range(len(rows))], samples, numbers.columns)
+        extra = [pa.field(name, columns[name].type) for name in numbers.columns if name not in SCHEMA.names]
+        schema = pa.schema([*SCHEMA, *extra], {VERSION_KEY: str(VERSION).encode(), CONFIG_KEY: self._config_hash.encode()})
+        table = pa.table([columns[name] for name in schema.names], schema=schema)
+        path = self._folder / file_name(rollout_id)
+        counts = _row_groups(rows, starts, samples)
+        _write(table, path, counts)
+        _write(index_of(table.select(READ), path.name, counts), self._folder / INDEX / path.name, [len(starts)])
+        if self._retention.keep is not None:
+            drop_oldest(self._folder, self._retention.keep)
+        return path
+
+
+def _row_groups(rows: Sequence[RecordRow], starts: Sequence[int], samples: Sequence[Sample]) -> list[int]:
+    """Numbers of rows in the row groups. A trajectory's rows stay together."""
+    counts: list[int] = []
+    begin = num_tokens = 0
+    for start, end in pairwise([*starts, len(rows)]):
+        for row in rows[start:end]:
+            num_tokens += sum(len(t.context) + len(t.tokens) for t in row.trajectory.turns) if row.sample is None else len(
+                samples[row.sample].tokens
+            )
+        if num_tokens >= ROW_GROUP_TOKENS:
+            counts.append(end - begin)
+            begin, num_tokens = end, 0
+    return counts if begin == len(rows) else [*counts, len(rows) - begin]
+
+
+def _write(table: pa.Table, path: Path, counts: Sequence[int]) -> None:
+    """Write a table, with this many rows in each row group."""
+    unfinished = path.with_suffix(UNFINISHED)
+    with pq.ParquetWriter(unfinished, table.schema, **encoding(table.schema)) as writer:
+        start = 0
+        for count in counts:
+            writer.write_table(table.slice(start, count), row_group_size=max(count, 1))
+            start += count
+    assert start == table.num_rows, "row groups are of all rows"
+    put_in_place(unfinished, path)
+
+
+def encoding(schema: pa.Schema) -> dict[str, Any]:
+    """Options of the parquet writer. Numbers of tokens are not worth a dictionary; LZ4 costs least of all compressions that shrink them."""
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    return {"compression": "lz4", "use_dictionary": texts, "write_statistics": texts or False}
