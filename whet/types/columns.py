@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+SHOWN = 32
+"""Items up to which a column is written out in messages."""
 
 
 class _View(Sequence[T]):
@@ -49,7 +53,9 @@ class _View(Sequence[T]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return repr(tuple(self))
+        if len(self) <= SHOWN:
+            return repr(tuple(self))
+        return f"<{type(self).__name__} of {len(self)}: {', '.join(map(repr, self[:3]))}, ...>"
 
 
 class Column(_View[T]):
@@ -81,8 +87,17 @@ class Column(_View[T]):
     @classmethod
     def frombytes(cls, data: bytes) -> Self:
         """A column of the memory of its items, as `tobytes` gives it."""
+        if not data:
+            return cls()
         view: Any = memoryview(data)
-        return cls(view.cast(cls.code) if data else ())
+        return cls._of_view(view.cast(cls.code))
+
+    @classmethod
+    def _of_view(cls, view: Any) -> Self:
+        """A column of memory of its own type that nobody writes to."""
+        out = cls.__new__(cls)
+        out._view = view
+        return out
 
     @classmethod
     def zeros(cls, length: int) -> Self:
@@ -139,7 +154,7 @@ class Column(_View[T]):
         if not isinstance(index, slice):
             return self._view[index]
         part: Any = self._view[index]
-        return type(self)(part if part.c_contiguous else part.tolist())
+        return self._of_view(part) if index.step in (None, 1) else type(self)(part.tolist())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -195,25 +210,26 @@ class Growing(Generic[C]):
         items: what it begins with.
     """
 
-    __slots__ = ("_items", "_kind")
+    __slots__ = ("_data", "_kind")
 
-    def __init__(self, kind: type[C], items: Iterable[Any] = ()) -> None:
+    def __init__(self, kind: type[C], items: Collection[Any] = ()) -> None:
         self._kind: type[C] = kind
-        self._items: array[Any] = array(kind.code)
-        self.extend(items)
+        self._data = bytearray()
+        if items:
+            self.extend(items)
 
     def extend(self, items: Iterable[Any]) -> None:
-        self._items.frombytes(self._kind.of(items).tobytes())
+        self._data += self._kind.of(items).view
 
     def clear(self) -> None:
-        self._items = array(self._kind.code)
+        self._data.clear()
 
     def column(self) -> C:
         """The items so far, in memory of their own."""
-        return self._kind.frombytes(self._items.tobytes())
+        return self._kind.frombytes(bytes(self._data))
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._data) // self._kind.itemsize
 
 
 class Runs(_View[T]):
