@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from machine import RESULTS, machine
 
+from whet.background import collect_less
 from whet.core.batch import TrainBatch, batch_of
 from whet.data.parsers import Parsed
 from whet.data.template import Renderer
@@ -67,17 +68,21 @@ class World:
         ids = draw.integers(1, 150_000, 1 << 20, dtype=np.int32)
         logprobs = -draw.exponential(1.0, 1 << 20).astype(np.float32)
         starts = draw.integers(0, (1 << 20) - PROMPT - CHUNK, 1 << 16)
-        self._pieces = [(Ints(ids[s : s + CHUNK]), Floats(logprobs[s : s + CHUNK])) for s in starts]
-        self._contexts = [Ints(ids[s : s + PROMPT]) for s in starts]
+        self._chunks = {
+            (length, finish): [Chunk(Ints(ids[s : s + length]), Floats(logprobs[s : s + length]), 0, finish) for s in starts[: 1 << 12]]
+            for length, finish in ((CHUNK, None), (self.sampled % CHUNK or CHUNK, Finish.STOP))
+        }
+        self._contexts = {n: [Ints(ids[s : s + n]) for s in starts[: 1 << 12]] for n in (PROMPT, ANSWER)}
         self._next = 0
 
-    def piece(self, length: int) -> tuple[Ints, Floats]:
-        self._next += 1
-        tokens, logprobs = self._pieces[self._next % len(self._pieces)]
-        return tokens[:length], logprobs[:length]
+    def chunks(self) -> Iterator[Chunk]:
+        """Of one turn."""
+        for left in range(self.sampled, 0, -CHUNK):
+            self._next += 1
+            yield self._chunks[(CHUNK, None) if left > CHUNK else (left, Finish.STOP)][self._next % (1 << 12)]
 
     def context(self, key: int, length: int) -> Ints:
-        return self._contexts[key % len(self._contexts)][:length]
+        return self._contexts[length][key % (1 << 12)]
 
 
 class ReadyEngine:
@@ -98,12 +103,9 @@ class ReadyEngine:
         return 0.0
 
     async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        left = self._world.sampled
-        while left:
-            tokens, logprobs = self._world.piece(min(left, CHUNK))
-            left -= len(tokens)
+        for chunk in self._world.chunks():
             await asyncio.sleep(0)
-            yield Chunk(tokens, logprobs, self.version, None if left else Finish.STOP)
+            yield chunk
 
 
 class SilentRenderer:
@@ -274,6 +276,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, help="print so many lines of a profile")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    collect_less()
     if asked.tokens is not None:
         profile = cProfile.Profile()
         if asked.profile:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from whet.background import collect_less
 from whet.checkpoint.random_state import RandomState
 from whet.checkpoint.run_state import RunState, Stateful
 from whet.config import Hook
@@ -166,6 +167,7 @@ async def train_rl(run: Run) -> dict[str, float]:
     Raises:
         Stopped: if a signal asked for it. Like everything that fails between two updates, it loses nothing: the run is saved first.
     """
+    collect_less()
     progress = run.checkpoint.resume()
     run.observer.forget(progress.rollout_id, run.evaluated.after + 1)
     phases = run.observer.phases

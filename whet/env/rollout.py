@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from whet.config import ConfigError
 from whet.data.parsers import Parsed
@@ -134,6 +135,12 @@ class TrajectoryRun:
             outcome, error = (Outcome.TIMEOUT if late else Outcome.ENV_ERROR, closing) if outcome.valid else (outcome, error or closing)
         return replace(self.so_far(), outcome=outcome, error=error, counts=self._counts(whole=True), stop=self.stop)
 
+    @property
+    def oldest(self) -> int | None:
+        """Version that sampled the oldest of its tokens so far; None: it has none."""
+        begun = () if self._open is None else self._open[1].versions
+        return min(chain((v for turn in self.turns for v in turn.versions.values), (v for v, _ in begun)), default=None)
+
     def _failure(self, fault: Exception) -> tuple[Outcome, Failure]:
         """The outcome of an error at the present place."""
         if isinstance(fault, EngineRefused | PromptTooLong):
@@ -221,7 +228,8 @@ class TrajectoryRun:
         self.answered.clear()
         self.answered.update(step.counts)
         turn = self.turns[-1]
-        self.turns[-1] = replace(turn, reward=turn.reward if step.reward is None else step.reward, notes=step.notes)
+        if step.reward is not None or step.notes or turn.notes:
+            self.turns[-1] = replace(turn, reward=turn.reward if step.reward is None else step.reward, notes=step.notes)
         self.stop, self.place = step.stop, before
         return step
 
@@ -304,6 +312,7 @@ class TrajectoryRun:
         reply = _reply_of(coming.begun)
         self._open = coming, reply
         began = time.monotonic()
+        in_time = False
         try:
             if self.deadline.left_s == 0:
                 raise self.deadline.error("the engine")
@@ -315,24 +324,34 @@ class TrajectoryRun:
             self.request = ""
             self._open = None
             self._charge("engine", began)
-            self._keep(coming, reply)
+            if not in_time:
+                self._keep(coming, reply)
         if not in_time:
             raise self.deadline.error("the engine")
-        return self._parsed()
+        return self._read(coming, reply)
+
+    def _read(self, coming: _Next, reply: Reply) -> Parsed:
+        """Keep a whole reply as a turn; its message is the plain text if a parser of the user's fails."""
+        self.place = "parser"
+        try:
+            parsed = self.renderer.parse(reply.tokens.column())
+        except Exception:
+            self._keep(coming, reply)
+            raise
+        self._keep(coming, reply, parsed.message)
+        return parsed
 
     def _parsed(self) -> Parsed:
         """The parsed text of the last turn."""
         self.place = "parser"
-        parsed = self.renderer.parse(self.turns[-1].tokens.tolist())
-        self.turns[-1] = replace(self.turns[-1], message=parsed.message)
-        return parsed
+        return self.renderer.parse(self.turns[-1].tokens)
 
     def _request(self, reply: Reply, room: int) -> Request:
         num_begun, turn = len(reply.tokens), len(self.turns)
         self.request = f"{self.id}/{turn}"
         return Request(
             id=self.request,
-            tokens=Ints.join([self.history.column(), reply.tokens.column()]),
+            tokens=self.history.column() + reply.tokens.column() if reply.tokens else self.history.column(),
             sampling=replace(self.sampling, max_tokens=room - num_begun, seed=turn_seed(self.sampling.seed, turn)),
             conversation=self.id,
             rank=self.rank,
@@ -340,16 +359,16 @@ class TrajectoryRun:
             num_begun=num_begun,
         )
 
-    def _keep(self, coming: _Next, reply: Reply) -> None:
-        turn = self._turn_of(coming, reply)
+    def _keep(self, coming: _Next, reply: Reply, message: Message | None = None) -> None:
+        turn = self._turn_of(coming, reply, message)
         if turn is not None:
             self.turns.append(turn)
             self.history.extend(turn.tokens)
             self.counts.update(self.answered)
             self.answered.clear()
 
-    def _turn_of(self, coming: _Next, reply: Reply) -> Turn | None:
-        """Its message is the plain text until it is parsed: a parser of the user's may fail."""
+    def _turn_of(self, coming: _Next, reply: Reply, message: Message | None = None) -> Turn | None:
+        """A turn whose message is its plain text unless it was parsed; None: nothing was sampled."""
         if not reply.tokens and reply.finish is None:
             return None
         tokens = reply.tokens.column()
@@ -360,7 +379,7 @@ class TrajectoryRun:
             logprobs=reply.logprobs.column(),
             versions=Runs[int].from_runs(reply.versions),
             nucleus=Ragged.join(reply.nucleus) if self.sampling.nucleus else None,
-            message=Message("assistant", self.renderer.decode(tokens.tolist())),
+            message=message or Message("assistant", self.renderer.decode(tokens)),
             finish=reply.finish or Finish.ABORT,
             restart=coming.restart,
         )
@@ -371,6 +390,9 @@ class TrajectoryRun:
         self.place = place
         began = time.monotonic()
         try:
+            if self.deadline.timeout_s is None:
+                yield
+                return
             async with self.deadline.ends(place):
                 yield
         finally:

@@ -113,10 +113,14 @@ class PackedRow:
             first = torch.tensor([starts[i] for i in members])[:, None]
             size = torch.tensor([lengths[i] for i in members])[:, None]
             steps = torch.arange(longest)[None]
-            inside = steps < size
-            gather = torch.where(inside, first + steps, first)
+            gather = first + steps
             slots = used + torch.arange(gather.numel()).view_as(gather)
-            place[gather[inside]] = slots[inside]
+            if min(lengths[i] for i in members) == longest:
+                place[gather] = slots
+            else:
+                inside = steps < size
+                place[gather[inside]] = slots[inside]
+                gather = torch.where(inside, gather, first)
             used += gather.numel()
             self.buckets.append(SegmentBucket(gather.flatten().to(device), len(members), longest))
         self.place = place.to(device)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 from whet.data.source import task_digest
 from whet.engine.base import Engine, EngineFailed
@@ -71,7 +72,9 @@ class GroupRun:
     @property
     def oldest(self) -> int | None:
         """Version that sampled its oldest token; None: it has no tokens."""
-        return min((v for t in self.there for turn in t.turns for v in turn.versions.values), default=None)
+        trajectories = chain(self.ended.values(), (t for id, t in self.interrupted.items() if id not in self.runs))
+        found = chain((t.oldest for t in trajectories), (run.oldest for run in self.runs.values()))
+        return min((version for version in found if version is not None), default=None)
 
     def group(self) -> Group:
         *siblings, last = [self.ended[id] for id in self.ids]

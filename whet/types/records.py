@@ -262,6 +262,11 @@ class Trajectory:
         return sum(len(turn.tokens) for turn in self.turns)
 
     @property
+    def oldest(self) -> int | None:
+        """Version that sampled the oldest of its tokens; None: it has none."""
+        return min((version for turn in self.turns for version in turn.versions.values), default=None)
+
+    @property
     def token_reward(self) -> float:
         """All rewards of single tokens, added up."""
         return fsum(chain.from_iterable(turn.token_rewards or () for turn in self.turns))

@@ -67,7 +67,7 @@ def forest_of(sequences: Sequence[Tensor]) -> Forest:
 
 def sort_sequences(sequences: Sequence[Tensor]) -> Sorted:
     """By their tokens; equal ones in the order given."""
-    keys = [sequence.tolist() for sequence in sequences]
+    keys = [sequence.numpy().astype(">i4").tobytes() for sequence in sequences]  # big-endian: bytes compare as the ids do
     order = sorted(range(len(keys)), key=keys.__getitem__)
     shared = [0] * len(order)
     for i in range(1, len(order)):

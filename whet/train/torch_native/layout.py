@@ -125,16 +125,16 @@ def micro_batches(
         if not turn.counts and part.weights is not None:
             part = part.with_(weights=torch.zeros_like(part.weights))
         row, there = lay(part), part.to(device)
-        yield MicroBatch(turn.samples, there, row, lines_of(there, row.place) if projects else None, turn.counts)
+        lines = lines_of(there, row.place, shared=row.num_tokens < part.num_tokens) if projects else None
+        yield MicroBatch(turn.samples, there, row, lines, turn.counts)
 
 
 def plan_rows(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
     """Rows under a budget of tokens that go through the model. A sample over it sits alone, or with its unit."""
     if batch.unit is not None:
         return _plan_units(batch, rows, max_tokens)
-    chosen = batch.sample_of_token[batch.loss_mask].unique()
     lengths: list[int] = as_list(batch.lengths)
-    wanted: list[int] = as_list(chosen)
+    wanted = [i for i, mask in enumerate(batch.loss_mask.split(lengths)) if bool(mask.any())]
     total = sum(lengths[i] for i in wanted)
     if rows != "chains" and wanted:
         sequences = batch.tokens.split(lengths)
@@ -198,14 +198,17 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     return RowInput(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own)
 
 
-def lines_of(part: TrainBatch, place: Tensor) -> Lines:
-    """The lines of a micro-batch whose tokens are at `place` in their row."""
+def lines_of(part: TrainBatch, place: Tensor, *, shared: bool = True) -> Lines:
+    """The lines of a micro-batch whose tokens are at `place` in their row; `shared`: where samples may share tokens."""
     trained = part.loss_mask.nonzero().squeeze(-1)
     if part.nucleus_sizes is not None and part.nucleus_ids is not None:
         ids = part.nucleus_ids[stretches(part.nucleus_sizes, trained)].long()
         offsets = torch.cat([trained.new_zeros(1), part.nucleus_sizes[trained].cumsum(0)]).cpu()
         heat, line = part.temperature[part.sample_of_token[trained]], torch.arange(len(trained), device=trained.device)
         return Lines(place[trained - 1], part.tokens[trained], heat, trained, line, part.num_tokens, Nucleus(ids, offsets))
+    if not shared:
+        heat, line = part.temperature[part.sample_of_token[trained]], torch.arange(len(trained), device=trained.device)
+        return Lines(place[trained - 1], part.tokens[trained], heat, trained, line, part.num_tokens)
     heats, heat = part.temperature[part.sample_of_token[trained]].unique(return_inverse=True)
     lines, line = (place[trained] * len(heats) + heat).unique(return_inverse=True)
     one = torch.zeros_like(lines).scatter_(0, line, torch.arange(len(line), device=line.device))  # any of a line's: they are alike

@@ -16,16 +16,42 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         Sample indices of each row, ascending within a row.
     """
     rows: list[list[int]] = []
-    used: list[int] = []
+    room = _Room(len(lengths), max_tokens)
     for i, length in enumerate(lengths):
-        row = next((r for r, total in enumerate(used) if total + length <= max_tokens), None)
-        if row is None:
-            rows.append([i])
-            used.append(length)
-        else:
-            rows[row].append(i)
-            used[row] += length
+        row = room.first(length) if length <= max_tokens else len(rows)
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(i)
+        room.use(row, length)
     return rows
+
+
+class _Room:
+    """Room left in each row: a tree of maxima, so that the first row with enough of it is found in logarithmic time.
+
+    Args:
+        num_rows: rows, all empty.
+        size: tokens of a row.
+    """
+
+    def __init__(self, num_rows: int, size: int) -> None:
+        self._leaves = 1 << max(0, num_rows - 1).bit_length()
+        self._most = [size] * (2 * self._leaves)
+
+    def first(self, length: int) -> int:
+        """The first row that has room for `length` tokens; one has."""
+        node = 1
+        while node < self._leaves:
+            node = 2 * node if self._most[2 * node] >= length else 2 * node + 1
+        return node - self._leaves
+
+    def use(self, row: int, length: int) -> None:
+        """Take room from a row."""
+        node, most = row + self._leaves, self._most
+        most[node] -= length
+        while node > 1:
+            node //= 2
+            most[node] = max(most[2 * node], most[2 * node + 1])
 
 
 def pack_units(units: Sequence[Sequence[int]], sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
