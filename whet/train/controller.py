@@ -22,6 +22,7 @@ from whet.background import Background
 from whet.calls.messages import RemoteCall
 from whet.calls.methods import MethodKind, Target, invoke, methods_of
 from whet.core.nonfinite import NonFinite
+from whet.train.sending import broadcast_object
 from whet.train.watchdog import RunStatus, Watchdog
 
 T = TypeVar("T")
@@ -156,12 +157,10 @@ class Job:
             writing.result()
 
     def _pass(self, call: RemoteCall | None) -> RemoteCall | None:
-        """Send the controller's call to the other ranks. Pickled: every rank is part of the run."""
+        """Send the controller's call to the other ranks."""
         self._watchdog.check()
-        passed = [call]
         with self._watchdog.watch("between calls"):
-            dist.broadcast_object_list(passed, src=0, group=self._group)
-        return passed[0]
+            return broadcast_object(call, self._group)
 
 
 class Controlled:
