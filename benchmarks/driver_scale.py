@@ -39,6 +39,9 @@ from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.env.base import EnvFactory, Step
 from whet.env.limits import Limits
+from whet.observe.records import RecordWriter
+from whet.observe.records.numbers import RolloutNumbers
+from whet.observe.records.schema import USE
 from whet.rollout.control import ControlConfig
 from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
@@ -207,7 +210,8 @@ def measure(num_tokens: int) -> dict[str, Any]:
     credited = batch.with_(advantages=torch.zeros(batch.num_tokens), weights=torch.ones(batch.num_tokens))
     stages.run("rows", lambda: _rows(credited))
     with tempfile.TemporaryDirectory() as folder:
-        stages.run("records", lambda: _record(Path(folder), taken.groups, samples, credited))
+        numbers = _numbers(batch.num_tokens)
+        stages.run("records", lambda: RecordWriter(Path(folder)).write(0, taken.groups, samples, numbers))
         record_bytes = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     count = batch.num_tokens
     return {
@@ -240,10 +244,13 @@ def _rows(batch: TrainBatch) -> None:
         pass
 
 
-def _record(folder: Path, groups: Any, samples: Any, batch: TrainBatch) -> None:
-    from whet.observe.records import RecordWriter
-
-    RecordWriter(folder).write(0, groups, samples, {"advantages": batch.ragged(batch.advantages)})
+def _numbers(num_tokens: int) -> RolloutNumbers:
+    """What a step of GRPO with a reference leaves for the records. The backend has these arrays already."""
+    draw = np.random.default_rng(1)
+    some = [draw.standard_normal(num_tokens, dtype=np.float32) for _ in range(4)]
+    whole = {"first_clip": np.zeros(num_tokens, np.float32), "first_ranks": np.zeros(num_tokens, np.float32)}
+    names = ["advantages", "old_logprobs", "train_logprobs", "ref_logprobs", *(f"first_{name}" for name in USE)]
+    return RolloutNumbers({**{name: some[i % 4] for i, name in enumerate(names)}, **whole})
 
 
 def scheduled() -> dict[str, float]:
