@@ -8,7 +8,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from functools import wraps
 from importlib.metadata import version as package_version
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from whet.observe.record_query import RecordQuery
 from whet.plan.options import PlanOptions
 from whet.runs.errors import command_line, guarded, print_in_colour, words_of
 
@@ -288,18 +289,59 @@ def convert(
         _echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
 
 
+def _parameter(option: Field[object], kinds: Mapping[str, Any]) -> Parameter:
+    """A field of a record of options as typer reads it."""
+    more = dict(option.metadata)
+    names = [more.pop("flag")] if "flag" in more else []
+    kind = Annotated[kinds[option.name], typer.Option(*names, **more)]
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=kind)
+
+
+def _with_record_options(command: Callable[[Path, RecordQuery], None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter for its argument, and one for each option."""
+
+    @wraps(command)
+    def called(run: Path, **given: Any) -> None:
+        command(run, RecordQuery(**given))
+
+    options = [_parameter(option, get_type_hints(RecordQuery)) for option in fields(RecordQuery)]
+    called.__signature__ = Signature([Parameter("run", Parameter.KEYWORD_ONLY, annotation=RecordedRun), *options])  # type: ignore[attr-defined]
+    return called
+
+
+RecordedRun = Annotated[Path, typer.Argument(help="A run's folder (its run_dir), or that of an evaluation set in it.", metavar="RUN")]
+
+
+@app.command()
+@_with_record_options
+def records(run: Path, query: RecordQuery) -> None:
+    """List a run's trajectories, show one with every token, or write them as JSON lines. The columns are in docs/records.md.
+
+    Example: whet records runs/gsm8k --rollout 10:20 --outcome completed --sort reward
+    """
+
+    def work() -> int:
+        from whet.observe.build_display import build_display
+        from whet.runs import records
+
+        display = build_display("plain", ())
+        if query.jsonl is not None:
+            return records.export_records(run, query, query.jsonl, display)
+        if query.trajectory is None:
+            return records.list_records(run, query, display)
+        records.show_trajectory(run, query, display)
+        return 1
+
+    if not guarded(work):
+        _echo("no trajectory is like this")
+        raise typer.Exit(1)
+
+
 def _with_plan_options(command: Callable[[PlanOptions, Path | None], None]) -> Callable[..., None]:
     """The command as typer reads it: a parameter for its argument, one for each option, and the report's file."""
-    kinds = get_type_hints(PlanOptions)
-
-    def parameter(option: Field[object]) -> Parameter:
-        more = dict(option.metadata)
-        names = [more.pop("flag")] if "flag" in more else []
-        kind = Annotated[kinds[option.name], typer.Option(*names, **more)]
-        return Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=kind)
-
     model, *options = fields(PlanOptions)
-    typed = [Parameter(model.name, Parameter.KEYWORD_ONLY, default=None, annotation=PlannedModel), *map(parameter, options)]
+    typed = [Parameter(model.name, Parameter.KEYWORD_ONLY, default=None, annotation=PlannedModel)]
+    typed += [_parameter(option, get_type_hints(PlanOptions)) for option in options]
     typed.append(Parameter("rollouts", Parameter.KEYWORD_ONLY, default=None, annotation=PlannedRollouts))
     typed.append(Parameter("report", Parameter.KEYWORD_ONLY, default=None, annotation=ReportFile))
 

@@ -38,7 +38,7 @@ def numbers_of(batch: TrainBatch, samples: Sequence[Sample], update: Update, old
     columns: dict[str, Tensor] = {}
     for name in KNOWN:
         column = getattr(batch, name)
-        if column is not None:
+        if column is not None and (name != "returns" or batch.values is not None):  # without a critic nothing learns them
             columns[name] = column.masked_fill(~sampled, math.nan) if name in SAMPLED_ONLY else column
     if update.train_logprobs is not None:
         columns["train_logprobs"] = update.train_logprobs
