@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from whet.engine.pool.proof import Published, in_time, prove
 from whet.engine.pool.weights import WeightSync
 
 T = TypeVar("T")
+_STATE = attrgetter("state")
 NUDGE_S = 0.5
 """Longest interval in seconds between two checks of a task that waits for a member: an open breaker
 becomes half-open without a notice."""
@@ -97,7 +99,7 @@ class Supervisor(Generic[M]):
             self._waiters.clear()
         if self._checking is None or self._checking.done():
             self._checking = loop.create_task(self._check_health(), name="pool")
-        for slot in self.slots:
+        for slot in self.slots if State.DOWN in map(_STATE, self.slots) else ():
             if slot.state is State.DOWN and slot.name not in self._going and (slot.starting is None or slot.starting.done()):
                 slot.starting = loop.create_task(self._restart(slot), name=f"restart {slot.name}")
         return self._changing
