@@ -100,10 +100,9 @@ def _mean_abs(samples: Sequence[Sample], advantages: Any) -> list[float | None] 
     """Mean |advantage| of each sample's trained tokens; None where it has none."""
     if advantages is None:
         return None
-    ends = np.cumsum([0, *(len(sample.tokens) for sample in samples)])
-    sums = np.concatenate([[0.0], np.cumsum(np.abs(np.nan_to_num(np.asarray(advantages, np.float64))))])[ends]
+    pieces = np.split(np.abs(np.asarray(advantages)), np.cumsum([len(sample.tokens) for sample in samples])[:-1])
     trained = [num_true(sample.loss_mask) for sample in samples]
-    return [float(total) / count if count else None for total, count in zip(np.diff(sums), trained, strict=True)]
+    return [float(np.nansum(each, dtype=np.float64)) / count if count else None for each, count in zip(pieces, trained, strict=True)]
 
 
 def _lists(rows: Sequence[Sequence[tuple[Any, ...]]], kind: pa.StructType) -> pa.Array:
