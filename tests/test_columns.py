@@ -47,6 +47,11 @@ def test_arrays_of_a_column_have_its_items_and_cannot_be_written(kind, data):
         assert kind(np.array(items * 2, dtype=found.dtype)[::2]) == (items * 2)[::2]
 
 
+def test_runs_of_an_array_have_python_s_values():
+    assert [type(value) for value in Runs(np.array([True, True, False])).values] == [bool, bool]
+    assert Runs(np.array([3, 3, 4])).runs() == [(3, 2), (4, 1)]
+
+
 def test_floats_are_compared_as_32_bits_have_them():
     assert Floats([0.1]) == (0.1,) and Floats([0.1])[0] != 0.1 and Floats([0.1]) != (0.1001,)
 

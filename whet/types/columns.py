@@ -242,6 +242,9 @@ class Runs(_View[T]):
     __slots__ = ("_ends", "_values")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
+        array_of: Any = items
+        if hasattr(array_of, "tolist"):  # an array's own numbers are no Python numbers
+            items = array_of.tolist()
         counted = [(value, sum(1 for _ in same)) for value, same in groupby(items)]
         self._values: tuple[T, ...] = tuple(value for value, _ in counted)
         self._ends: tuple[int, ...] = tuple(accumulate(count for _, count in counted))
