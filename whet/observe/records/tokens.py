@@ -123,11 +123,13 @@ def _in_order(values: Array, order: Sequence[int], lengths: Array) -> Array:
 
 def _numbers(values: Array, kind: pa.DataType) -> pa.Array:
     """Numbers, with null for NaN."""
-    missing = np.isnan(values)
-    some = bool(missing.any())
-    if not pa.types.is_floating(kind) and some:
-        values = np.where(missing, 0, values)
-    return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), mask=missing if some else None)
+    there = values == values  # all but NaN
+    count = len(values) - int(np.count_nonzero(there))
+    if count and not pa.types.is_floating(kind):
+        values = np.where(there, values, 0)
+    values = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    valid = pa.py_buffer(np.packbits(there, bitorder="little")) if count else None
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)], count)
 
 
 def _lists(sizes: Array, missing: Array, values: pa.Array) -> pa.Array:
