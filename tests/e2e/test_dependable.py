@@ -126,7 +126,9 @@ def test_records_that_a_resumed_run_plays_again_are_gone_until_it_does(folder, m
             shutil.rmtree(run_dir / "checkpoints" / name)
 
     def found(where):
-        return sorted(path.stem for path in (run_dir / where / "rollouts").iterdir())
+        files, index = (sorted(path.stem for path in (run_dir / where / below).glob("*.*")) for below in ("rollouts", "rollouts/index"))
+        assert files == index, "a file of the index for each record file"
+        return files
 
     before = found("."), found("evaluations/same")
     assert before == ([f"rollout_{i:06d}" for i in range(4)], [f"rollout_{i:06d}" for i in range(5)])
