@@ -19,6 +19,8 @@ from whet.observe.records import read_records
 from whet.rollout.scheduler import Rollouts
 from whet.runs.commands import train
 from whet.stop import Stopped
+from whet.types import Finish
+from whet.types.json_codec import trajectory_from_json
 
 pytestmark = pytest.mark.long
 
@@ -162,8 +164,8 @@ def test_a_stop_keeps_half_finished_trajectories_and_goes_on_with_their_tokens(f
     ledger(run_dir)
     newest = run_dir / "checkpoints" / checkpoints_of(run_dir)[-1]
     plays = json.loads((newest / "state.json").read_text())["others"]["rollouts"]["group_runs"]
-    cut = {t["id"]: t["turns"][-1] for play in plays for t in play["interrupted"]}
-    assert any(turn["finish"] == "abort" and turn["tokens"] for turn in cut.values())
+    cut = {t["id"]: trajectory_from_json(t).turns[-1] for play in plays for t in play["interrupted"]}
+    assert any(turn.finish is Finish.ABORT and turn.tokens for turn in cut.values())
     stop._number = None
     train(config)
     ledger(run_dir)
@@ -171,9 +173,9 @@ def test_a_stop_keeps_half_finished_trajectories_and_goes_on_with_their_tokens(f
     for row in read_records(run_dir / "rollouts"):
         turn = cut.get(row["trajectory"])
         if turn is not None and row["dropped"] is None:
-            sampled = [t for t, v in enumerate(row["versions"]) if v >= 0][: len(turn["tokens"])]
+            sampled = [t for t, v in enumerate(row["versions"]) if v >= 0][: len(turn.tokens)]
             for key in ("tokens", "logprobs", "versions"):
-                assert [row[key][t] for t in sampled] == pytest.approx(turn[key])
+                assert [row[key][t] for t in sampled] == pytest.approx(list(getattr(turn, key)))
             gone_on += 1
     assert gone_on > 0
 
