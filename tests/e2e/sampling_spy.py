@@ -33,9 +33,9 @@ class Spy:
                     self.sampled[tuple(tokens)] += 1
                 yield chunk
 
-        def spied_update(learners, batch, progress):
+        def spied_update(learners, batch, progress, **options):
             self.see(batch)
-            return update(learners, batch, progress)
+            return update(learners, batch, progress, **options)
 
         def spied_forward_backward(backend, batch, loss, **options):
             if loss.__name__ != "sft_loss":

@@ -14,7 +14,7 @@ from whet.algo.policy import PolicyGradient
 from whet.core.batch import TokenOutputs, TrainBatch
 from whet.core.losses import value_loss
 from whet.core.preference import last_tokens
-from whet.core.returns import advantages_of, rewards_on_tokens, td_errors, time_steps
+from whet.core.returns import gae, rewards_on_tokens, td_errors, time_steps
 from whet.observe.metrics import Mean
 
 
@@ -39,7 +39,7 @@ def ppo(config: PPOConfig, plan: StepPlan) -> PPO:
         steps = time_steps(batch, config.credit_over)
         beyond = values_beyond(batch) if config.bootstrap_truncated else None
         errors = td_errors(batch, rewards, steps, gamma=config.gamma, beyond=beyond)
-        advantages, returns = advantages_of(batch, errors, steps, gamma=config.gamma, lam=config.lam)
+        advantages, returns = gae(batch, rewards, steps, gamma=config.gamma, lam=config.lam, errors=errors)
         return Credit(advantages, returns, batch.valid, errors.masked_fill(~steps, math.nan))
 
     return PPO(config, plan, assign)

@@ -78,7 +78,14 @@ def turn_returns(batch: TrainBatch, rewards: Tensor, gamma: float = 1.0) -> Tens
 
 
 def gae(
-    batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0, beyond: Tensor | None = None
+    batch: TrainBatch,
+    rewards: Tensor,
+    steps: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    beyond: Tensor | None = None,
+    errors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over the time steps: advantages and returns, neither whitened. [T], [T] float64
 
@@ -95,9 +102,14 @@ def gae(
         lam: 0: one-step bootstrap; 1: the whole return.
         beyond: the value of what would have followed each sample's last token; of a trajectory, that of its last sample
             counts. None: 0, nothing follows. [N]
+        errors: the `td_errors` of the same arguments, where they are known. [T]
     """
-    errors = td_errors(batch, rewards, steps, gamma=gamma, beyond=beyond)
-    return advantages_of(batch, errors, steps, gamma=gamma, lam=lam)
+    if errors is None:
+        errors = td_errors(batch, rewards, steps, gamma=gamma, beyond=beyond)
+    assert batch.values is not None, "TD errors are of values"
+    step = steps.to(errors.dtype)
+    advantages = _scan(batch, step * errors, step * gamma * lam + (1 - step))
+    return advantages, advantages + batch.values.double()
 
 
 def td_errors(batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float = 1.0, beyond: Tensor | None = None) -> Tensor:
@@ -116,16 +128,6 @@ def td_errors(batch: TrainBatch, rewards: Tensor, steps: Tensor, *, gamma: float
     following = (step * values).index_add(0, last, (1 - step[last]) * end)
     ahead = _scan(batch, following, 1 - step)[chains.index].roll(-1).index_copy(0, ends, end)
     return rewards + gamma * chains.put_back(ahead) - values
-
-
-def advantages_of(
-    batch: TrainBatch, errors: Tensor, steps: Tensor, *, gamma: float = 1.0, lam: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The advantages and returns of `gae`, from its TD errors. [T], [T] float64"""
-    assert batch.values is not None, "TD errors are of values"
-    step = steps.to(errors.dtype)
-    advantages = _scan(batch, step * errors, step * gamma * lam + (1 - step))
-    return advantages, advantages + batch.values.double()
 
 
 def _scan(batch: TrainBatch, terms: Tensor, decay: Tensor) -> Tensor:

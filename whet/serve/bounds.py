@@ -4,13 +4,14 @@ answered 400."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from whet.serve.errors import ApiError
 from whet.types import JSON
+from whet.types.columns import Ints
 
 MAX_DEPTH = 100
 """Lists and objects inside each other."""
@@ -34,7 +35,7 @@ Name = Annotated[str, Field(max_length=1024)]
 FilePath = Annotated[str, Field(max_length=4096)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-Ids = Annotated[list[Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
 """Token ids, any number; checking stops at the first value that is none."""
 IdLists = Annotated[list[Ids], Field(fail_fast=True)]
 TokenIds = Annotated[Ids, Field(max_length=4096)]
@@ -135,3 +136,15 @@ def texts_in(value: JSON, *, keys: bool) -> Iterator[str]:
 def num_characters(value: JSON, *, keys: bool = False) -> int:
     """Characters of all texts in a JSON value."""
     return sum(map(len, texts_in(value, keys=keys)))
+
+
+def context_of(ids: Sequence[int]) -> Ints:
+    """Token ids as an engine takes them.
+
+    Raises:
+        ApiError: 400, if one is larger than any vocabulary.
+    """
+    try:
+        return Ints.of(ids)
+    except ValueError as error:
+        raise ApiError(400, f"token ids are of 32 bits, and there is {max(ids, key=abs)}") from error

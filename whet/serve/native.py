@@ -21,6 +21,7 @@ from whet.serve.bounds import (
     Positive,
     Seed,
     check_alternatives,
+    context_of,
 )
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, one_grammar
@@ -29,7 +30,6 @@ from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Scored
-from whet.types.columns import Ints
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
         for i in range(n):
             rid = name if n == 1 else f"{name}_{i}"
-            requests.append(Request(rid, Ints.of(tokens), replace(params, seed=seed + i), chunk_tokens=every))
+            requests.append(Request(rid, context_of(tokens), replace(params, seed=seed + i), chunk_tokens=every))
     if body.return_logprob:
         scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
         reported = sum(request.sampling.max_tokens for request in requests)

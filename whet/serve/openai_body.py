@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from whet.serve.bodies import Body
-from whet.serve.bounds import Count, Name, Positive, Seed, check_alternatives
+from whet.serve.bounds import Count, Name, Positive, Seed, check_alternatives, context_of
 from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.types import Grammar, Request, SamplingParams
-from whet.types.columns import Ints
 
 
 class StreamOptions(Body):
@@ -70,5 +69,5 @@ def requests_of(service: Service, body: OpenAIBody, call_id: str, tokens: Sequen
     """One engine request for each of the n samples of a prompt, each with its own seed."""
     seed = new_seed() if body.seed is None else body.seed
     every = service.config.stream_interval if body.stream else 0
-    context = Ints.of(tokens)
+    context = context_of(tokens)
     return [Request(f"{call_id}-{i}", context, replace(sampling, seed=seed + i), chunk_tokens=every) for i in range(body.n or 1)]
