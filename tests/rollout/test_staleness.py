@@ -108,17 +108,20 @@ def check_bound(version, samples: Sequence[Sample], kept: Sequence[Sample], metr
 def check_provenance(policy, samples: Sequence[Sample]):
     """Each token's log-prob is that of the version recorded for it; versions never fall within a trajectory."""
     expected = {version: policy.logprobs(samples, version) for version in policy.versions}
-    worst, worst_of_others = 0.0, 10.0
+    num_alike = num_sampled = 0
     for i, sample in enumerate(samples):
         sampled = [place for place, origin in enumerate(sample.origin) if origin is Origin.MODEL]
         assert all((v == UNSAMPLED) == (o is not Origin.MODEL) for v, o in zip(sample.versions, sample.origin, strict=True))
         its = [sample.versions[place] for place in sampled]
         assert its == sorted(its)
         for place in sampled:
-            apart = {v: abs(float(logprobs[i][place - 1]) - sample.logprobs[place]) for v, logprobs in expected.items()}
-            worst = max(worst, apart.pop(sample.versions[place]))
-            worst_of_others = min(worst_of_others, *apart.values()) if apart else worst_of_others
-    assert worst < 1e-9 < worst_of_others, "and no other version would do"
+            found = sample.logprobs[place]
+            rounding = 1e-9 + 2**-24 * abs(found)  # it is of 32 bits
+            alike = {v for v, each in expected.items() if abs(float(each[i][place - 1]) - found) <= rounding}
+            assert sample.versions[place] in alike
+            num_alike += len(alike) - 1
+            num_sampled += 1
+    assert num_alike <= num_sampled / 1000, "and no other version would do"
 
 
 RESTARTS = st.lists(st.sampled_from(["on", "on", "kill", "stop"]), min_size=4, max_size=6)
