@@ -52,5 +52,4 @@ def _settle(work: Callable[[], T], future: Future[T]) -> None:
 
 def collect_less() -> None:
     """Have Python look for unreachable cycles less often: the objects of a rollout are millions, and they stay until it is trained on."""
-    gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -185,6 +185,15 @@ def test_a_failing_engine_aborts_and_keeps_the_partial_turn():
     assert "out of memory" in error.traceback
 
 
+@pytest.mark.parametrize("num_turns", [0, 1])
+def test_a_stream_without_a_token_or_a_reason_is_a_fault_of_the_engine(num_turns):
+    env = FakeEnv([Step(text="go on")] * 3)
+    trajectory = play(FakeEngine(turns(*[says("yes")] * num_turns, [])), env)
+    assert trajectory.outcome is Outcome.ABORTED and trajectory.error.where == "engine"
+    assert "without a token" in trajectory.error.message
+    assert len(trajectory.turns) == num_turns
+
+
 def test_a_stream_that_ends_without_a_word_is_an_abort():
     trajectory = play(FakeEngine(turns([chunk("half")])), FakeEnv())
     assert (trajectory.outcome, trajectory.turns[0].finish) == (Outcome.ABORTED, Finish.ABORT)

@@ -19,7 +19,7 @@ from whet.config import ConfigError
 from whet.data.parsers import Parsed
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
-from whet.engine.base import Engine, EngineRefused
+from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.env.base import Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
@@ -328,6 +328,8 @@ class TrajectoryRun:
                 self._keep(coming, reply)
         if not in_time:
             raise self.deadline.error("the engine")
+        if not reply.tokens and reply.finish is None:
+            raise EngineFailed("the engine ended a reply without a token and without a reason")
         return self._read(coming, reply)
 
     def _read(self, coming: _Next, reply: Reply) -> Parsed:
@@ -335,7 +337,7 @@ class TrajectoryRun:
         self.place = "parser"
         try:
             parsed = self.renderer.parse(reply.tokens.column())
-        except Exception:
+        except Exception:  # of a user's parser: it is raised on, and the tokens stay
             self._keep(coming, reply)
             raise
         self._keep(coming, reply, parsed.message)

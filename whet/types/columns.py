@@ -7,6 +7,7 @@ array that shares its memory.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +27,13 @@ class _View(Sequence[T]):
 
     __slots__ = ()
 
+    @abstractmethod
     def tolist(self) -> list[T]:
         """The items, as Python's numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numpy(self) -> Any:
         """The items as a numpy array that cannot be written to."""
-        raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         found = self.numpy()
