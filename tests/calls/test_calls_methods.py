@@ -10,7 +10,6 @@ import pytest
 from whet.calls.messages import RemoteCall
 from whet.calls.methods import MethodKind, RefusedCall, Target, invoke, local, methods_of
 from whet.train.base import Backend, Mirror
-from whet.train.learners import Learners
 
 
 class Shop(Protocol):
@@ -63,7 +62,6 @@ def test_the_calls_of_a_job_are_those_that_take_all_ranks():
     kinds = methods_of(Backend)
     streams = {name for name, kind in kinds.items() if kind is MethodKind.STREAM}
     assert streams == {"named_weights", "named_state"} and kinds["stage"] is MethodKind.DEFERRED
-    values = {"annotate", "forward_backward", "optim_step", "export", "export_merged", "save", "load"}
+    values = {"annotate", "forward_backward", "optim_step", "export", "export_merged", "save", "load", "release_memory"}
     assert kinds.keys() == {*values, *streams, "stage"}
-    assert methods_of(Mirror).keys() == {*kinds, "take_weights"}
-    assert methods_of(Learners).keys() == {"annotate", "update", "renew_reference"}
+    assert methods_of(Mirror).keys() == {*kinds, "copy_weights"}

@@ -14,6 +14,7 @@ from whet.algo.preference_config import RewardModelConfig
 from whet.algo.reward_model import reward_model_loss
 from whet.algo.table import build_algorithm
 from whet.build.learners import build_learners, check_models
+from whet.calls.methods import Target
 from whet.core.batch import batch_of
 from whet.data.template import load_tokenizer
 from whet.model.causal import load_causal
@@ -21,9 +22,12 @@ from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.model.shards import whole
 from whet.quickstart.model import SmallModelConfig, make_model
+from whet.train.base import Mirror
 from whet.train.batching import plan_batch
+from whet.train.controller import LOCAL, LOSSES, Controlled, Job
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import ParallelConfig
+from whet.train.watchdog import Watchdog
 from whet.types import Progress
 
 pytestmark = pytest.mark.long
@@ -52,20 +56,22 @@ def config_of(folder, degrees, beside):
     return run_config(folder, "run", algo=algo, train=train, **models)
 
 
-def learners_of(config, folder):
+def learners_of(config, folder, controller=LOCAL):
     plan = plan_batch(config.batch)
     algorithm = build_algorithm(config.algo, StepPlan(plan.optimizer_steps, plan.samples_per_prompt, config.rollout.max_tokens))
     check_models(config, algorithm)
     model = load_causal(folder / "model", config.model, trainable=True, spread=config.train.spreads)
-    return build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10)
+    return build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10, controller)
 
 
 def learned(folder, degrees, beside):
-    """What the models say of a rollout, what an update finds, and the critic's gradients."""
-    learners = learners_of(config_of(folder, degrees, beside), folder)
-    batch = learners.annotate(batch_of(samples()))
-    batch, _ = learners.algorithm.assign_credit(batch)
-    critic, grads = learners.critic.backend, {}
+    """What the models say of a rollout, what an update finds, and the critic's gradients. On other ranks than the first these alone."""
+    config, grads = config_of(folder, degrees, beside), {}
+    job = None if degrees is None else Job(Watchdog(folder, 60))
+    controls = job is None or job.is_controller
+    learners = learners_of(config, folder, job if job is not None and controls else LOCAL)
+    critic = learners.models.critic.backend
+    critic = critic._held if isinstance(critic, Controlled) else critic
     step = critic.optim_step
 
     def stepping():
@@ -73,7 +79,15 @@ def learned(folder, degrees, beside):
         return step()
 
     critic.optim_step = stepping
+    if job is not None and not controls:
+        job.share(LOSSES, learners.algorithm)
+        job.serve_calls({name: Target(model, Mirror) for name, model in learners.models.by_name.items()})
+        return None, None, grads
+    batch = learners.annotate(batch_of(samples()))
+    batch, _ = learners.algorithm.assign_credit(batch)
     update = learners.update(batch, Progress())
+    if job is not None:
+        job.end()
     told = {name: metric.value for name, metric in update.metrics.items() if name.startswith(("policy/", "critic/", "optim/"))}
     return (batch.values, batch.ref_logprobs, batch.teacher_logprobs), told, grads
 
@@ -93,13 +107,14 @@ OTHERS = {"critic": {"tensor": 2}, "reference": {"replicate": 2}, "teacher": {"t
 def test_models_beside_the_policy_are_one_processes_on_any_layout(folder, degrees, beside):
     columns, told, grads = learned(folder, None, {})
     assert all(bool(column.any()) for column in columns)
-    for found in on_ranks(2, learned, folder, degrees, beside):
-        torch.testing.assert_close(found[0], columns, rtol=1e-5, atol=1e-5)
-        for shared in ("critic/shared", "policy/shared"):  # which samples share a row
-            found[1].pop(shared, None)
-        assert found[1] == pytest.approx({name: told[name] for name in found[1]}, rel=1e-5, abs=1e-5)
-        assert {"policy/loss", "critic/loss", "policy/kl_ref"} <= found[1].keys()
-        assert max(relative(found[2][name], grads[name]) for name in grads) < 1e-5
+    found, other = on_ranks(2, learned, folder, degrees, beside)
+    torch.testing.assert_close(found[0], columns, rtol=1e-5, atol=1e-5)
+    for shared in ("critic/shared", "policy/shared"):  # which samples share a row
+        found[1].pop(shared, None)
+    assert found[1] == pytest.approx({name: told[name] for name in found[1]}, rel=1e-5, abs=1e-5)
+    assert {"policy/loss", "critic/loss", "policy/kl_ref"} <= found[1].keys()
+    assert max(relative(found[2][name], grads[name]) for name in grads) < 1e-5
+    assert found[2].keys() == other[2].keys() and all(torch.equal(found[2][name], other[2][name]) for name in grads)
 
 
 def test_another_number_of_processes_is_refused(folder):

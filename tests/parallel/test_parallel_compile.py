@@ -40,11 +40,12 @@ def compiled(compiler, kind, degrees, recompute):
 def test_compiled_layers_learn_as_others_do(kind, degrees, recompute, compiler, monkeypatch):
     monkeypatch.setattr(ranks, "TIMEOUT_S", 240)  # on a busy machine compiling takes a minute
     expected, degrees = alone(kind, "grpo"), ParallelConfig(**degrees)
-    for found in on_ranks(degrees.num_ranks, compiled, compiler, kind, degrees, recompute):
+    for rank, found in enumerate(on_ranks(degrees.num_ranks, compiled, compiler, kind, degrees, recompute)):
         assert found["metrics"]["time/compile_s"] > 0
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert found["norm"] == pytest.approx(expected["norm"], rel=1e-5)
-        torch.testing.assert_close(found["logprobs"], expected["logprobs"], rtol=1e-5, atol=1e-5)
+        if rank == 0:  # it alone has all tokens
+            torch.testing.assert_close(found["logprobs"], expected["logprobs"], rtol=1e-5, atol=1e-5)
         for part in ("grads", "weights"):
             assert found[part].keys() == expected[part].keys()
             for name, tensor in expected[part].items():

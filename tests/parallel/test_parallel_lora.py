@@ -83,12 +83,12 @@ def test_an_adapter_learns_as_in_one_process(kind, degrees, settings, tmp_path):
     degrees = ParallelConfig(**degrees)
     expected = learned(kind, None, tmp_path / "alone", {key: value for key, value in settings.items() if key != "offload"})
     assert float(torch.stack([g.abs().max() for g in expected["grads"].values()]).min()) > 0
-    for found in on_ranks(degrees.num_ranks, learned, kind, degrees, tmp_path / "mesh", settings):
+    for rank, found in enumerate(on_ranks(degrees.num_ranks, learned, kind, degrees, tmp_path / "mesh", settings)):
         assert found["digest"] == expected["digest"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert found["norm"] == pytest.approx(expected["norm"], rel=1e-5)
         assert found["flops"] == expected["flops"]
-        for column in ("reference", "logprobs"):
+        for column in ("reference", "logprobs") if rank == 0 else ():  # it alone has all tokens
             torch.testing.assert_close(found[column], expected[column], rtol=1e-5, atol=1e-5)
         for part in ("grads", "merged", "adapter"):
             assert found[part].keys() == expected[part].keys()

@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -75,8 +77,8 @@ def annotate(degrees, kind, nuclei, settings):
 )
 def test_annotations_are_one_processes(kind, degrees, settings, nuclei):
     expected = annotate(None, kind, nuclei, settings)
-    for found in on_ranks(degrees.num_ranks, annotate, degrees, kind, nuclei, settings):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    found = on_ranks(degrees.num_ranks, annotate, degrees, kind, nuclei, settings)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def learn(degrees, kind, settings, batch, loss, entropy_grad=False):
@@ -129,6 +131,50 @@ def test_pairs_are_parted_by_no_rank(degrees):
     assert_learns_as_one_process(degrees, "dense", {}, batch, dpo_loss(DpoConfig(beta=0.7, sft_coef=0.3)))
 
 
+def shared_out(degrees):
+    """A rank's part of a batch that rank 0 alone has, and what the other ranks get of results."""
+    backend = backend_of(model_of("dense"), degrees, max_tokens_per_device=40)
+    batch = with_nuclei(weighed()) if dist.get_rank() == 0 else None
+    share = backend._share(batch)
+    found = backend.forward_backward(batch, sft_loss, per_token=True)
+    annotated = backend.annotate(batch, Need.OLD_LOGPROBS)
+    return share, found, annotated
+
+
+@pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=3), ParallelConfig(shard=2, tensor=2), ParallelConfig(shard=2, context=2)])
+def test_each_rank_gets_its_samples_and_rank_0_alone_whole_results(degrees):
+    batch = with_nuclei(weighed())
+    ranks = on_ranks(degrees.num_ranks, shared_out, degrees)
+    one = degrees.num_ranks // degrees.num_data
+    assert all(found[0].places == ranks[i - i % one][0].places for i, found in enumerate(ranks)), "ranks of one share"
+    own = [place for share, _, _ in ranks[::one] for place in share.places[: share.num_own]]
+    assert sorted(own) == list(range(batch.num_samples)), "each sample counts once"
+    for i, (share, found, annotated) in enumerate(ranks):
+        expected = batch.select(share.places).columns()
+        assert share.batch.columns().keys() == expected.keys()
+        assert all(torch.equal(column, expected[name]) for name, column in share.batch.columns().items())
+        num_tokens = batch.num_tokens if i == 0 else share.batch.num_tokens
+        assert num_tokens < batch.num_tokens or i == 0
+        assert len(found.logprobs) == len(found.tokens.losses) == len(annotated.old_logprobs) == num_tokens
+    whole_step, first = backend_of(model_of("dense"), None).forward_backward(batch, sft_loss, per_token=True), ranks[0][1]
+    torch.testing.assert_close(first.logprobs, whole_step.logprobs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.tokens.losses, whole_step.tokens.losses, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(ranks[0][2].old_logprobs, whole_step.logprobs, rtol=1e-5, atol=1e-6)
+
+
+def unplannable(degrees):
+    backend = backend_of(model_of("dense"), degrees)
+    backend.model.rotary_limit = 3
+    with pytest.raises(ValueError) as caught:
+        backend.annotate(weighed() if dist.get_rank() == 0 else None, Need.OLD_LOGPROBS)
+    return str(caught.value)
+
+
+def test_a_batch_that_cannot_be_laid_out_is_refused_on_every_rank():
+    first, second = on_ranks(2, unplannable, SHARD)
+    assert first == second and "3" in first
+
+
 def scalar(degrees):
     torch.manual_seed(0)
     config = Qwen3Config(**SIZES, num_labels=1)
@@ -149,9 +195,10 @@ DTYPE = ModelConfig(path="tiny", device="cpu")
 @pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=2, context=2), ParallelConfig(tensor=2)])
 def test_a_critic_is_spread_like_a_policy(degrees):
     values, scores, expected_loss, expected = scalar(None)
-    for found in on_ranks(degrees.num_ranks, scalar, degrees):
-        torch.testing.assert_close(found[0], values, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[1], scores, rtol=1e-4, atol=1e-5)
+    ranks = on_ranks(degrees.num_ranks, scalar, degrees)
+    torch.testing.assert_close(ranks[0][0], values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ranks[0][1], scores, rtol=1e-4, atol=1e-5)
+    for found in ranks:
         assert found[2] == pytest.approx(expected_loss, rel=1e-5)
         assert max(relative(found[3][name], expected[name]) for name in expected) < 1e-5
 
@@ -288,7 +335,7 @@ def copied(degrees, kind):
             p.mul_(1.5)
     batch = batch_of(samples())
     second.annotate(batch, Need.REF_LOGPROBS)
-    second.take_weights(first.named_weights())
+    second.copy_weights(first)
     return first.annotate(batch, Need.REF_LOGPROBS).ref_logprobs, second.annotate(batch, Need.REF_LOGPROBS).ref_logprobs
 
 
@@ -297,7 +344,17 @@ def copied(degrees, kind):
 )
 def test_a_reference_becomes_a_copy_of_the_policy(kind, degrees):
     for policy, reference in on_ranks(degrees.num_ranks, copied, degrees, kind):
-        assert torch.equal(policy, reference)
+        assert torch.equal(policy, reference) and bool(policy.any())
+
+
+@dataclass
+class Source:
+    """A model whose weights are a stream."""
+
+    weights: Iterable[tuple[str, torch.Tensor]]
+
+    def named_weights(self):
+        return self.weights
 
 
 def test_weights_are_taken_over_one_after_another():
@@ -312,12 +369,12 @@ def test_weights_are_taken_over_one_after_another():
             yield name, copy
             del copy
 
-    second.take_weights(stream())
+    second.copy_weights(Source(stream()))
     own = dict(second.named_weights())
     assert all(torch.equal(own[name], tensor * 1.5) for name, tensor in first.named_weights()) and len(given) == len(own)
     lacking = list(first.named_weights())[1:]
     with pytest.raises(ValueError, match=r"what was to be copied is of another model: 2 names differ, among them"):
-        second.take_weights([*lacking, ("other.weight", torch.zeros(1))])
+        second.copy_weights(Source([*lacking, ("other.weight", torch.zeros(1))]))
 
 
 def poisoned(degrees):

@@ -259,8 +259,22 @@ def test_tools_and_rewards_take_their_time():
 
 
 def test_sharing_processors_slows_both_down():
-    free, shared = (simulate(config(control={"max_staleness": 1}, trainer={"shared_slowdown": by})) for by in (0.0, 0.5))
-    assert shared.step_s > 1.2 * free.step_s
+    def slowed(trainer, engine):
+        slowdowns = {"trainer": {"shared_slowdown": trainer}, "engine": {"shared_slowdown": engine}}
+        return simulate(config(control={"max_staleness": 1}, **slowdowns))
+
+    free, trainer, engine, both = slowed(0.0, 0.0), slowed(0.5, 0.0), slowed(0.0, 0.5), slowed(0.5, 0.5)
+    assert both.step_s > 1.1 * free.step_s
+    trained = [found.step_s * (1 - found.trainer_idle) for found in (free, trainer, engine)]
+    assert trained[1] > 1.1 * trained[0] and trained[2] == pytest.approx(trained[0], rel=0.01)
+    sampled = [found.step_s * (1 - found.engine_idle) for found in (free, trainer, engine)]
+    assert sampled[2] > 1.1 * sampled[0] and sampled[1] < 1.05 * sampled[0]
+
+
+def test_a_turn_takes_longer_while_the_trainer_computes():
+    settings = {"control": {"max_staleness": 1}, "trainer": {"driver_s_per_turn": 1.0, "step_s": 10.0}}
+    free, slowed = (simulate(config(**settings, engine={"shared_slowdown": by})) for by in (0.0, 1.0))
+    assert slowed.step_s > 1.1 * free.step_s
 
 
 def test_the_driver_is_one_thread():

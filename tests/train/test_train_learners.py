@@ -35,8 +35,8 @@ class FakeBackend:
     def named_weights(self):
         return [("level", self.level)]
 
-    def take_weights(self, weights):
-        self.calls.append(("take_weights", list(weights)))
+    def copy_weights(self, source):
+        self.calls.append(("copy_weights", source.named_weights()))
 
     def forward_backward(self, batch, loss, *, entropy_grad=False, per_token=False):
         self.calls.append(("forward_backward", batch, entropy_grad))
@@ -243,11 +243,11 @@ def test_a_reference_is_refreshed_after_every_so_many_rollouts():
     taken = []
     for rollout_id in range(7):
         update(found, Progress(rollout_id=rollout_id))
-        taken.append(("take_weights", [("level", -2.5)]) in reference.calls)
+        taken.append(("copy_weights", [("level", -2.5)]) in reference.calls)
         reference.calls.clear()
     assert taken == [False, False, True, False, False, True, False]
-    assert list(found.auxiliary) == ["reference"]
-    assert learners(2, reference=reference, kl_coef=0.1).auxiliary == {}, "one that stays is not saved"
+    assert list(found.models.auxiliary) == ["reference"]
+    assert learners(2, reference=reference, kl_coef=0.1).models.auxiliary == {}, "one that stays is not saved"
 
 
 def test_a_teacher_is_asked_for_its_logprobs():
@@ -256,4 +256,4 @@ def test_a_teacher_is_asked_for_its_logprobs():
     found = Learners(Models(FakeBackend(), teacher=teacher), algorithm, plan(1), seed=4)
     batch = found.annotate(rollout())
     assert teacher.calls == [("annotate", Need.TEACHER_LOGPROBS)] and batch.teacher_logprobs.min() == -9.0
-    assert found.auxiliary == {}
+    assert found.models.auxiliary == {}

@@ -21,6 +21,7 @@ from whet.train.base import Annotator, Backend, Mirror
 from whet.train.batching import BatchPlan, plan_batch
 from whet.train.build import build_backend
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
+from whet.train.controller import LOCAL, LOSSES, Controller
 from whet.train.learners import Critic, Learners, Models, Refresh
 from whet.train.torch_native.config import TrainConfig, check_compiled
 
@@ -126,6 +127,7 @@ def build_learners(
     algorithm: Algorithm,
     plan: BatchPlan,
     num_rollouts: int,
+    controller: Controller = LOCAL,
 ) -> Learners:
     """Policy, critic, reference and teacher, as far as the algorithm needs them.
 
@@ -136,6 +138,7 @@ def build_learners(
         algorithm: credit and loss.
         plan: batch arithmetic.
         num_rollouts: of the run.
+        controller: broadcasts calls of the models to the other ranks.
     """
     reference = refresh = teacher = critic = None
     if Need.REF_LOGPROBS in algorithm.needs:
@@ -147,8 +150,9 @@ def build_learners(
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
         critic = Critic(backend, algorithm.value_loss, chosen.warmup_rollouts)
+    controller.share(LOSSES, algorithm)
     return Learners(
-        Models(policy, reference, refresh, teacher, critic),
+        Models(policy, reference, refresh, teacher, critic).controlled(controller),
         algorithm,
         plan,
         config.seed,

@@ -47,10 +47,8 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
-from whet.train.base import Backend
 from whet.train.controller import LOCAL, Controller
-from whet.train.learners import Learners
-from whet.train.supervised import SupervisedLearner
+from whet.train.learners import Models
 from whet.types import JSON, Task
 
 CHUNK_TOKENS = 32
@@ -313,23 +311,21 @@ def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Hea
 def build_run_state(
     config: BaseRunConfig,
     session: OpenRun,
-    backend: Backend,
     observer: Observer,
     data: Stateful,
     others: Mapping[str, Stateful],
-    learners: Learners | SupervisedLearner,
+    models: Models,
     controller: Controller = LOCAL,
 ) -> RunState:
-    """Build the state that a run saves and resumes from. Arguments as for `RunState`; `learners` have the
-    auxiliary models.
+    """Build the state that a run saves and resumes from. Arguments as for `RunState`; `models` are the
+    controller's.
     """
     log = observer.trackers[0]
     assert isinstance(log, JsonlTracker), "metrics.jsonl comes first"
-    renew_reference = None if has_reference_path(config) else learners.renew_reference
-    auxiliary = {name: controller.control(name, model, Backend) for name, model in learners.auxiliary.items()}
+    renew_reference = None if has_reference_path(config) else models.renew_reference
     return RunState(
         CheckpointStore(session.folder / "checkpoints", config.checkpoint),
-        SavedModels(backend, auxiliary, renew_reference),
+        SavedModels(models.policy, models.auxiliary, renew_reference),
         log,
         parts={"data": data, "random": controller.control(RANDOM, RandomStates(), RandomStates)},
         others=others,

@@ -25,6 +25,8 @@ from whet.observe.display import Headline
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import DpoRunConfig, PairRunConfig, RewardModelRunConfig, SupervisedRunConfig, kind_of
 from whet.train.build import build_backend
+from whet.train.controller import LOCAL, LOSSES, Controller
+from whet.train.learners import Models, Refresh
 from whet.train.supervised import SupervisedLearner
 
 Settings = TypeVar("Settings", contravariant=True)
@@ -157,7 +159,9 @@ def program_of(config: BaseRunConfig) -> Program[Any]:
     return PROGRAMS[kind_of(config)]
 
 
-def build_supervised(config: BaseRunConfig, folder: Path, model: CausalModel | ScalarModel, num_steps: int) -> SupervisedLearner:
+def build_supervised(
+    config: BaseRunConfig, folder: Path, model: CausalModel | ScalarModel, num_steps: int, controller: Controller = LOCAL
+) -> SupervisedLearner:
     """Build what takes steps with a model.
 
     Args:
@@ -165,9 +169,12 @@ def build_supervised(config: BaseRunConfig, folder: Path, model: CausalModel | S
         folder: the model's.
         model: loaded from it, trained in place.
         num_steps: of the run.
+        controller: broadcasts calls of the models to the other ranks.
     """
     program = program_of(config)
     backend = build_backend(config.train, model, num_steps)
     reference, kept = build_reference(config, folder, backend) if program.has_reference else (None, None)
     loss, measured_by = program.objective(config).loss, program.model.measured_by
-    return SupervisedLearner(backend, loss, meter_of(config, backend), measured_by, reference, kept)
+    controller.share(LOSSES, loss)
+    models = Models(backend, reference, None if kept is None else Refresh(kept, None))
+    return SupervisedLearner(models.controlled(controller), loss, meter_of(config, backend), measured_by)

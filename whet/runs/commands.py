@@ -60,9 +60,8 @@ from whet.settings.supervised import chat_of
 from whet.train.base import Backend
 from whet.train.batching import plan_batch
 from whet.train.build import build_backend
-from whet.train.controller import LEARNERS, LOCAL, Controller, begin_call
+from whet.train.controller import LOCAL, Controller, begin_call
 from whet.train.kept import keep_batch
-from whet.train.learners import Learners
 from whet.train.watchdog import RunStatus
 from whet.types import Group, Task
 
@@ -102,14 +101,9 @@ def train(
         ) as parts:
             with controller.broadcast(begin_call(num_rollouts)):
                 backend = build_backend(config.train, parts.model, num_learning * plan.optimizer_steps)
-                built = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts)
+                learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, controller)
                 scores.load()
-            learners = controller.control(LEARNERS, built, Learners)
-
-            def learner(name: Learner) -> Backend:
-                return controller.control(name, built.learner(name), Backend)
-
-            policy = learner("policy")
+            policy = learners.policy
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
@@ -130,7 +124,7 @@ def train(
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
                 guard=guard,
-                checkpoint=build_run_state(config, session, policy, observer, source, others, learners, controller),
+                checkpoint=build_run_state(config, session, observer, source, others, learners.models, controller),
                 observer=observer,
                 stop=session.stop,
                 thread=parts.thread,
@@ -143,7 +137,7 @@ def train(
             observer.display.start(f"whet train: {session.folder}", num_rollouts, run_facts(config, parts, source))
             stale = uncorrected(config, algorithm)
             warn_all(observer.display, [*session.notes, *learners.notes, *([] if stale is None else [stale])])
-            with keep_failed_batch(config, session, learner), run.checkpoint.whole():
+            with keep_failed_batch(config, session, learners.learner), run.checkpoint.whole():
                 values = asyncio.run(with_parts(ending(train_rl(run), rollouts.close), parts))
             finish(config, observer, policy, parts.folder, session.folder)
     return values

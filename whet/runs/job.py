@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,10 +30,10 @@ from whet.runs import commands, supervised
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import kind_of
 from whet.stop import SIGNALS, Stopped
-from whet.train.base import Backend
+from whet.train.base import Annotator, Mirror
 from whet.train.batching import plan_batch
 from whet.train.build import build_backend
-from whet.train.controller import LEARNERS, LOCAL, Job
+from whet.train.controller import LOCAL, LOSSES, Job
 from whet.train.watchdog import Watchdog
 from whet.types import STOPS
 
@@ -213,30 +213,32 @@ def serve_calls(config: BaseRunConfig, job: Job) -> None:
         return
     prepare_process(config)
     with job.running(first):
-        models = MODELS[program_of(config).unit](config, *first.args)
-    targets = {name: Target(model, type(model) if name == LEARNERS else Backend) for name, model in models.items()}
+        models = MODELS[program_of(config).unit](config, job, *first.args)
+    targets = {name: Target(model, Mirror) for name, model in models.items()}
     job.serve_calls({**targets, RANDOM: Target(RandomStates(), RandomStates)})
 
 
-def models_of_rollouts(config: RunConfig, num_rollouts: int) -> dict[str, Any]:
+def models_of_rollouts(config: RunConfig, job: Job, num_rollouts: int) -> dict[str, Annotator]:
     """Models of `whet train`."""
     plan, folder, algorithm = plan_batch(config.batch), resolve_model_path(config.model.path), algorithm_of(config)
     model = program_of(config).model.load(config, folder)
     policy = build_backend(config.train, model, check_warmup(config, num_rollouts) * plan.optimizer_steps)
     learners = build_learners(config, policy, folder, algorithm, plan, num_rollouts)
-    return {LEARNERS: learners, "policy": policy, **learners.auxiliary, **SpreadScores(config).load()}
+    job.share(LOSSES, algorithm)
+    return {**learners.models.by_name, **SpreadScores(config).load()}
 
 
-def models_of_steps(config: BaseRunConfig, num_steps: int) -> dict[str, Any]:
+def models_of_steps(config: BaseRunConfig, job: Job, num_steps: int) -> dict[str, Annotator]:
     """Models of the commands that learn from given data."""
     folder = resolve_model_path(config.model.path)
     learner = build_supervised(config, folder, program_of(config).model.load(config, folder), num_steps)
-    return {LEARNERS: learner, "policy": learner.policy, **learner.auxiliary}
+    job.share(LOSSES, learner.loss)
+    return learner.models.by_name
 
 
 RUNS: dict[StepUnit, Callable[..., object]] = {"rollout": commands.train, "step": supervised.train_on_data}
 """Function that the controller runs, given the settings, the typed command, the controller and the notes."""
-MODELS: dict[StepUnit, Callable[..., dict[str, Any]]] = {"rollout": models_of_rollouts, "step": models_of_steps}
-"""Function that makes the models of the other processes, given the settings and the length of the run.
+MODELS: dict[StepUnit, Callable[..., dict[str, Annotator]]] = {"rollout": models_of_rollouts, "step": models_of_steps}
+"""Function that makes the models of the other processes, given the settings, the job and the length of the run.
 Returns models by their names in calls.
 """

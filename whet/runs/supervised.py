@@ -17,9 +17,7 @@ from whet.model.scalar import ScalarModel
 from whet.runs.commands import finish, keep_failed_batch, warn_all
 from whet.settings.supervised import StepRunConfig, chat_of, kind_of
 from whet.supervised_loop import SupervisedRun, train_supervised
-from whet.train.base import Backend
-from whet.train.controller import LEARNERS, LOCAL, Controller, begin_call
-from whet.train.supervised import SupervisedLearner
+from whet.train.controller import LOCAL, Controller, begin_call
 from whet.train.watchdog import RunStatus
 
 
@@ -48,14 +46,13 @@ def train_on_data(
         with closing(build_observer(config, session, program.headlines)) as observer:
             with controller.broadcast(begin_call(num_steps)):
                 model = program.model.load(config, folder)
-                built = build_supervised(config, folder, model, num_steps)
-            learner = controller.control(LEARNERS, built, SupervisedLearner)
-            policy = controller.control("policy", built.policy, Backend)
+                learner = build_supervised(config, folder, model, num_steps, controller)
+            policy = learner.policy
             if isinstance(model, ScalarModel):
                 note_padding(model, renderer)
             evaluated = Evaluated()
             others: dict[str, Stateful] = {"evaluated": evaluated}
-            state = build_run_state(config, session, policy, observer, data.source, others, learner, controller)
+            state = build_run_state(config, session, observer, data.source, others, learner.models, controller)
             measured = None if data.held_out is None else data.held_out(learner.measure)
             run = SupervisedRun(num_steps, data.take, learner, measured, evaluated, state, observer, session.stop, renderer.num_spelled)
             controller.report_status(lambda: RunStatus(observer.phases.present))

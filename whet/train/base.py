@@ -65,8 +65,12 @@ class Annotator(Protocol):
         """Floating-point operations that the passes needed so far (`train/flops.py`), those of all ranks together."""
         ...
 
-    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+    def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         """Fill the column of that name under the present weights, without gradient; with the values come the scores that they are of.
+
+        Args:
+            batch: that of rank 0, which sends each rank its samples. Others' is not read; they get their samples back.
+            need: the column.
 
         Raises:
             ValueError: if a model of this kind does not compute it: values come from a scalar head, log-probs from a language model.
@@ -75,7 +79,10 @@ class Annotator(Protocol):
 
 
 class Backend(Annotator, Protocol):
-    """A model that trains. Every method is collective: all ranks call it, in the same order."""
+    """A model that trains. Every method is collective: all ranks call it, in the same order.
+
+    Rank 0 has the batches. It sends each rank its samples, and results for tokens are whole on rank 0 alone.
+    """
 
     dtype: torch.dtype
     """Type of computation, and of the weights in `named_weights`."""
@@ -83,11 +90,15 @@ class Backend(Annotator, Protocol):
     """Device that this process computes on."""
 
     def forward_backward(
-        self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
+        self, batch: TrainBatch | None, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
     ) -> Backward:
         """Add the gradient of sum(weights * terms). Micro-batches and layout are the backend's own business.
 
-        With `per_token` the result has the numbers of each token.
+        Args:
+            batch: that of rank 0; others' is not read.
+            loss: called with parts of the batch, on the ranks that have them.
+            entropy_grad: True if the loss has a gradient through the entropy.
+            per_token: True if the result is to have the numbers of each token.
 
         Raises:
             NonFinite: if the loss is not a number.
@@ -108,6 +119,10 @@ class Backend(Annotator, Protocol):
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
         """Everything that the merged model's outputs depend on: tied parameters under each of their names, and buffers."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give memory of the device that no tensor uses back to it, for other processes."""
         ...
 
     @local
@@ -152,10 +167,10 @@ class Backend(Annotator, Protocol):
 class Mirror(Backend, Protocol):
     """A frozen model that may become a copy of one that learns."""
 
-    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Become a copy of these weights, which `named_weights` of a like model gave; in a job every process has them.
+    def copy_weights(self, source: Backend) -> None:
+        """Become a copy of the merged weights of a like model.
 
         Raises:
-            ValueError: if they are of another model.
+            ValueError: if it is another model.
         """
         ...

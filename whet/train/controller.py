@@ -1,8 +1,8 @@
 """The controller of a job of several processes: rank 0 runs the loop, and broadcasts each collective call
 before it makes the call itself.
 
-Broadcast are calls of the models, or of all of them together (`Learners`), with the batch. The other ranks
-make the same calls, in the same order, and get the same results.
+Broadcast are calls of the models. The other ranks make the same calls, in the same order. A batch stays on
+rank 0: the model's backend sends each rank its samples.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from whet.background import Background
 from whet.calls.messages import RemoteCall
 from whet.calls.methods import MethodKind, Target, invoke, methods_of
+from whet.core.batch import TrainBatch
 from whet.core.nonfinite import NonFinite
 from whet.train.sending import broadcast_object
 from whet.train.watchdog import RunStatus, Watchdog
@@ -30,8 +31,8 @@ T = TypeVar("T")
 CALL_TIMEOUT = timedelta(days=7)
 """Time that ranks wait for a call: a rollout or an evaluation may take long. They end at once when the
 controller does."""
-LEARNERS = "learners"
-"""Target of calls for all models together."""
+LOSSES = "losses"
+"""Name of what has the losses: each rank computes them with its own."""
 JOB = "job"
 """Target of the first call of a run."""
 
@@ -56,8 +57,17 @@ class Controller(Protocol):
         """
         ...
 
+    def share(self, name: str, held: object) -> None:
+        """Have calls name an object that they refer to: each rank has one of its own.
+
+        Args:
+            name: of the object.
+            held: this rank's.
+        """
+        ...
+
     def control(self, target: str, held: T, interface: type) -> T:
-        """The same object, whose methods are broadcast first.
+        """The same object, whose methods are broadcast first. It is shared by its name.
 
         Args:
             target: name of the object in calls.
@@ -76,6 +86,9 @@ class LocalController:
 
     def broadcast(self, call: RemoteCall) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def share(self, name: str, held: object) -> None:
+        pass
 
     def control(self, target: str, held: T, interface: type) -> T:
         return held
@@ -101,6 +114,7 @@ class Job:
         group = dist.new_group(backend="gloo", timeout=CALL_TIMEOUT)
         assert isinstance(group, ProcessGroup)
         self._group = group
+        self._shared: dict[str, object] = {}
         self._calling = threading.Lock()
         """Lock of a call: another thread may have one to make, too."""
 
@@ -112,7 +126,11 @@ class Job:
             with self.running(call):
                 yield
 
+    def share(self, name: str, held: object) -> None:
+        self._shared[name] = held
+
     def control(self, target: str, held: T, interface: type) -> T:
+        self.share(target, held)
         return cast(T, Controlled(self, target, held, interface))
 
     def report_status(self, source: Callable[[], RunStatus]) -> None:
@@ -143,6 +161,8 @@ class Job:
         Args:
             targets: objects by their names in calls.
         """
+        for name, target in targets.items():
+            self.share(name, target.held)
         background, writing = Background("checkpoint"), Future[None]()
         writing.set_result(None)
         while (call := self.next_call()) is not None:
@@ -160,13 +180,13 @@ class Job:
         """Send the controller's call to the other ranks."""
         self._watchdog.check()
         with self._watchdog.watch("between calls"):
-            return broadcast_object(call, self._group)
+            return broadcast_object(call, self._group, self._shared)
 
 
 class Controlled:
     """An object whose methods are broadcast to the other ranks first. Its other attributes are the object's.
 
-    Args as for `Controller.control`.
+    Of arguments, a controlled object reaches them as their own, a batch as None. Args as for `Controller.control`.
     """
 
     def __init__(self, job: Job, target: str, held: object, interface: type) -> None:
@@ -177,7 +197,9 @@ class Controlled:
         return partial(CALLS[self._methods[name]], self, name, found) if name in self._methods else found
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._job.broadcast(RemoteCall(self._target, name, args, kwargs)):
+        args = tuple(arg._held if isinstance(arg, Controlled) else arg for arg in args)
+        sent = tuple(None if isinstance(arg, TrainBatch) else arg for arg in args)
+        with self._job.broadcast(RemoteCall(self._target, name, sent, kwargs)):
             return method(*args, **kwargs)
 
     def _stream(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Generator[Any]:

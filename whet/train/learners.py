@@ -6,24 +6,26 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from whet.algo.base import Algorithm, KnowsGradients, LossFunction, Need
-from whet.calls.methods import local
 from whet.core.batch import TrainBatch, as_list, stretches
 from whet.core.kl import k3
 from whet.core.nonfinite import Learner, NonFinite
 from whet.core.segments import per_sample_count
-from whet.model.causal import release_unused
 from whet.observe.meter import UPDATE, Devices, Meter
 from whet.observe.metrics import Max, Mean, Metrics, merge_metrics
 from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
+from whet.train.controller import Controller
 from whet.train.critic import fit_of, named_for_critic
 from whet.train.token_uses import TokenUses, UseTable
 from whet.types import Origin, Progress
+
+M = TypeVar("M", bound=Annotator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,45 @@ class Models:
     critic: Critic | None = None
     """The model for `Need.VALUES`."""
 
+    @property
+    def by_name(self) -> dict[str, Annotator]:
+        """The models by their names in calls."""
+        critic = None if self.critic is None else self.critic.backend
+        named = {"policy": self.policy, "critic": critic, "reference": self.reference, "teacher": self.teacher}
+        return {name: model for name, model in named.items() if model is not None}
+
+    @property
+    def auxiliary(self) -> dict[str, Backend]:
+        """Models other than the policy that a checkpoint holds, by name: those whose weights no folder
+        has."""
+        critic = {"critic": self.critic.backend} if self.critic is not None else {}
+        reference = {"reference": self.refresh.reference} if self.refresh is not None else {}
+        return {**critic, **reference}
+
+    def renew_reference(self) -> None:
+        """Have the reference that checkpoints hold become a copy of the policy."""
+        assert self.refresh is not None, "the reference is what a folder has"
+        self.refresh.reference.copy_weights(self.policy)
+
+    def controlled(self, controller: Controller) -> Models:
+        """The models of the controller, each of whose calls all ranks make."""
+
+        def of(name: str, model: M) -> M:
+            return controller.control(name, model, Mirror)
+
+        reference = None if self.reference is None else of("reference", self.reference)
+        refresh, teacher, critic = self.refresh, self.teacher, self.critic
+        return Models(
+            of("policy", self.policy),
+            reference,
+            None if refresh is None else replace(refresh, reference=of("reference", refresh.reference)),
+            None if teacher is None else of("teacher", teacher),
+            None if critic is None else replace(critic, backend=of("critic", critic.backend)),
+        )
+
 
 class Learners:
-    """Annotation and updates over a rollout's batch. All ranks of a job make each call.
+    """Annotation and updates over a rollout's batch, which the controller alone has.
 
     Args:
         models: those that the algorithm needs.
@@ -102,6 +140,7 @@ class Learners:
         gives_back: bool = False,
         meter: Meter | None = None,
     ) -> None:
+        self.models = models
         self.policy, self.critic = models.policy, models.critic
         self.reference, self.teacher = models.reference, models.teacher
         self.algorithm = algorithm
@@ -112,32 +151,18 @@ class Learners:
         self._meter = meter or Meter(Devices())
 
     @property
-    def auxiliary(self) -> dict[str, Backend]:
-        """Models other than the policy that a checkpoint holds, by name: those whose weights no folder
-        has."""
-        critic = {"critic": self.critic.backend} if self.critic is not None else {}
-        reference = {"reference": self._refresh.reference} if self._refresh is not None else {}
-        return {**critic, **reference}
-
-    @property
     def notes(self) -> list[str]:
         """Remarks on the models for the user who starts a run, with the name of each model other than
         the policy."""
         critic = self.critic.backend if self.critic is not None else None
         return [*self.policy.notes, *auxiliary_notes({"critic": critic, "reference": self.reference, "teacher": self.teacher})]
 
-    @local
     def learner(self, name: Learner) -> Backend:
         """A model that learns."""
         if name == "policy":
             return self.policy
         assert self.critic is not None
         return self.critic.backend
-
-    def renew_reference(self) -> None:
-        """Have the reference that checkpoints hold become a copy of the policy."""
-        assert self._refresh is not None, "the reference is what a folder has"
-        self._refresh.reference.take_weights(self.policy.named_weights())
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill the columns that the algorithm needs; the baseline comes with the rollout."""
@@ -169,9 +194,9 @@ class Learners:
             done = self._update_policy(batch, progress, done, UseTable(batch) if per_token else None)
         refresh = self._refresh
         if refresh is not None and refresh.every is not None and (progress.rollout_id + 1) % refresh.every == 0:
-            refresh.reference.take_weights(self.policy.named_weights())
+            refresh.reference.copy_weights(self.policy)
         if self._gives_back:
-            release_unused()
+            self.policy.release_memory()
         return replace(done, metrics=merge_metrics(done.metrics, self._meter.take()))
 
     def _computed(self, step: TrainBatch) -> list[int] | None:

@@ -9,6 +9,8 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+SLICES = 16
+"""Parts of a piece of work, before each of which its pace is looked at."""
 STUCK_S = 30.0
 """Real seconds to wait for a thread when nothing is due."""
 
@@ -51,13 +53,30 @@ def run_simulated(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class SimulatedThread(Executor):
-    """A thread whose work takes simulated time: what `took` says after the work was done, in no time."""
+    """A thread whose work takes simulated time.
 
-    def __init__(self, took: Callable[[], float]) -> None:
-        self._took = took
+    Args:
+        took: seconds of work that was just done, in no time.
+        pace: seconds that a second of work takes at present.
+        ended: called when a piece of work has ended.
+    """
+
+    def __init__(
+        self, took: Callable[[], float], pace: Callable[[], float] = lambda: 1.0, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._took, self._pace, self._ended = took, pace, ended
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         result: Future[T] = Future()
-        found = fn(*args, **kwargs)
-        asyncio.get_running_loop().call_later(self._took(), result.set_result, found)
+        found, loop = fn(*args, **kwargs), asyncio.get_running_loop()
+        slice_s = self._took() / SLICES
+
+        def go_on(left: int) -> None:
+            if left:
+                loop.call_later(slice_s * self._pace(), go_on, left - 1)
+            else:
+                self._ended()
+                result.set_result(found)
+
+        go_on(SLICES if slice_s else 0)
         return result

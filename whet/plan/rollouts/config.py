@@ -25,6 +25,8 @@ class EngineTimes(Config):
     request is computed again."""
     update_s: float = Field(default=1.0, ge=0)
     """Seconds of a weight update, in which engines sample nothing."""
+    shared_slowdown: float = Field(default=0.0, ge=0)
+    """Share by which engines and the controller's turns take longer while the trainer computes, if they share processors."""
 
 
 class TrainerTimes(Config):
@@ -39,7 +41,8 @@ class TrainerTimes(Config):
     driver_s_per_turn: float = Field(default=0.0005, ge=0)
     """Seconds that the controller's own work takes for each turn: one turn after the other, as it has one thread."""
     shared_slowdown: float = Field(default=0.0, ge=0)
-    """Share by which trainer and engines take longer while both compute, if they share processors: 0.5 is half as long again."""
+    """Share by which the trainer takes longer while engines or the controller's turns compute too, if they share processors: 0.5 is half as
+    long again."""
 
 
 class ReplyTimes(Config):

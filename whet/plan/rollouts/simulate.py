@@ -125,7 +125,7 @@ async def _train(config: SimulationConfig, plan: BatchPlan) -> list[dict[str, fl
     spec = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt)
     selection = build_selection(config.control)
     rollouts = Rollouts(SimulatedSource(), runner, config.control, spec, config.num_rollouts, config.seed, selection)
-    trainer, steps = _Trainer(config, members), _Steps()
+    trainer, steps = _Trainer(config, [*members, driver]), _Steps()
     run = Run(
         num_rollouts=config.num_rollouts,
         seed=config.seed,
@@ -141,7 +141,7 @@ async def _train(config: SimulationConfig, plan: BatchPlan) -> list[dict[str, fl
         checkpoint=cast(RunState, _NoCheckpoint()),
         observer=cast(Observer, _observer(steps)),
         stop=Stop(),
-        thread=cast(Executor, SimulatedThread(trainer.take_seconds)),
+        thread=cast(Executor, SimulatedThread(trainer.take_seconds, trainer.pace, trainer.end)),
     )
     await train_rl(run)
     await rollouts.close()
@@ -256,8 +256,9 @@ class _Trainer:
 
     needs = frozenset[str]()
 
-    def __init__(self, config: SimulationConfig, members: Sequence[SimulatedMember]) -> None:
-        self._times, self._grain, self._members = config.trainer, config.grain, members
+    def __init__(self, config: SimulationConfig, others: Sequence[SimulatedMember | Driver]) -> None:
+        self._times, self._grain, self._others = config.trainer, config.grain, others
+        self._others_slowdown = config.engine.shared_slowdown
         self._recipe = Recipe(max_staleness=config.control.max_staleness, too_old=config.control.too_old)
         self._seconds = 0.0
         self.algorithm = self
@@ -266,6 +267,19 @@ class _Trainer:
         """Seconds of the last piece of work."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
+
+    def pace(self) -> float:
+        """Seconds that a second of work takes at present."""
+        return 1 + self._times.shared_slowdown if any(other.busy for other in self._others) else 1.0
+
+    def end(self) -> None:
+        """Engines and controller have the processors for themselves."""
+        self._slow_down(0.0)
+
+    def _slow_down(self, by: float) -> None:
+        if self._others_slowdown:
+            for other in self._others:
+                other.slow_down(by)
 
     def samples(self, groups: Sequence[Group], version: int) -> tuple[list[Sample], Metrics]:
         self._seconds = self._times.other_s
@@ -279,11 +293,7 @@ class _Trainer:
 
     def update(self, batch: TrainBatch, progress: Progress, *, per_token: bool = False) -> Update:
         num_tokens = batch.num_tokens * self._grain
-        slowdown = self._times.shared_slowdown if any(member.busy for member in self._members) else 0.0
-        self._seconds = (self._times.step_s + num_tokens / self._times.tokens_per_s) * (1 + slowdown)
-        if slowdown:
-            for member in self._members:
-                member.slow_down(slowdown)
-                asyncio.get_running_loop().call_later(self._seconds, member.slow_down, 0.0)
+        self._seconds = self._times.step_s + num_tokens / self._times.tokens_per_s
+        self._slow_down(self._others_slowdown)
         progress.optimizer_step += 1
         return Update({}, None, num_tokens)

@@ -184,13 +184,22 @@ class Driver:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._free_at = seconds, 0.0
+        self._seconds, self._slowdown = seconds, 0.0
+        self._thread = asyncio.Lock()
+
+    def slow_down(self, by: float) -> None:
+        """Take longer for turns from now on by this share."""
+        self._slowdown = by
+
+    @property
+    def busy(self) -> bool:
+        """True if a turn is under way."""
+        return self._thread.locked()
 
     async def work(self) -> None:
         """Do a turn's work, after that of all turns before it."""
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(now, self._free_at) + self._seconds
-        await asyncio.sleep(self._free_at - now)
+        async with self._thread:
+            await asyncio.sleep(self._seconds * (1 + self._slowdown))
 
 
 class SimulatedEnv:

@@ -16,7 +16,7 @@ from torch import Tensor
 from whet.algo.base import LossFunction, Need
 from whet.core.batch import TrainBatch, as_list
 from whet.core.nonfinite import NonFinite
-from whet.model.causal import CausalModel
+from whet.model.causal import CausalModel, release_unused
 from whet.model.compiled import CompiledLayers
 from whet.model.forest_check import forest_fault
 from whet.model.lora import FILE as ADAPTER_FILE
@@ -26,15 +26,15 @@ from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
 from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
-from whet.train.base import Annotator, Backward
+from whet.train.base import Annotator, Backend, Backward
 from whet.train.flops import PassSize, pass_size
 from whet.train.torch_native.config import RowsSetting, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
-from whet.train.torch_native.layout import MicroBatch, RowInput, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.layout import MicroBatch, Plan, RowInput, lay_out, micro_batches, plan_rows
 from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
-from whet.train.torch_native.ranks import Found, OneRank, Ranks
+from whet.train.torch_native.ranks import Found, OneRank, Ranks, Share
 from whet.train.torch_native.saving import (
     BASE,
     BUFFERS,
@@ -48,7 +48,7 @@ from whet.train.torch_native.saving import (
     read_tensors,
     save_tensors,
 )
-from whet.train.torch_native.terms import TermTable
+from whet.train.torch_native.terms import NAMES, TermTable
 from whet.types import JSON
 
 
@@ -123,50 +123,51 @@ class TorchBackend:
         self.notes.append(f"train.rows: chains, since {fault}")
         return "chains"
 
-    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+    def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         return self._annotate(batch, need, self._size)
 
-    def _annotate(self, batch: TrainBatch, need: Need, size: PassSize) -> TrainBatch:
+    def _annotate(self, batch: TrainBatch | None, need: Need, size: PassSize) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
-        flops = 0
-        columns = {name: torch.zeros(batch.num_tokens, dtype=torch.float32) for name in self._head.computes[need]}
+        batch = batch if self._ranks.first else None
+        flops, names = 0, self._head.computes[need]
+        share = self._share(None if batch is None else self._head.annotated(batch))
+        columns = torch.zeros(len(names), share.batch.num_tokens, dtype=torch.float32)
         with torch.no_grad(), self._passes():
-            for micro in self._micro_batches(self._head.annotated(batch))[1]:
-                found = self._head.columns(micro, need)
-                for column, values in zip(columns.values(), found, strict=True):
-                    _scatter(column, batch, micro, values)
+            for micro in self._micro_batches(share):
+                _put(columns, share.batch, micro, torch.stack(self._head.columns(micro, need)))
                 flops += size.forward(*_needed(micro))
         self.flops += self._ranks.total(flops)
         self._ranks.rest()
-        self._ranks.columns(columns.values())
-        return batch.with_(**columns)
+        columns = self._ranks.gather(share, columns, batch)
+        annotated = share.batch if batch is None else batch
+        return annotated.with_(**dict(zip(names, columns.unbind(), strict=True)))
 
     def forward_backward(
-        self, batch: TrainBatch, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
+        self, batch: TrainBatch | None, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
     ) -> Backward:
-        assert batch.weights is not None, "weights are assigned before the batch is cut"
         assert self.optimizer is not None, "a frozen model has no gradients"
-        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32)
+        batch = batch if self._ranks.first else None
+        share = self._share(batch)
+        terms = TermTable() if per_token else None
+        columns = torch.zeros(1 if terms is None else 1 + len(NAMES), share.batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
         total, num_tokens, flops = 0.0, 0, 0
-        terms = TermTable(batch) if per_token else None
-        count, micros = self._micro_batches(batch)
         with self._passes():
-            for i, micro in enumerate(micros):
+            for i, micro in enumerate(self._micro_batches(share)):
                 part, num_computed = micro.part, micro.row.num_tokens
-                assert part.weights is not None
-                self._ranks.begin(last=i == count - 1)
+                assert part.weights is not None, "weights are assigned before the batch is cut"
+                self._ranks.begin(last=i == len(share.rows) - 1)
                 found = loss(part, out := self._head.outputs(micro, entropy_grad=entropy_grad, ranked=per_token))
                 value = (part.weights * found.terms).sum()
                 number = float(value.detach())
-                bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, micro.samples)})"
+                bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, [share.places[k] for k in micro.samples])})"
                 if (fault := self._ranks.agree(bad)) is not None:
                     self.optimizer.zero_grad()
                     raise NonFinite(f"the loss of a micro-batch is {fault}")
                 value.backward()
                 if terms is not None:
-                    _scatter(terms.table, batch, micro, terms.rows_of(part, out, found))
+                    _put(columns[1:], share.batch, micro, terms.rows_of(part, out, found))
                 if not micro.counts:
                     continue
                 total += number
@@ -174,13 +175,15 @@ class TorchBackend:
                 flops += self._size.forward(*_needed(micro)) + self._size.backward(*_needed(micro))
                 shared = Mean(part.num_tokens - num_computed, part.num_tokens)
                 metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
-                _scatter(logprobs, batch, micro, out.logprobs)
-        self._ranks.columns([logprobs] if terms is None else [logprobs, terms.table])
+                _put(columns[:1], share.batch, micro, out.logprobs)
+        columns = self._ranks.gather(share, columns, batch)
         together = self._ranks.add(Found(total, num_tokens, flops, metrics))
         self.flops += together.flops
         if self._compiled is not None:
             together.metrics["time/compile_s"] = Total(self._compiled.take_seconds())
-        return Backward(together.loss, logprobs, together.metrics, together.num_tokens, None if terms is None else terms.tokens())
+        mask = (share.batch if batch is None else batch).loss_mask
+        tokens = None if terms is None else terms.tokens(columns[1:], mask)
+        return Backward(together.loss, columns[0], together.metrics, together.num_tokens, tokens)
 
     def optim_step(self) -> Metrics:
         assert self.optimizer is not None, "a frozen model has no optimizer"
@@ -195,6 +198,9 @@ class TorchBackend:
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
         return self._ranks.given(self.model.merged_state(), self.dtype)
+
+    def release_memory(self) -> None:
+        release_unused()
 
     def base(self) -> Annotator | None:
         return None if self.adapter is None else _Base(self, self.adapter)
@@ -260,8 +266,8 @@ class TorchBackend:
         """Trained tensors for a checkpoint: every weight, or the adapter."""
         return dict(self.model.named_weights()) if self.adapter is None else self.adapter.tensors()
 
-    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self._take(self._ranks.taken(weights, self._trained()), "what was to be copied")
+    def copy_weights(self, source: Backend) -> None:
+        self._take(self._ranks.taken(source.named_weights(), self._trained()), "what was to be copied")
 
     def _take(self, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
         """Take over weights one after another, so that no more than one of them is held whole."""
@@ -286,17 +292,22 @@ class TorchBackend:
         """Inside, the model computes as it does for training."""
         return nullcontext() if self._compiled is None else self._compiled.on()
 
-    def _micro_batches(self, batch: TrainBatch) -> tuple[int, Iterator[MicroBatch]]:
-        """Number of micro-batches, and each of them laid out."""
-        device, context = self.model.device, self._ranks.context
+    def _share(self, batch: TrainBatch | None) -> Share:
+        """This rank's part of the batch that rank 0 has."""
+        return self._ranks.share(batch, self._plan)
+
+    def _plan(self, batch: TrainBatch) -> Plan:
         check_rotary(as_list(batch.lengths), self.model.rotary_limit, type(self.model.hf).__name__)
-        plan = plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
-        turns = self._ranks.turns(batch, plan)
+        return plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
+
+    def _micro_batches(self, share: Share) -> Iterator[MicroBatch]:
+        """Each row of this rank, laid out."""
+        device, context = self.model.device, self._ranks.context
 
         def lay(part: TrainBatch) -> RowInput:
-            return lay_out(part, plan.kind, device, self.dtype, context)
+            return lay_out(part, share.kind, device, self.dtype, context)
 
-        return len(turns), micro_batches(batch, turns, lay, device, projects=self._head.projects)
+        return micro_batches(share.batch, share.rows, lay, device, projects=self._head.projects)
 
 
 class _Base:
@@ -311,7 +322,7 @@ class _Base:
     def flops(self) -> int:
         return self._backend.flops
 
-    def annotate(self, batch: TrainBatch, need: Need) -> TrainBatch:
+    def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         with self._adapter.off():
             return self._backend._annotate(batch, need, self._size)
 
@@ -322,15 +333,15 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
     return (row.num_tokens, row.num_pairs, len(micro.lines) if micro.lines is not None else 0) if micro.counts else (0, 0, 0)
 
 
-def _scatter(column: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
-    """Put the values of a micro-batch that counts back to their places in the whole batch. [T], or several columns [K, T]"""
+def _put(columns: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
+    """Put the values of a micro-batch that counts, [t] or [K, t], to their places in the columns of the batch. [K, T]"""
     if not micro.counts:
         return
     starts = batch.starts.tolist()
     lengths = batch.lengths[micro.samples].tolist()
-    pieces = values.detach().to("cpu", column.dtype).split(lengths, dim=-1)
+    pieces = values.detach().to("cpu", columns.dtype).split(lengths, dim=-1)
     for i, length, piece in zip(micro.samples, lengths, pieces, strict=True):
-        column[..., starts[i] : starts[i] + length] = piece
+        columns[:, starts[i] : starts[i] + length] = piece
 
 
 def _where(part: TrainBatch, terms: Tensor, samples: list[int]) -> str:

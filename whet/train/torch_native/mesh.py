@@ -41,6 +41,17 @@ class Mesh:
         """One rank for each share of the samples."""
         return self.rows.get_group("data")
 
+    @property
+    def share_heads(self) -> list[int]:
+        """The first rank of each share of the samples: those of rank 0's `data_group`."""
+        return self.rows.mesh[:, 0, 0].tolist()
+
+    @property
+    def share_groups(self) -> list[ProcessGroup]:
+        """The groups over which what the head of a share has reaches its other ranks, in this order. Empty: it has none."""
+        heads = self.rows.get_local_rank("tensor") == 0 and self.config.context > 1
+        return [*([self.rows.get_group("context")] if heads else []), *([self.rows.get_group("tensor")] if self.config.tensor > 1 else [])]
+
     def sharded(self, mesh: DeviceMesh) -> DeviceMesh:
         """Over which dimensions of one of the meshes parameters are sharded, and copied if there are replicas."""
         return mesh["replicate", "shard"] if self.config.replicate > 1 else mesh["shard"]

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from whet.core.batch import TrainBatch, as_list
+from whet.core.batch import TrainBatch, as_list, stretches
 from whet.core.logprobs import WHOLE, Vocabulary
 from whet.model.causal import CausalModel
 from whet.model.decoder import DecoderModel
@@ -26,12 +26,13 @@ from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics, merge_metrics
 from whet.train.balance import balanced_parts
 from whet.train.flops import PassSize
+from whet.train.sending import broadcast_object, receive_object, send_object
 from whet.train.torch_native.config import ContextAttention, ParallelConfig
 from whet.train.torch_native.context_row import Context
-from whet.train.torch_native.layout import Plan, RowTurn
+from whet.train.torch_native.layout import Plan, RowKind, RowTurn
 from whet.train.torch_native.mesh import Mesh
 from whet.train.torch_native.packing import split_rows
-from whet.train.torch_native.ranks import Found
+from whet.train.torch_native.ranks import Found, Share
 from whet.train.torch_native.sharding import shard_model
 from whet.train.torch_native.vocabulary import SplitVocabulary
 
@@ -62,6 +63,9 @@ class MeshRanks:
         self.row_ranks = mesh.config.context
         self.writers: ProcessGroup | None = mesh.writers
         self.first = dist.get_rank() == 0
+        self._heads = mesh.share_heads
+        self._is_head = dist.get_rank() in self._heads
+        self._within = mesh.share_groups
         self._trunk = shard_model(model, mesh, offload=offload, key=key)
         if model.contents is not None:
             self._fill(model, offload=offload)
@@ -87,8 +91,30 @@ class MeshRanks:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
-        return share_rows(batch, plan, self._cost, self.mesh.config.num_data)[self.mesh.data_rank]
+    def share(self, batch: TrainBatch | None, plan: Callable[[TrainBatch], Plan]) -> Share:
+        found: Plan | None = None
+        fault: str | None = None
+        if self.first:
+            assert batch is not None, "rank 0 has the batch"
+            try:
+                found = plan(batch)
+            except ValueError as error:
+                fault = str(error)
+        if (fault := self.agree(fault)) is not None:
+            raise ValueError(fault)
+        share: Share | None = None
+        if batch is not None and found is not None:
+            parts = share_rows(batch, found, self._cost, self.mesh.config.num_data)
+            for rank, rows in reversed(list(zip(self._heads, parts, strict=True))):  # its own last: it keeps no other meanwhile
+                share = cut_share(batch, rows, found.kind)
+                if rank:
+                    send_object(share, rank)
+        elif self._is_head:
+            share = receive_object(0)
+        for group in self._within:
+            share = broadcast_object(share, group)
+        assert share is not None
+        return share
 
     def begin(self, *, last: bool) -> None:
         if self.mesh.config.replicate > 1:  # replicas add up their gradients once a step
@@ -103,9 +129,18 @@ class MeshRanks:
         dist.all_gather_object(faults, fault)
         return next(found for found in faults if found is not None)
 
-    def columns(self, columns: Iterable[Tensor]) -> None:
-        for column in columns:
-            dist.all_reduce(column, group=self.mesh.data_group)
+    def gather(self, share: Share, columns: Tensor, batch: TrainBatch | None) -> Tensor:
+        own = columns[:, : int(share.batch.lengths[: share.num_own].sum())]
+        if not self.first:
+            if self._is_head:
+                send_object((share.places[: share.num_own], own), 0)
+            return columns
+        assert batch is not None, "rank 0 has the batch"
+        whole = torch.zeros(len(columns), batch.num_tokens, dtype=columns.dtype)
+        for rank in self._heads:
+            places, found = receive_object(rank) if rank else (share.places[: share.num_own], own)
+            whole[:, stretches(batch.lengths, torch.tensor(places, dtype=torch.int64))] = found
+        return whole
 
     def total(self, number: int) -> int:
         together = torch.tensor(number)
@@ -189,6 +224,15 @@ def vocabulary_of(model: CausalModel | ScalarModel, mesh: Mesh) -> Vocabulary:
         return WHOLE
     size = -(-model.vocab_size // mesh.config.tensor)
     return SplitVocabulary(mesh.rows.get_group("tensor"), size * mesh.rows.get_local_rank("tensor"), model.vocab_size)
+
+
+def cut_share(batch: TrainBatch, rows: Sequence[RowTurn], kind: RowKind) -> Share:
+    """The part of a batch that a rank with these rows gets."""
+    own = [i for row in rows if row.counts for i in row.samples]
+    places = list(dict.fromkeys([*own, *(i for row in rows for i in row.samples)]))
+    number = {place: i for i, place in enumerate(places)}
+    renumbered = [RowTurn([number[i] for i in row.samples], row.counts) for row in rows]
+    return Share(batch.select(places), places, len(own), renumbered, kind)
 
 
 def share_rows(batch: TrainBatch, plan: Plan, cost: Callable[[int], float], num_ranks: int) -> list[list[RowTurn]]:

@@ -3,7 +3,7 @@ Here: one process alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,7 +18,7 @@ from whet.model.decoder import DecoderModel
 from whet.model.tensor_files import save_model
 from whet.observe.metrics import Metrics
 from whet.train.torch_native.context_row import Context
-from whet.train.torch_native.layout import Plan, RowTurn
+from whet.train.torch_native.layout import Plan, RowKind, RowTurn
 
 T = TypeVar("T")
 
@@ -31,6 +31,21 @@ class Found:
     num_tokens: int
     flops: int
     metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part of a batch."""
+
+    batch: TrainBatch
+    """Samples of the rank's rows. Last come those of rows that do not count."""
+    places: Sequence[int]
+    """Places in the whole batch of its samples."""
+    num_own: int
+    """Samples of rows that count, which no other rank has."""
+    rows: list[RowTurn]
+    """Rows, whose samples are numbered as in `batch`; as many as every other rank's."""
+    kind: RowKind
 
 
 class Ranks(Protocol):
@@ -60,8 +75,16 @@ class Ranks(Protocol):
         """After passes without a backward pass: give back what they had put together."""
         ...
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
-        """This rank's rows, as many as every other rank's."""
+    def share(self, batch: TrainBatch | None, plan: Callable[[TrainBatch], Plan]) -> Share:
+        """This rank's part of a batch, which rank 0 has and sends.
+
+        Args:
+            batch: on rank 0; others' is not read.
+            plan: called there.
+
+        Raises:
+            ValueError: what `plan` raised, on every rank.
+        """
         ...
 
     def begin(self, *, last: bool) -> None:
@@ -72,8 +95,14 @@ class Ranks(Protocol):
         """The first rank's fault, if any rank has one."""
         ...
 
-    def columns(self, columns: Iterable[Tensor]) -> None:
-        """Columns to which each rank gave its own samples' entries, 0 elsewhere: whole on each, in place."""
+    def gather(self, share: Share, columns: Tensor, batch: TrainBatch | None) -> Tensor:
+        """Put the ranks' columns together. On rank 0 they are of the whole batch, 0 where no rank had a row; on others of the share.
+
+        Args:
+            share: this rank's.
+            columns: of the share's tokens. [K, t] float32, on the CPU
+            batch: the whole one, on rank 0.
+        """
         ...
 
     def total(self, number: int) -> int:
@@ -113,8 +142,10 @@ class OneRank:
     def rest(self) -> None:
         pass
 
-    def turns(self, batch: TrainBatch, plan: Plan) -> list[RowTurn]:
-        return [RowTurn(row) for row in plan.rows]
+    def share(self, batch: TrainBatch | None, plan: Callable[[TrainBatch], Plan]) -> Share:
+        assert batch is not None, "there is no other rank"
+        found = plan(batch)
+        return Share(batch, range(batch.num_samples), batch.num_samples, [RowTurn(row) for row in found.rows], found.kind)
 
     def begin(self, *, last: bool) -> None:
         pass
@@ -122,8 +153,8 @@ class OneRank:
     def agree(self, fault: str | None) -> str | None:
         return fault
 
-    def columns(self, columns: Iterable[Tensor]) -> None:
-        pass
+    def gather(self, share: Share, columns: Tensor, batch: TrainBatch | None) -> Tensor:
+        return columns
 
     def total(self, number: int) -> int:
         return number

@@ -18,17 +18,10 @@ DETAIL = ("old_logprobs", "ratio", "clip", "correction")
 
 
 class TermTable:
-    """The columns of `TokenTerms`, as rows of one table that ranks add up.
+    """The columns of `TokenTerms`, as rows of a table."""
 
-    Args:
-        batch: the step.
-    """
-
-    def __init__(self, batch: TrainBatch) -> None:
-        self._mask = batch.loss_mask
+    def __init__(self) -> None:
         self._missing = {"ranks", *DETAIL}
-        self.table = torch.zeros(len(NAMES), batch.num_tokens, dtype=torch.float32)
-        """0 where this rank computed nothing. [K, T], on the CPU"""
 
     def rows_of(self, part: TrainBatch, out: TokenOutputs, found: LossTerms) -> Tensor:
         """The columns of a micro-batch. [K, t]"""
@@ -42,10 +35,15 @@ class TermTable:
         nothing = torch.zeros_like(out.logprobs)
         return torch.stack([nothing if row is None else row.detach().to(torch.float32) for row in rows])
 
-    def tokens(self) -> TokenTerms:
-        """The columns of the step, once the ranks have added up their tables."""
-        self.table.masked_fill_(~self._mask, math.nan)
+    def tokens(self, table: Tensor, mask: Tensor) -> TokenTerms:
+        """The columns of a step.
+
+        Args:
+            table: what `rows_of` gave of its micro-batches, put together. Changed in place. [K, T]
+            mask: the tokens that train. [T] bool
+        """
+        table.masked_fill_(~mask, math.nan)
         for row, name in enumerate(NAMES):
             if name in self._missing:
-                self.table[row] = math.nan
-        return TokenTerms(*self.table.unbind())
+                table[row] = math.nan
+        return TokenTerms(*table.unbind())
