@@ -19,7 +19,7 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT, MARGIN = 1120, 124, 30, 62, 24
 COLOURS = {
     "#dbeafe": {"types", "config", "core", "files", "background", "observe", "runfolder"},
     "#dcfce7": {"data", "env", "reward", "rollout", "engine", "algo", "train", "transport", "model", "sync", "evaluate", "serve"},
-    "#fef3c7": {"settings", "build", "plan", "check", "runs", "cli", "loop", "quickstart", "cluster", "checkpoint"},
+    "#fef3c7": {"settings", "build", "plan", "check", "runs", "cli", "loop", "quickstart", "api", "cluster", "checkpoint"},
 }
 OTHER = "#f1f5f9"
 

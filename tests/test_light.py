@@ -18,6 +18,8 @@ LIGHT = [
     "whet.serve.settings",
     "whet.evaluate.config",
     "whet.build.run_dirs",
+    "whet.api.calls",
+    "whet.api.run",
 ]
 GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n[batch]\nprompts_per_rollout = 2\n'
 

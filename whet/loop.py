@@ -23,6 +23,7 @@ from whet.observe.peaks import memory
 from whet.observe.records import RecordThread, drop_records
 from whet.observe.spans import Phases
 from whet.observe.trackers import Tracker
+from whet.observe.watch import Watch
 from whet.rollout.constant import RewardGuard
 from whet.rollout.metrics import further_metrics, new_failures, require_valid, rollout_metrics
 from whet.rollout.own import OwnRollouts
@@ -55,6 +56,10 @@ class Observer:
     seen_failures: set[tuple[str, str]] = field(default_factory=set)
     threads: ThreadWatch | None = None
     """Notices when torch's threads hold each other up."""
+    watch: Watch | None = None
+    """The caller's, in Python."""
+    is_ended: bool = False
+    """True once the watch has said that the run ends here."""
 
     def log(self, step: int, metrics: Metrics) -> dict[str, float]:
         """A step's line of `metrics.jsonl`, with phase times and memory added."""
@@ -69,6 +74,13 @@ class Observer:
         self.display.step(step, values)
         for note in [] if self.threads is None else self.threads.after_step(values):
             self.display.warn(note)
+        if self.watch is not None:
+            self.is_ended |= self.watch.on_step(step, values)
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Show an evaluation to the watch."""
+        if self.watch is not None:
+            self.is_ended |= self.watch.on_evaluation(step, values)
 
     def failures(self, groups: Sequence[Group]) -> None:
         """Show the first failure of each kind, with its traceback."""
@@ -118,7 +130,7 @@ class Evaluated:
 
 
 @dataclass(slots=True)
-class Run:
+class RolloutRun:
     """The live objects of a reinforcement learning run."""
 
     num_rollouts: int
@@ -153,12 +165,17 @@ class Run:
             return False
         return self.evaluate_first if rollout_id == 0 else due(rollout_id, self.num_rollouts, self.evaluate_every)
 
+    def end_if_asked(self, progress: Progress) -> None:
+        """Have the run end here if its watch said so."""
+        if self.observer.is_ended:
+            self.num_rollouts = progress.rollout_id
+
     def measured(self, rollout_id: int) -> dict[str, float]:
         """Evaluation results of the weights after `rollout_id` rollouts."""
         return self.evaluated.values if self.evaluated.after == rollout_id else {}
 
 
-async def train_rl(run: Run) -> dict[str, float]:
+async def train_rl(run: RolloutRun) -> dict[str, float]:
     """Reinforcement learning: roll out, assign credit, update, publish; see `docs/architecture.md`.
 
     Returns:
@@ -175,6 +192,7 @@ async def train_rl(run: Run) -> dict[str, float]:
     while True:
         async with between_updates(run, progress):
             await evaluate_if_due(run, progress)
+        run.end_if_asked(progress)
         await save_if_due(run, progress)
         if progress.rollout_id >= run.num_rollouts:
             break
@@ -205,11 +223,12 @@ async def train_rl(run: Run) -> dict[str, float]:
             warning = run.guard.see(taken.groups)
             if warning is not None:
                 run.observer.display.warn(warning)
+        run.end_if_asked(progress)
     return run.evaluated.values
 
 
 @asynccontextmanager
-async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
+async def between_updates(run: RolloutRun, progress: Progress) -> AsyncIterator[None]:
     """Context that saves the run if an error ends it in here. The weights do not change in here, so the
     run is saved as it was on entry. A failure before the first update leaves no checkpoint: nothing
     could be lost, and there is nothing to continue from."""
@@ -229,7 +248,7 @@ async def between_updates(run: Run, progress: Progress) -> AsyncIterator[None]:
         raise
 
 
-async def save_at_the_end(run: Run, progress: Progress) -> None:
+async def save_at_the_end(run: RolloutRun, progress: Progress) -> None:
     """Save what is not saved yet. That it cannot be, on a full disk say, must not hide why the run ends."""
     try:
         with run.observer.phases.span("save"):
@@ -240,7 +259,7 @@ async def save_at_the_end(run: Run, progress: Progress) -> None:
         run.observer.display_without_log.warn(f"the run cannot be saved as it ends: {error}")
 
 
-async def save_if_due(run: Run, progress: Progress) -> None:
+async def save_if_due(run: RolloutRun, progress: Progress) -> None:
     """Save at the configured interval, at a new best, and at the end."""
     measured = run.measured(progress.rollout_id)
     if run.checkpoint.due(progress, run.num_rollouts, measured):
@@ -250,13 +269,13 @@ async def save_if_due(run: Run, progress: Progress) -> None:
             await saved(run, progress)
 
 
-async def saved(run: Run, progress: Progress) -> Path | None:
+async def saved(run: RolloutRun, progress: Progress) -> Path | None:
     """Save what is not saved yet: what changes while groups are played is read here, on the event loop, before anything is written."""
     state = run.checkpoint.read()
     return await run.compute(lambda: run.checkpoint.save(progress, run.measured(progress.rollout_id), state))
 
 
-async def roll_out(run: Run, progress: Progress) -> RolloutResult:
+async def roll_out(run: RolloutRun, progress: Progress) -> RolloutResult:
     """The groups of the next rollout.
 
     Raises:
@@ -275,7 +294,7 @@ async def roll_out(run: Run, progress: Progress) -> RolloutResult:
 
 
 def record(
-    run: Run, progress: Progress, taken: RolloutResult, samples: Sequence[Sample], batch: TrainBatch, update: Update
+    run: RolloutRun, progress: Progress, taken: RolloutResult, samples: Sequence[Sample], batch: TrainBatch, update: Update
 ) -> None:
     """Hand every token of the rollout before `progress` to the records' thread. Waits if that is too far behind.
 
@@ -288,7 +307,7 @@ def record(
         records.write(rollout_id, [*taken.groups, *taken.dropped], samples, numbers_of(batch, samples, update, oldest))
 
 
-def log_update(run: Run, progress: Progress, taken: RolloutResult, update: Update, found: Metrics) -> dict[str, float]:
+def log_update(run: RolloutRun, progress: Progress, taken: RolloutResult, update: Update, found: Metrics) -> dict[str, float]:
     """Write the update's line of `metrics.jsonl`: from there on the update counts."""
     if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
@@ -297,7 +316,7 @@ def log_update(run: Run, progress: Progress, taken: RolloutResult, update: Updat
     return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))
 
 
-async def ask_further(run: Run, progress: Progress, taken: RolloutResult, values: Mapping[str, float]) -> dict[str, float]:
+async def ask_further(run: RolloutRun, progress: Progress, taken: RolloutResult, values: Mapping[str, float]) -> dict[str, float]:
     """Metrics from `observe.on_rollout`, logged in a line of their own: the update's line is on disk
     even if the hook fails."""
     hook = run.on_rollout
@@ -309,7 +328,7 @@ async def ask_further(run: Run, progress: Progress, taken: RolloutResult, values
     return further
 
 
-async def evaluate_if_due(run: Run, progress: Progress) -> None:
+async def evaluate_if_due(run: RolloutRun, progress: Progress) -> None:
     """Play every evaluation set, and log its results.
 
     Raises:
@@ -335,3 +354,4 @@ async def evaluate_if_due(run: Run, progress: Progress) -> None:
         prefix = f"eval/{chosen.name}/"
         rows = [(key.removeprefix(prefix), value) for key, value in values.items() if key.startswith(prefix)]
         run.observer.display.table(f"evaluation {chosen.name} after {progress.rollout_id} rollouts", ("metric", "value"), rows)
+    run.observer.evaluated(progress.rollout_id, values)

@@ -86,8 +86,11 @@ _outermost: Stop | None = None
 
 
 @contextmanager
-def on_signals() -> Iterator[Stop]:
-    """Handle Ctrl-C and SIGTERM meanwhile. Outside the main thread, where Python has no signals, nothing ever asks."""
+def on_signals(*, leaves: bool = True) -> Iterator[Stop]:
+    """Handle Ctrl-C and SIGTERM meanwhile. Outside the main thread, where Python has no signals, nothing ever asks.
+
+    `leaves`: a second Ctrl-C ends the process at once; false: a notebook's process has more to lose than the run, so it never does.
+    """
     global _outermost
     if _outermost is not None:
         yield _outermost
@@ -100,6 +103,9 @@ def on_signals() -> Iterator[Stop]:
         if time.monotonic() - first_s < TOGETHER_S:
             return
         first_s = time.monotonic()
+        if stop.asked and number == signal.SIGINT and not leaves:
+            _say("the run is still saving; to leave it at once, restart the kernel: the newest checkpoint stays")
+            return
         if stop.asked:
             _say(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{name} again: left at once, nothing was saved now")
             os._exit(128 + number)

@@ -67,6 +67,8 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         progress.rollout_id += 1
         spelled: Metrics = {SPELLED_METRIC: Total(run.num_spelled)} if run.num_spelled else {}
         values = log(run, progress.optimizer_step, {**update.metrics, **spelled})
+        if run.observer.is_ended:
+            run.num_steps = progress.optimizer_step
         save_if_due(run, progress, values)
         run.stop.check()
     return run.evaluated.values
@@ -81,6 +83,7 @@ def log(run: SupervisedRun, step: int, metrics: Metrics) -> dict[str, float]:
         run.evaluated.after, run.evaluated.values = step, flatten(found)
         rows = [(name.removeprefix("eval/"), value) for name, value in run.evaluated.values.items()]
         run.observer.display.table(f"held out, after {step} steps", ("metric", "value"), rows)
+        run.observer.evaluated(step, run.evaluated.values)
     if not metrics:
         return {}
     values = run.observer.log(step, metrics)

@@ -38,6 +38,7 @@ from whet.observe.display import Headline
 from whet.observe.records import RecordThread, RecordWriter
 from whet.observe.spans import Phases
 from whet.observe.trackers import JsonlTracker, build_trackers
+from whet.observe.watch import WATCH
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.model import ScorerOf
 from whet.rollout.runner import TrajectoryRunner
@@ -305,7 +306,8 @@ def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Hea
     trackers = build_trackers(config.observe, session.folder, config.model_dump(mode="json"))
     writer = RecordWriter(session.folder, config.observe.records, config_hash(config)) if config.observe.records.every else None
     records = RecordThread(writer) if writer is not None else None
-    return Observer(display, console, session.journal, trackers, Phases(display.phase), records, threads=session.threads)
+    phases = Phases(display.phase)
+    return Observer(display, console, session.journal, trackers, phases, records, threads=session.threads, watch=WATCH.get())
 
 
 def build_run_state(

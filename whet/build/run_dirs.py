@@ -6,7 +6,7 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,8 @@ from whet.settings.rl import BaseRunConfig
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
 
+ROWS = "data"
+"""Folder in a run's folder for rows that it got as objects, from Python."""
 RUNS = Path("runs")
 """Parent of the folders that no setting names."""
 
@@ -30,22 +32,30 @@ class Finished(Exception):
 
 def placed(config: Settings, file: Path) -> tuple[Settings, str]:
     """Choose a run folder. Returns the settings with it, and a note for the user; "" if the settings name it.
-
-    It is `runs/<name of the file>-<time>`. A run of this file with the same settings that did not finish goes
-    on. In a job that torchrun started, whose processes must agree, it is `runs/<name of the file>`.
+    The folder is that of `new_or_unfinished`.
     """
     if "run_dir" in config.model_fields_set:
         return config, ""
+    folder, note = new_or_unfinished(file, lambda folder: same_settings(_in_folder(config, folder), folder))
+    return _in_folder(config, folder), note
+
+
+def new_or_unfinished(file: Path, is_same: Callable[[Path], bool]) -> tuple[Path, str]:
+    """Folder of a run that no setting places, and a note for the user.
+
+    It is `runs/<name of the file>-<time>`. A run of this file that did not finish, and that `is_same` takes for the one that is asked for,
+    goes on. In a job that torchrun started, whose processes must agree, it is `runs/<name of the file>`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return _in_folder(config, RUNS / file.stem), ""
+        return RUNS / file.stem, ""
     for folder in _folders_of(file):
-        if not _has_finished(folder) and _same_settings(_in_folder(config, folder), folder) and _is_free(folder):
+        if not _has_finished(folder) and is_same(folder) and _is_free(folder):
             note = f"{folder} did not finish and has the same settings: it goes on (to start a new run, name another folder: run_dir=PATH)"
-            return _in_folder(config, folder), note
+            return folder, note
     stem = f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if n == 1 else f"{stem}.{n}" for n in count(1))
     folder = next(path for name in names if not (path := RUNS / name).exists())
-    return _in_folder(config, folder), f"a new run in {folder}"
+    return folder, f"a new run in {folder}"
 
 
 def newest_of(config: Settings, file: Path) -> tuple[Settings, str]:
@@ -72,7 +82,7 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
         f"finished: the run in {folder} has done all of its {done} {what}, so nothing is trained. Raise num_{what} (or num_epochs), or "
         "choose another run_dir (--finished-ok: end with status 0)"
     )
-    if done is not None and _same_settings(config, folder):
+    if done is not None and same_settings(config, folder):
         raise finished
     yield
     if done is not None and store.num_done() == done:
@@ -95,7 +105,7 @@ def _has_finished(folder: Path) -> bool:
         return False
 
 
-def _same_settings(config: BaseRunConfig, folder: Path) -> bool:
+def same_settings(config: BaseRunConfig, folder: Path) -> bool:
     """True if the folder's last start had these settings. Degrees that `train.parallel=auto` chose are not
     compared.
     """

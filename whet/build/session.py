@@ -19,6 +19,7 @@ from typing import TextIO
 import torch
 
 from whet.build.process import prepare_process
+from whet.build.run_dirs import ROWS
 from whet.checkpoint.store import CheckpointStore, checkpoints_in
 from whet.config import changed_code, code_digests, dump_toml
 from whet.files import replace_file
@@ -69,7 +70,7 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
             yield session
     except BaseException as error:  # whatever ends the start, a user's code included; it is raised again
         if not isinstance(error, Stopped | KeyboardInterrupt):
-            _leave_nothing(folder, made)
+            leave_nothing(folder, made)
         raise
 
 
@@ -161,7 +162,7 @@ def _make_writable(folder: Path) -> list[Path]:
     return made
 
 
-def _leave_nothing(folder: Path, made: Sequence[Path]) -> None:
+def leave_nothing(folder: Path, made: Sequence[Path]) -> None:
     """Remove the folder of a start that failed before it did anything. A folder that was there before stays,
     and so does one with records or logs.
     """
@@ -170,7 +171,7 @@ def _leave_nothing(folder: Path, made: Sequence[Path]) -> None:
     with suppress(OSError):
         there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
         empty = all(there[name].stat().st_size == 0 for name in ("metrics.jsonl", FAILURES) if name in there)
-        if there.keys() <= OF_A_START and empty:
+        if {name for name in there if not name.startswith(f"{ROWS}/")} <= OF_A_START and empty:
             for path in there.values():
                 path.unlink()
             for path in sorted(folder.rglob("*"), reverse=True):  # folders for what never came

@@ -13,6 +13,8 @@ from typing import Any, cast
 from whet.config.base import Config
 from whet.config.dump import plain
 from whet.config.reference import split_reference
+from whet.here import digest as digest_here
+from whet.here import is_here
 
 MAX_FILES = 200
 """Limit on the files of one reference: its own file, and the neighbours that it imports."""
@@ -29,7 +31,9 @@ def code_digests(config: Config | Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in dict.fromkeys(_texts(plain(config))):
         file = _file_of(text)
-        if file is not None:
+        if is_here(text):
+            found[text] = digest_here(text)
+        elif file is not None:
             digest = hashlib.sha256()
             for path in _with_imports(file):
                 digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()} ".encode())

@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 
 from whet.config.errors import ConfigError, nearest
 from whet.config.place import users_frame
+from whet.here import is_here
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _IMPORT_FAILS = "its module fails to import"
@@ -59,6 +60,8 @@ def resolve(reference: str, *, kind: str = "function") -> Any:
     holder = module_name
     for part in name.split("."):
         if not hasattr(found, part):
+            if is_here(reference):
+                raise ConfigError([f"{where} is a function of the Python process that started the run: go on from there; {_FORM}"])
             near = nearest(part, (known for known in dir(found) if not known.startswith("_")))
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError([f"{where}: {holder} has no {part!r}{hint}"])

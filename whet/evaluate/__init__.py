@@ -1,0 +1,4 @@
+
+from whet.calling import make_called
+
+make_called(__name__)

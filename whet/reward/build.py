@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field, model_validator
 
 from whet.config import Config, validated
+from whet.here import is_here
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.chance import RandomOptions, RandomReward
 from whet.reward.dispatch import DispatchOptions, DispatchReward
@@ -215,7 +216,8 @@ def build_group_reward(config: RewardConfig) -> GroupReward | None:
     """
     if config.group is None:
         return None
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, [SCORE_GROUP, config.group.name], config.environment)
+    preload = [] if is_here(config.group.name) else [SCORE_GROUP, config.group.name]
+    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
     return group_reward(config.group, pool, config.timeout_s, config.score_key)
 
 
@@ -304,7 +306,7 @@ def _preload(name: str, options: Mapping[str, Any]) -> list[str]:
         return [reference for choice in choices for reference in _preload(choice.name, choice.options)]
     if name in REWARDS:
         return list(REWARDS[name].preload)
-    return [SCORE, name] if ":" in name else []
+    return [SCORE, name] if ":" in name and not is_here(name) else []
 
 
 def _short(name: str) -> str:

@@ -1,18 +1,20 @@
 """A user's function as a reward: `fn(trajectory, **options) -> float | dict[str, float] | Rewards`.
 
 A plain function runs in a killable worker, which imports it again: it shares no state with the trainer,
-and its own state lives as long as its worker. A coroutine function runs in the event loop, so it must
-not block.
+and its own state lives as long as its worker. One that Python code gave as an object, and that cannot be
+imported, runs on a thread. A coroutine function runs in the event loop, so it must not block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from whet.config import place_of, resolve, resolve_callable
+from whet.env.threads import CallTimeout, DaemonThreads
+from whet.here import is_here
 from whet.reward.base import Reward, RewardError, RewardTimeout, read_score
 from whet.reward.pool import WorkerPool
 from whet.types import JSON, Rewards, Trajectory
@@ -25,8 +27,54 @@ def function_reward(reference: str, options: Mapping[str, Any], pool: WorkerPool
     """The reward that a reference names. Raises ValueError if it is no function that takes (trajectory, **options)."""
     function = resolve_callable(reference, kind="reward", given=["trajectory"], options=options)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        return AsyncFunction(reference, options, timeout_s, score_key)
+        return AsyncFunction(reference, options, score_key, awaiting(function, timeout_s))
+    if is_here(reference):
+        return AsyncFunction(reference, options, score_key, on_threads(function, timeout_s, pool.num_workers))
     return SyncFunction(reference, options, pool, score_key)
+
+
+AskFunction = Callable[..., Awaitable[Any]]
+"""Calls a user's function: `ask(what, *given, **options)`, where `what` names the call in errors.
+
+Raises:
+    RewardTimeout: the function took too long.
+    RewardError: it raised.
+"""
+
+
+def awaiting(function: Callable[..., Awaitable[Any]], timeout_s: float) -> AskFunction:
+    """Calls of a coroutine function, which are cancelled after `timeout_s`."""
+
+    async def ask(what: str, *given: Any, **options: Any) -> Any:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await function(*given, **options)
+        except Exception as error:  # a user's function may raise anything; it becomes one typed error here
+            raise _failed(error, what, timeout_s, late=limit.expired() and isinstance(error, TimeoutError)) from error
+
+    return ask
+
+
+def on_threads(function: Callable[..., Any], timeout_s: float, num_threads: int) -> AskFunction:
+    """Calls of a plain function, at most `num_threads` at a time. The limit counts from the start of a call; one that takes longer runs on,
+    and its result is dropped.
+    """
+    threads = DaemonThreads(num_threads)
+
+    async def ask(what: str, *given: Any, **options: Any) -> Any:
+        try:
+            return await threads.run(lambda: function(*given, **options), timeout_s)
+        except Exception as error:  # as above
+            raise _failed(error, what, timeout_s, late=isinstance(error, CallTimeout)) from error
+
+    return ask
+
+
+def _failed(error: Exception, what: str, timeout_s: float, *, late: bool) -> RewardError:
+    if late:
+        return RewardTimeout(f"{what} took longer than {timeout_s:g} s (reward.timeout_s)")
+    return RewardError(f"{what}: {type(error).__name__}: {error}{place_of(error)}")
 
 
 class SyncFunction:
@@ -53,15 +101,14 @@ class SyncFunction:
 
 
 class AsyncFunction:
-    """A coroutine function, awaited in the event loop and cancelled at its deadline."""
+    """A function that is called in this process."""
 
-    def __init__(self, reference: str, options: Mapping[str, Any], timeout_s: float, score_key: str | None) -> None:
-        self._reference, self._options, self._timeout_s, self._score_key = reference, dict(options), timeout_s, score_key
-        self._function = resolve(reference, kind="reward")
+    def __init__(self, reference: str, options: Mapping[str, Any], score_key: str | None, ask: AskFunction) -> None:
+        self._reference, self._options, self._score_key, self._ask = reference, dict(options), score_key, ask
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
         what = _what(self._reference, trajectory)
-        value = await awaited(self._function(trajectory, **self._options), self._timeout_s, what)
+        value = await self._ask(what, trajectory, **self._options)
         try:
             return read_score(value, self._score_key)
         except ValueError as error:
@@ -69,23 +116,6 @@ class AsyncFunction:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-async def awaited(call: Awaitable[Any], timeout_s: float, what: str) -> Any:
-    """The result of a user's coroutine; `what` names it in errors.
-
-    Raises:
-        RewardTimeout: it took longer than `timeout_s`.
-        RewardError: it raised.
-    """
-    limit = asyncio.timeout(timeout_s)
-    try:
-        async with limit:
-            return await call
-    except Exception as error:  # a user's function may raise anything; it becomes one typed error here
-        if limit.expired() and isinstance(error, TimeoutError):
-            raise RewardTimeout(f"{what} took longer than {timeout_s:g} s (reward.timeout_s)") from error
-        raise RewardError(f"{what}: {type(error).__name__}: {error}{place_of(error)}") from error
 
 
 def score(reference: str, options: Mapping[str, Any], trajectory: JSON, score_key: str | None) -> JSON:

@@ -1,6 +1,6 @@
 """A user's function as the reward of siblings together: `fn(trajectories, **options) -> list`, one score for each of them.
 
-A plain function runs in a killable worker, a coroutine function in the event loop, as for single trajectories (`whet.reward.function`).
+It is called as the reward of single trajectories is (`whet.reward.function`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pydantic import Field
 
 from whet.config import Config, Reference, resolve, resolve_callable
 from whet.config.hook import is_async
+from whet.here import is_here
 from whet.reward.base import GroupReward, RewardError, call_name, read_score
-from whet.reward.function import awaited
+from whet.reward.function import AskFunction, awaiting, on_threads
 from whet.reward.pool import WorkerPool
 from whet.types import JSON, Rewards, Trajectory
 from whet.types.json_codec import rewards_from_json, rewards_to_json, trajectory_from_json, trajectory_to_json
@@ -39,7 +40,11 @@ def group_reward(config: GroupRewardConfig, pool: WorkerPool, timeout_s: float, 
         ValueError: it is no function that takes (trajectories, **options).
     """
     function = resolve_callable(config.name, kind="reward.group", given=["trajectories"], options=config.options)
-    return AsyncGroupFunction(config, timeout_s, score_key) if is_async(function) else SyncGroupFunction(config, pool, score_key)
+    if is_async(function):
+        return AsyncGroupFunction(config, score_key, awaiting(function, timeout_s))
+    if is_here(config.name):
+        return AsyncGroupFunction(config, score_key, on_threads(function, timeout_s, pool.num_workers))
+    return SyncGroupFunction(config, pool, score_key)
 
 
 class SyncGroupFunction:
@@ -67,15 +72,14 @@ class SyncGroupFunction:
 
 
 class AsyncGroupFunction:
-    """A coroutine function, awaited in the event loop and cancelled at its deadline."""
+    """A function that is called in this process."""
 
-    def __init__(self, config: GroupRewardConfig, timeout_s: float, score_key: str | None) -> None:
-        self._config, self._timeout_s, self._score_key = config, timeout_s, score_key
-        self._function = resolve(config.name, kind="reward.group")
+    def __init__(self, config: GroupRewardConfig, score_key: str | None, ask: AskFunction) -> None:
+        self._config, self._score_key, self._ask = config, score_key, ask
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> list[Rewards]:
         what = _what(self._config, trajectories)
-        value = await awaited(self._function(list(trajectories), **self._config.options), self._timeout_s, what)
+        value = await self._ask(what, list(trajectories), **self._config.options)
         try:
             found = read_scores(value, len(trajectories), self._score_key)
         except ValueError as error:

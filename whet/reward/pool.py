@@ -50,7 +50,7 @@ class WorkerPool:
         """
         if workers < 1:
             raise ValueError(f"a worker pool needs at least 1 worker, not {workers}")
-        self.timeout_s = timeout_s
+        self.timeout_s, self.num_workers = timeout_s, workers
         self._environment = child_environment({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}, environment)
         settings = {"sys_path": sys.path[:], "memory_mb": memory_mb, "preload": list(preload)}
         self._start = encode(RemoteCall(WORKER, "start", kwargs=settings, timeout_s=START_TIMEOUT_S))

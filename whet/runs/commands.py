@@ -44,7 +44,7 @@ from whet.data.source import Source, TaskSource
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
 from whet.evaluate.evaluation import EvaluationSet
-from whet.loop import Evaluated, Observer, Run, note_failures, train_rl
+from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
 from whet.observe.build_display import build_display
 from whet.observe.display import Display
 from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
@@ -112,7 +112,7 @@ def train(
             others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
-            run = Run(
+            run = RolloutRun(
                 num_rollouts=num_rollouts,
                 seed=config.seed,
                 rollouts=rollouts,

@@ -25,7 +25,7 @@ from whet.engine.publish import Publisher
 from whet.env.base import EnvFactory
 from whet.env.limits import Limits
 from whet.evaluate.evaluation import EvaluationSet
-from whet.loop import Evaluated, Observer, Run, train_rl
+from whet.loop import Evaluated, Observer, RolloutRun, train_rl
 from whet.observe.metrics import Metrics
 from whet.observe.spans import Phases
 from whet.plan.rollouts.clock import SimulatedThread, run_simulated
@@ -126,7 +126,7 @@ async def _train(config: SimulationConfig, plan: BatchPlan) -> list[dict[str, fl
     selection = build_selection(config.control)
     rollouts = Rollouts(SimulatedSource(), runner, config.control, spec, config.num_rollouts, config.seed, selection)
     trainer, steps = _Trainer(config, [*members, driver]), _Steps()
-    run = Run(
+    run = RolloutRun(
         num_rollouts=config.num_rollouts,
         seed=config.seed,
         rollouts=rollouts,

@@ -1,0 +1,202 @@
+"""Whole runs from Python: what they return, where they are, what a second call does, and how callbacks and Ctrl-C end one."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+import whet
+from tests.api.small import ROWS, SMALL, score
+from tests.e2e.tiny_run import metrics_of, weights_of
+from whet.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def folders():
+    return sorted(path.name for path in Path("runs").iterdir())
+
+
+def test_a_run_from_rows_and_a_closure_is_the_one_of_files_and_the_command_line(here):
+    """The same tokens, metrics and weights: rewards on threads are the rewards of workers."""
+    divisor = 7
+
+    def closure(trajectory):
+        return len(trajectory.response) % divisor / divisor
+
+    mine = whet.train("model", ROWS, reward=closure, **SMALL)
+    other = whet.train("model", "train.jsonl", reward=score, **SMALL)
+    assert mine.settings["reward"]["name"] == "whet.here:closure" and other.settings["reward"]["name"] == "tests.api.small:score"
+    strip = [{key.replace("closure", "score"): value for key, value in row.items()} for row in metrics_of(mine.folder)]
+    assert strip == metrics_of(other.folder) and weights_of(mine.folder) == weights_of(other.folder)
+    assert mine.status == "finished" and mine.model_path == mine.folder / "model" and len(mine.rows) == 2
+
+
+def test_a_second_experiment_is_one_and_a_folder_that_is_named_is_that_run(here, capsys):
+    first = whet.train("model", ROWS, reward=score, **SMALL)
+    assert whet.train("model", ROWS, reward=score, **SMALL).folder != first.folder
+    (first.folder / "end.json").unlink()  # as after a kill
+    changed = [{**row, "label": "x"} for row in ROWS]
+    assert whet.train("model", changed, reward=score, **SMALL).folder != first.folder, "other rows are another run"
+    assert whet.train("model", ROWS, reward=score, **SMALL).folder == first.folder
+    again = whet.train("model", ROWS, reward=score, **SMALL, run_dir=first.folder)
+    assert again.folder == first.folder and len(again.rows) == 2
+    assert "has done all of its 2 rollouts, so nothing is trained" in capsys.readouterr().err
+    assert len(whet.train("model", ROWS, reward=score, **{**SMALL, "num_rollouts": 3}, run_dir=first.folder).rows) == 3
+
+
+def test_an_unfinished_run_goes_on_unless_a_function_changed(here):
+    def made(divisor):
+        return lambda trajectory: len(trajectory.response) % divisor / divisor
+
+    run = whet.train("model", ROWS, reward=made(7), **SMALL)
+    (run.folder / "end.json").unlink()
+    assert whet.train("model", ROWS, reward=made(5), **SMALL).folder != run.folder
+    assert whet.train("model", ROWS, reward=made(7), **SMALL).folder == run.folder
+
+
+class Watcher:
+    """Callbacks that end the run after a step."""
+
+    def __init__(self, last):
+        self.last, self.seen, self.threads = last, [], set()
+
+    def on_step(self, step, metrics):
+        self.threads.add(threading.get_ident())
+        self.seen.append((step, "reward/total" in metrics))
+        return step == self.last
+
+    def on_evaluation(self, step, values):
+        self.seen.append((step, values["eval/test/tasks"]))
+
+
+def test_callbacks_see_steps_and_evaluations_and_may_end_the_run_as_finished(here):
+    watcher = Watcher(2)
+    run = whet.train("model", ROWS, reward=score, test=ROWS[:2], callbacks=watcher, **{**SMALL, "num_rollouts": 5})
+    assert watcher.seen == [(0, 2), (1, True), (2, True), (2, 2)] and watcher.threads == {threading.get_ident()}
+    assert run.status == "finished" and run.model_path.is_dir() and run.best.metric == "eval/test/reward/total"
+
+
+def test_a_callback_that_raises_ends_the_run_which_is_saved(here):
+    class Broken:
+        def on_step(self, step, metrics):
+            raise KeyError("no")
+
+    with pytest.raises(ValueError, match=r"on_step of Broken' raised KeyError: 'no' \(at .*test_calls.py"):
+        whet.train("model", ROWS, reward=score, callbacks=[Broken()], run_dir="runs/broken", **SMALL)
+    assert list(Path("runs/broken/checkpoints").glob("rollout_*"))
+    with pytest.raises(ConfigError, match="a int has neither on_step"):
+        whet.train("model", ROWS, reward=score, callbacks=3, **SMALL)
+
+
+def test_it_works_under_a_running_event_loop_with_callbacks_on_the_callers_thread(here):
+    async def cell():
+        watcher = Watcher(None)
+        return whet.train("model", ROWS, reward=score, callbacks=watcher, **SMALL), watcher
+
+    run, watcher = asyncio.run(cell())
+    assert run.status == "finished" and watcher.threads == {threading.get_ident()} and len(watcher.seen) == 2
+
+
+def test_a_start_that_fails_leaves_nothing(here):
+    for wrong in ({"model": "nothing"}, {"data": [{"question": "a"}]}, {"reward": "maths"}):
+        given = {"model": "model", "data": ROWS, "reward": score, **wrong}
+        with pytest.raises(ValueError):
+            whet.train(**given, **SMALL)
+    assert not Path("runs").exists()
+
+
+def test_functions_of_this_process_are_refused_where_other_processes_run(here):
+    with pytest.raises(ValueError, match=r"start processes of their own .* no lambda of this one: put the functions into a file"):
+        whet.train("model", ROWS, reward=lambda t: 0.0, train__parallel={"shard": 2}, **SMALL)
+
+
+def test_supervised_calls(here):
+    roles = ("user", "assistant")
+    said = [[{"role": role, "content": text} for role, text in zip(roles, row.values(), strict=True)] for row in ROWS]
+    conversations = [{"messages": messages} for messages in said]
+    small = {"num_steps": 2, "observe__display": "none"}
+    run = whet.sft("model", conversations, samples_per_step=2, **small)
+    assert run.status == "finished" and "sft/loss" in run.rows[-1]
+    pairs = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "no"} for row in ROWS]
+    run = whet.dpo("model", pairs, test=pairs[:2], data__prompt_key="prompt", pairs_per_step=2, **small)
+    assert any(name.startswith("eval/") for name in run.results)
+    assert whet.reward_model("model", pairs, data__prompt_key="prompt", pairs_per_step=2, **small).status == "finished"
+
+
+def test_evaluate_and_generate(here, capsys):
+    run = whet.evaluate("model", ROWS, reward=score, rollout=SMALL["rollout"], observe__display="none")
+    assert run.results["eval/test/tasks"] == len(ROWS) and run.folder.parent.name.startswith("evaluate-")
+    run.show(num=1)
+    assert QUESTION in capsys.readouterr().out
+    found = whet.generate("model", ["a", "b"], samples=2, reward=lambda t: 3.0, rollout=SMALL["rollout"])
+    assert len(found) == 4 and {t.rewards.total for t in found} == {3.0}
+    (silent,) = whet.generate("model", "a", rollout={**SMALL["rollout"], "temperature": 0})
+    assert silent.rewards is None and 0 < len(silent.turns[0].tokens) <= 8
+
+
+QUESTION = ROWS[0]["prompt"]
+
+
+def test_tools_of_the_caller_are_played_with_and_its_run_generates_with_them(here):
+    asked = []
+
+    def double(x: int) -> str:
+        """Double a number.
+
+        Args:
+            x: a number.
+        """
+        asked.append(x)
+        return str(2 * x)
+
+    run = whet.train("model", ROWS, reward=score, tools=[double], **SMALL)
+    assert run.settings["env"]["tools"] == ["whet.here:double"]
+    assert isinstance(run.generate(QUESTION, temperature=0), str)
+    with pytest.raises(ConfigError, match=r"whet.here:double was a function of another Python process: whet\.generate"):
+        whet.Run(run.folder).generate(QUESTION)
+
+
+SCRIPT = """
+    import sys, os, signal
+    import whet
+    from tests.api.small import ROWS, SMALL
+
+    class Interrupt:
+        def on_step(self, step, metrics):
+            if step == 1 and "interrupt" in sys.argv:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def score(trajectory):
+        return len(trajectory.response) % 7 / 7
+
+    try:
+        run = whet.train("model", ROWS, reward=score, callbacks=Interrupt(), **{**SMALL, "num_rollouts": 4})
+    except KeyboardInterrupt as stopped:
+        print("stopped:", stopped)
+    else:
+        print("done:", run.folder, len(run.rows))
+"""
+
+
+def start(folder, *arguments):
+    (folder / "mine.py").write_text(textwrap.dedent(SCRIPT))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "mine.py", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.long
+def test_ctrl_c_saves_and_the_same_call_goes_on(here):
+    stopped = start(here, "interrupt")
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"stopped: stopped by {signal.SIGINT.name}, and saved in runs/train-" in stopped.stdout
+    done = start(here)
+    assert done.returncode == 0 and f"done: runs/{folders()[0]} 4" in done.stdout, done.stdout + done.stderr
+    assert len(folders()) == 1

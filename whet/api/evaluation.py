@@ -1,0 +1,82 @@
+"""`whet.evaluate` and `whet.generate`: a model that plays and does not learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.api.calls import Named, new_folder, played_tables, rows_in
+from whet.api.given import NO_DATA, read_given
+from whet.api.process import CallerThread
+from whet.api.run import Run
+from whet.here import holding
+from whet.settings.rl import RunConfig
+from whet.types import Trajectory
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from whet.api.keywords import TrainSettings  # pyright: ignore[reportMissingModuleSource]
+
+
+def evaluate(
+    model: str | Path | Mapping[str, Any],
+    data: Any = None,
+    reward: Named | Sequence[Named] | None = None,
+    *,
+    tools: Sequence[str | Callable[..., Any]] | None = None,
+    **settings: Unpack[TrainSettings],
+) -> Run:
+    """Play rows once and score the replies, as `whet evaluate` does. Arguments as for `train`.
+
+    Returns:
+        A run without training, in a new folder `runs/evaluate-TIME`: `results` has mean@n, pass@k, lengths and outcomes, and `show` the
+        replies.
+    """
+    tables = played_tables(model, None, reward, tools, None)
+    given = read_given({**tables, "data": {"train": NO_DATA}, "evaluate": {"sets": {"test": {"path": data}}}}, settings)
+    folder = Path(given.tree.get("run_dir") or new_folder("evaluate"))
+    with holding(given.functions), rows_in(given, folder):
+        from whet.runs.commands import evaluate as play
+
+        config = given.config(RunConfig, folder)
+        CallerThread().run(lambda: play(config, f"whet.evaluate(..., run_dir={str(folder)!r})", base=True))
+    return Run(max(folder.glob("evaluate_*"), key=lambda path: int(path.name.rpartition("_")[2])), given.functions)
+
+
+def generate(
+    model: str | Path | Mapping[str, Any],
+    prompts: Any,
+    *,
+    samples: int = 1,
+    reward: Named | Sequence[Named] | None = None,
+    tools: Sequence[str | Callable[..., Any]] | None = None,
+    **settings: Unpack[TrainSettings],
+) -> list[Trajectory]:
+    """Replies of a model.
+
+    Args:
+        model: folder, or name on the Hugging Face hub.
+        prompts: texts, or rows as for `whet.train`.
+        samples: replies to each.
+        reward: scores them; None: they have no reward.
+        tools: functions that the model may call.
+        settings: those of `whet.train`, such as `rollout__max_turn_tokens` and `rollout__temperature` (0: the most likely reply).
+
+    Returns:
+        A trajectory for each reply, prompt by prompt; `response` is its text.
+    """
+    from whet.api.player import Player
+
+    given = read_given(played_tables(model, None, reward, tools, None), settings)
+    given.tree.setdefault("data", {}).setdefault("train", NO_DATA)
+    given.tree.setdefault("reward", {"name": "random"})
+    config: RunConfig = given.config(RunConfig, Path("runs/generate"))
+    with holding(given.functions):
+        player = Player(config, scored=reward is not None)
+    try:
+        greedy = config.rollout.temperature == 0
+        return [trajectory for group in player.play(prompts, samples, greedy=greedy) for trajectory in group.trajectories]
+    finally:
+        player.close()
