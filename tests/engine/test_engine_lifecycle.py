@@ -747,3 +747,36 @@ def test_a_score_counts_as_a_step_and_new_weights_do_not():
         assert seen[-1] > 0 == (await engine.health()).step_s
 
     serve(engine, play)
+
+def test_a_reply_says_how_long_it_waited_and_computed():
+    engine = engine_of(tiny(), max_running=1)
+
+    async def last_of(request):
+        chunks = [chunk async for chunk in engine.generate(request)]
+        assert all(chunk.times is None for chunk in chunks[:-1])
+        return chunks[-1].times
+
+    async def play():
+        return await asyncio.gather(last_of(ask("a", chunk_tokens=4)), last_of(ask("b", chunk_tokens=4)))
+
+    first, second = serve(engine, play)
+    assert min(first.queue_s, second.queue_s) >= 0 and min(first.prefill_s, first.decode_s, second.prefill_s, second.decode_s) > 0
+    assert second.queue_s > first.prefill_s + first.decode_s, "one runs at a time"
+
+
+def test_a_reply_that_never_ran_has_no_times():
+    engine = engine_of(tiny(), max_running=1)
+
+    async def play():
+        gate = Gate(engine)
+        running = asyncio.ensure_future(anext(engine.generate(ask("a"))))
+        await gate.entered()
+        waiting = asyncio.ensure_future(anext(engine.generate(ask("b"))))
+        await asyncio.sleep(0)
+        stopped = asyncio.ensure_future(engine.abort("b"))
+        gate.open()
+        await stopped
+        return await waiting, await running
+
+    cut, whole = serve(engine, play)
+    assert cut.finish is Finish.ABORT and cut.times is None and whole.times is not None

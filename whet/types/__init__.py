@@ -20,7 +20,7 @@ from whet.types.records import (
     Turn,
     TurnNote,
 )
-from whet.types.requests import Chunk, Grammar, Receipt, Request, SamplingParams, Scored, text_before
+from whet.types.requests import Chunk, Grammar, Receipt, ReplyTimes, Request, SamplingParams, Scored, text_before
 
 __all__ = [
     "JSON",
@@ -37,6 +37,7 @@ __all__ = [
     "Pair",
     "Progress",
     "Receipt",
+    "ReplyTimes",
     "Request",
     "Rewards",
     "RunFailed",

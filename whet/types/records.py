@@ -246,7 +246,7 @@ class Trajectory:
     temperature: float = 1.0
     """The sampling temperature of every model turn in it."""
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds spent waiting, by cause: engine, env, reward."""
+    """Seconds spent waiting, by cause: engine, env, reward; parts of engine's, where the engine reports them: queue, prefill, decode."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Counts of events in the trajectory: tool_calls, tool_calls_malformed, tool_errors ..."""
     stop: str | None = None

@@ -141,6 +141,18 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyTimes:
+    """Seconds that an engine took for the parts of a reply."""
+
+    queue_s: float
+    """From the request to its admission."""
+    prefill_s: float
+    """From there to its first token."""
+    decode_s: float
+    """From there to its end, waits of a preempted or paused request included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a reply. The last one of a request carries its finish reason."""
 
@@ -158,6 +170,8 @@ class Chunk:
     num_cached: int = field(default=0, compare=False)
     """Tokens of the request's context that were in the cache when the request was first admitted. Not
     compared: two answers are equal whether or not the cache was used."""
+    times: ReplyTimes | None = field(default=None, compare=False)
+    """Times of the whole reply, with its last chunk. None: the engine does not report them, or a token was never sampled."""
 
     def __post_init__(self) -> None:
         to_columns(self, _CHUNK_COLUMNS)

@@ -6,6 +6,7 @@ pending token is a decode step, several are a chunk of prefill.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Sequence:
     """Tokens that were in the cache when it was first let in; None: it was not yet."""
     delivered: int = 0
     """Sampled tokens already handed out."""
+    admitted_at: float | None = None
+    """Time at which it was first let in; None: it was not yet."""
 
     @property
     def num_prompt(self) -> int:
@@ -190,7 +193,7 @@ class Scheduler:
         if match.tail is not None:
             self._fork_tail(sequence, match.tail, match.num_tail, wanted)
         if sequence.num_prefix_hits is None:
-            sequence.num_prefix_hits = sequence.num_cached_tokens
+            sequence.num_prefix_hits, sequence.admitted_at = sequence.num_cached_tokens, time.monotonic()
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_place)
         self._take_blocks(sequence, sequence.num_pending_tokens)
