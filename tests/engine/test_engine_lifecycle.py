@@ -753,8 +753,8 @@ def test_a_reply_says_how_long_it_waited_and_computed():
 
     async def last_of(request):
         chunks = [chunk async for chunk in engine.generate(request)]
-        assert all(chunk.times is None for chunk in chunks[:-1])
-        return chunks[-1].times
+        assert all(chunk.latency is None for chunk in chunks[:-1])
+        return chunks[-1].latency
 
     async def play():
         return await asyncio.gather(last_of(ask("a", chunk_tokens=4)), last_of(ask("b", chunk_tokens=4)))
@@ -764,7 +764,7 @@ def test_a_reply_says_how_long_it_waited_and_computed():
     assert second.queue_s > first.prefill_s + first.decode_s, "one runs at a time"
 
 
-def test_a_reply_that_never_ran_has_no_times():
+def test_a_reply_that_never_ran_has_no_latency():
     engine = engine_of(tiny(), max_running=1)
 
     async def play():
@@ -779,4 +779,4 @@ def test_a_reply_that_never_ran_has_no_times():
         return await waiting, await running
 
     cut, whole = serve(engine, play)
-    assert cut.finish is Finish.ABORT and cut.times is None and whole.times is not None
+    assert cut.finish is Finish.ABORT and cut.latency is None and whole.latency is not None

@@ -25,7 +25,7 @@ from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
-from whet.types import Failure, Finish, Message, Origin, Outcome, ReplyTimes, Request, SamplingParams, Task, Trajectory, Turn
+from whet.types import Failure, Finish, Message, Origin, Outcome, ReplyLatency, Request, SamplingParams, Task, Trajectory, Turn
 from whet.types.columns import Growing, Ints, Ragged, Runs
 
 PLAY = "rollout.play"
@@ -324,7 +324,7 @@ class TrajectoryRun:
             self.request = ""
             self._open = None
             self._charge("engine", began)
-            self._charge_parts(reply.times)
+            self._charge_parts(reply.latency)
             if not in_time:
                 self._keep(coming, reply)
         if not in_time:
@@ -401,10 +401,10 @@ class TrajectoryRun:
         finally:
             self._charge("env", began)
 
-    def _charge_parts(self, times: ReplyTimes | None) -> None:
+    def _charge_parts(self, latency: ReplyLatency | None) -> None:
         """Add the parts of the engine's time."""
-        if times is not None:
-            for cause, seconds in (("queue", times.queue_s), ("prefill", times.prefill_s), ("decode", times.decode_s)):
+        if latency is not None:
+            for cause, seconds in (("queue", latency.queue_s), ("prefill", latency.prefill_s), ("decode", latency.decode_s)):
                 self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
 
     def _charge(self, cause: str, began: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from whet.engine.base import Engine
 from whet.env.deadline import Deadline
-from whet.types import Finish, ReplyTimes, Request
+from whet.types import Finish, ReplyLatency, Request
 from whet.types.columns import Floats, Growing, Ints, Ragged
 
 ABORT_GRACE_S = 5.0
@@ -28,8 +28,8 @@ class Reply:
     nucleus: list[Ragged] = field(default_factory=list)
     """Nuclei of the tokens, if the request asked for them."""
     finish: Finish | None = None
-    times: ReplyTimes | None = None
-    """Times that the engine reported with it."""
+    latency: ReplyLatency | None = None
+    """Reported by the engine with it."""
 
     def add(self, tokens: Ints, logprobs: Floats, versions: Iterable[tuple[int, int]], nucleus: Ragged | None) -> None:
         """More tokens at its end."""
@@ -90,7 +90,7 @@ async def _read(engine: Engine, request: Request, reply: Reply) -> None:
         async for chunk in stream:
             reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], chunk.nucleus)
             if chunk.finish is not None:
-                reply.finish, reply.times = chunk.finish, chunk.times
+                reply.finish, reply.latency = chunk.finish, chunk.latency
                 break
     finally:
         # Now, not when it is collected: the engine takes the request out as its generator ends.

@@ -20,7 +20,7 @@ from whet.types.records import (
     Turn,
     TurnNote,
 )
-from whet.types.requests import Chunk, Grammar, Receipt, ReplyTimes, Request, SamplingParams, Scored, text_before
+from whet.types.requests import Chunk, Grammar, Receipt, ReplyLatency, Request, SamplingParams, Scored, text_before
 
 __all__ = [
     "JSON",
@@ -37,7 +37,7 @@ __all__ = [
     "Pair",
     "Progress",
     "Receipt",
-    "ReplyTimes",
+    "ReplyLatency",
     "Request",
     "Rewards",
     "RunFailed",

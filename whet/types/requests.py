@@ -141,7 +141,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyTimes:
+class ReplyLatency:
     """Seconds that an engine took for the parts of a reply."""
 
     queue_s: float
@@ -170,8 +170,8 @@ class Chunk:
     num_cached: int = field(default=0, compare=False)
     """Tokens of the request's context that were in the cache when the request was first admitted. Not
     compared: two answers are equal whether or not the cache was used."""
-    times: ReplyTimes | None = field(default=None, compare=False)
-    """Times of the whole reply, with its last chunk. None: the engine does not report them, or a token was never sampled."""
+    latency: ReplyLatency | None = field(default=None, compare=False)
+    """Latency of the whole reply, with its last chunk. None: the engine does not report them, or a token was never sampled."""
 
     def __post_init__(self) -> None:
         to_columns(self, _CHUNK_COLUMNS)

@@ -23,7 +23,7 @@ from whet.model.causal import CausalModel
 from whet.model.digest import digests_of
 from whet.transport.apply import Arrived, copy_weights
 from whet.transport.base import Stream
-from whet.types import Chunk, Finish, Receipt, ReplyTimes, Request, Scored
+from whet.types import Chunk, Finish, Receipt, ReplyLatency, Request, Scored
 from whet.types.columns import Floats, Ints, Ragged
 
 
@@ -42,12 +42,12 @@ class _Call:
     first_token_at: float | None = None
 
     @property
-    def times(self) -> ReplyTimes | None:
-        """Times of a reply that ends now; None: it has no token."""
+    def latency(self) -> ReplyLatency | None:
+        """Latency of a reply that ends now; None: it has no token."""
         admitted_at = None if self.sequence is None else self.sequence.admitted_at
         if admitted_at is None or self.first_token_at is None:
             return None
-        return ReplyTimes(admitted_at - self.began_at, self.first_token_at - admitted_at, time.monotonic() - self.first_token_at)
+        return ReplyLatency(admitted_at - self.began_at, self.first_token_at - admitted_at, time.monotonic() - self.first_token_at)
 
 
 class EmbeddedEngine:
@@ -254,7 +254,7 @@ class EmbeddedEngine:
         if finish is not None:
             found = 0 if sequence is None else sequence.num_prefix_hits or 0
             last = chunks.pop() if chunks else Chunk(Ints(), Floats(), self.version, num_cached=found)
-            chunks.append(replace(last, finish=finish, times=call.times))
+            chunks.append(replace(last, finish=finish, latency=call.latency))
         for chunk in chunks:
             call.chunks.put_nowait(chunk)
 

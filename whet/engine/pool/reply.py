@@ -99,7 +99,7 @@ def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
     """Chunks that follow each other, those of one version as one; an empty one at the end goes with what is before it."""
     if len(chunks) > 1 and not chunks[-1].tokens:
         *chunks, last = chunks
-        chunks[-1] = replace(chunks[-1], finish=last.finish, times=last.times)
+        chunks[-1] = replace(chunks[-1], finish=last.finish, latency=last.latency)
     for version, run in groupby(chunks, key=lambda chunk: chunk.version):
         parts = list(run)
         yield Chunk(
@@ -111,5 +111,5 @@ def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
             tuple(top for part in parts for top in part.top_logprobs),
             Ragged.join(part.nucleus for part in parts),
             parts[0].num_cached,
-            parts[-1].times,
+            parts[-1].latency,
         )
