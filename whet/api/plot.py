@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,16 @@ def plot(rows: Sequence[Mapping[str, JSON]], metrics: Mapping[str, str] | None, 
         raise ValueError(f"{title}: there is nothing{asked} to draw yet")
     columns = min(len(wanted), 2)
     lines = -(-len(wanted) // columns)
-    figure = Figure(figsize=(5 * columns, 3 * lines), layout="constrained")
+
+    class Curves(Figure):
+        """A figure that a notebook draws."""
+
+        def _repr_png_(self) -> bytes:
+            drawn = io.BytesIO()
+            self.savefig(drawn, format="png")
+            return drawn.getvalue()
+
+    figure = Curves(figsize=(5 * columns, 3 * lines), layout="constrained")
     figure.suptitle(title)
     for place, (name, label) in enumerate(wanted.items(), start=1):
         axes = figure.add_subplot(lines, columns, place)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from whet.observe.notebook import in_notebook
 from whet.observe.watch import WATCH, Watch
 from whet.stop import on_signals
 
@@ -67,11 +67,6 @@ def _loop_runs() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def in_notebook() -> bool:
-    """True in a process that a notebook's cells run in."""
-    return "ipykernel" in sys.modules
 
 
 @contextmanager

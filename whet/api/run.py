@@ -158,12 +158,13 @@ class Run:
         Raises:
             ValueError: there are no records, or none of what was asked for.
         """
+        from whet.observe.notebook import in_notebook
         from whet.observe.transcript import page
         from whet.runs.show import ShowQuery, conversations
 
         query = ShowQuery(rollout, task, best, worst, tool=tool, num=num, tokens=tokens)
         found = conversations(self._recorded, query)
-        if "ipykernel" in sys.modules:
+        if in_notebook():
             from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
 
             display(HTML(page([each for _, each in found])))
