@@ -33,7 +33,7 @@ NO_SETTINGS = {
     *("env.resources", "env.start", "env.step", "env.close"),  # where a trajectory failed
     *("model.safetensors", "model.safetensors.index.json", "batch.safetensors", "tie_word_embeddings", "attention_dropout"),  # a model's
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
-    *("class", "style", "title"),  # HTML's
+    *("class", "style", "title", "value", "max"),  # HTML's
     *("a.b.c", "tool_choice"),  # stands for any key; a client's
 }
 GAP = "\x00"

@@ -21,6 +21,7 @@ import typer
 from whet.observe.record_query import RecordQuery
 from whet.plan.options import PlanOptions
 from whet.runs.errors import command_line, guarded, print_in_colour, words_of
+from whet.runs.show import ShowQuery
 
 if TYPE_CHECKING:
     from whet.evaluate.score import ScoreSummary
@@ -335,6 +336,34 @@ def records(run: Path, query: RecordQuery) -> None:
     if not guarded(work):
         _echo("no trajectory is like this")
         raise typer.Exit(1)
+
+
+def _with_show_options(command: Callable[[Path, ShowQuery], None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter for its argument, and one for each option."""
+
+    @wraps(command)
+    def called(run: Path, **given: Any) -> None:
+        command(run, ShowQuery(**given))
+
+    options = [_parameter(option, get_type_hints(ShowQuery)) for option in fields(ShowQuery)]
+    called.__signature__ = Signature([Parameter("run", Parameter.KEYWORD_ONLY, annotation=RecordedRun), *options])  # type: ignore[attr-defined]
+    return called
+
+
+@app.command()
+@_with_show_options
+def show(run: Path, query: ShowQuery) -> None:
+    """Show conversations of a run's newest rollout: the best, the worst and a typical one, or those that are asked for.
+
+    Example: whet show runs/gsm8k --rollout 12 --worst --tokens
+    """
+
+    def work() -> None:
+        from whet.runs.show import show_run
+
+        show_run(run, query, lambda text: _echo(text), colour=sys.stdout.isatty())
+
+    guarded(work)
 
 
 def _with_plan_options(command: Callable[[PlanOptions, Path | None], None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Notebooks, run by a kernel: eight lines from rows to a trained model, supervised runs, an interrupt, pictures and replies below the cells."""
+"""Notebooks, run by a kernel: from rows to a trained model, an interrupt, pictures and replies below the cells."""
 
 import os
 import sys
@@ -26,7 +26,8 @@ def double(x: int) -> str:
     return str(2 * x)
 run = whet.train("model", rows, reward=score, tools=[double], num_rollouts=2, SMALL)
 """
-SMALL = 'batch={"prompts_per_rollout": 2, "samples_per_prompt": 3}, rollout={"max_turn_tokens": 8, "max_tokens": 400}, train__optim__lr=1e-2'
+SIZES = 'batch={"prompts_per_rollout": 2, "samples_per_prompt": 3}, train__optim__lr=1e-2'
+SMALL = f'{SIZES}, rollout={{"max_turn_tokens": 8, "max_tokens": 400}}'
 
 
 @pytest.fixture

@@ -160,10 +160,10 @@ class Run:
         """
         from whet.observe.notebook import in_notebook
         from whet.observe.transcript import page
-        from whet.runs.show import ShowQuery, conversations
+        from whet.runs.show import ShowQuery, transcripts
 
         query = ShowQuery(rollout, task, best, worst, tool=tool, num=num, tokens=tokens)
-        found = conversations(self._recorded, query)
+        found = transcripts(self._recorded, query)
         if in_notebook():
             from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
 

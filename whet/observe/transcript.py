@@ -52,7 +52,7 @@ class Transcript:
     id: str
     outcome: str
     reward: float | None
-    parts: Sequence[ShownMessage]
+    messages: Sequence[ShownMessage]
     components: Mapping[str, float] = field(default_factory=dict[str, float])
     label: str | None = None
     detail: str = ""
@@ -73,18 +73,21 @@ class Transcript:
             return f"\x1b[{code}m{text}\x1b[0m" if colour else text
 
         lines = [painted(printable(self.title), "1")]
-        for part in self.parts:
+        for part in self.messages:
             note = f" ({part.note})" if part.note else ""
             text = printable(shortened(part.text)).replace("\n", "\n    ")
             lines.append(f"  {painted(part.role + note, COLOURS.get(part.role, '0'))}\n    {text}")
         if self.detail:
             lines.append(f"  {painted('reward', '1')}\n    {printable(self.detail)}")
+        for place, each in enumerate(self.tokens):
+            code = {"model": "32", "environment": "33"}.get(each.origin, "36")
+            lines.append(f"  {place:>5}  {painted(repr(each.text)[1:-1].ljust(16), code)}  {each.note()}")
         return "\n".join(lines)
 
     def as_html(self) -> str:
         """For a browser or a notebook: the messages, and each token with its numbers where they are there."""
         parts = [f"<h3>{html.escape(self.title)}</h3>"]
-        for part in self.parts:
+        for part in self.messages:
             note = f" ({part.note})" if part.note else ""
             role = html.escape(part.role + note)
             parts.append(f'<div class="{html.escape(part.role)}"><b>{role}</b><pre>{html.escape(shortened(part.text))}</pre></div>')

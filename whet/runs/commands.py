@@ -43,7 +43,7 @@ from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
-from whet.evaluate.evaluation import EvaluationSet
+from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
 from whet.observe.build_display import build_display
 from whet.observe.display import Display
@@ -54,6 +54,7 @@ from whet.rollout.metrics import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.scheduler import RolloutSpec
 from whet.runfolder.journal import LoggedDisplay
+from whet.runs.closing import figures, next_commands, replies
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
 from whet.settings.supervised import chat_of
@@ -172,6 +173,10 @@ def finish(config: BaseRunConfig, observer: Observer, policy: Backend, source: P
     """Export the model of a run that has come to its end."""
     export_model(policy, config, source, run_dir / "model", chat_of(config).template_text)
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
+    for line in figures(run_dir):
+        observer.display.note(line)
+    for line in [*replies(run_dir), *next_commands(run_dir)]:
+        observer.display_without_log.note(line)  # the log holds no replies
 
 
 def evaluate(
@@ -229,6 +234,9 @@ def play_evaluations(
     display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
     asyncio.run(with_parts(work(), parts))
     display.table(f"evaluation of {measured}", ("metric", "value"), list(values.items()))
+    for chosen in sets:
+        for line in replies(set_folder(session.folder, chosen.name)):
+            console.note(line)
     return values
 
 
@@ -269,6 +277,8 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         total = asyncio.run(with_parts(work(), parts))
         title = f"{num_prompts} prompts x {plan.samples_per_prompt}, in {output / 'rollouts'}"
         display.table(title, ("metric", "value"), list(flatten(total).items()))
+        for line in [*replies(output), f"next:\n  whet show {output}"]:
+            display.note(line)
     return num_prompts * plan.samples_per_prompt
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.observe.transcript import Transcript, recorded
+from whet.observe.transcript import Transcript, page, recorded
 
 Which = Literal["best", "worst", "typical"]
 WHICH: tuple[Which, ...] = ("best", "worst", "typical")
@@ -35,7 +35,7 @@ class ShowQuery:
     html: Path | None = field(default=None, metadata=_option("Write a page of HTML instead.", metavar="FILE"))
 
 
-def conversations(run: Path, query: ShowQuery) -> list[tuple[str, Transcript]]:
+def transcripts(run: Path, query: ShowQuery) -> list[tuple[str, Transcript]]:
     """The conversations that a query asks for, each with the word that chose it, or "".
 
     Raises:
@@ -66,6 +66,17 @@ def conversations(run: Path, query: ShowQuery) -> list[tuple[str, Transcript]]:
     else:
         chosen = chosen_of(rows, asked or WHICH, lambda each: each[0]["reward"])
     return [(word, recorded(each, text_of, tokens=query.tokens)) for word, each in chosen]
+
+
+def show_run(run: Path, query: ShowQuery, say: Callable[[str], None], *, colour: bool) -> None:
+    """Show the conversations that a query asks for, or write them as a page."""
+    found = transcripts(run, query)
+    if query.html is not None:
+        query.html.write_text(page([each for _, each in found]), encoding="utf-8")
+        say(f"{query.html}: {len(found)} conversations")
+        return
+    for word, each in found:
+        say((f"{word}: " if word else "") + each.as_text(colour=colour) + "\n")
 
 
 def chosen_of(items: Sequence[Any], words: Sequence[Which], reward_of: Callable[[Any], float | None]) -> list[tuple[str, Any]]:

@@ -1,0 +1,92 @@
+"""What commands say at their end, and the conversations of `whet show`."""
+
+import re
+
+import pytest
+
+from tests.e2e.tiny_run import make_files, run_config
+from whet.cli import main
+from whet.runs.commands import train
+from whet.runs.show import ShowQuery, chosen_of, transcripts
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A run's folder, its log, and what it printed."""
+    import contextlib
+    import io
+
+    folder = tmp_path_factory.mktemp("shown")
+    make_files(folder)
+    sets = {"before_training": True, "sets": {"test": {"path": str(folder / "train.jsonl")}}}
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        train(run_config(folder, "run", evaluate=sets, observe={"display": "plain"}))
+    return folder / "run", out.getvalue()
+
+
+def test_a_command_ends_with_figures_replies_and_what_comes_next(shown):
+    run, out = shown
+    after = out.partition("the model is in")[2]
+    assert re.search(r"reward: 0\.\d+ in the first 2 steps, 0\.\d+ in the last 2", after)
+    assert re.search(r"eval/test/mean@1: 0\.\d+ at first, 0\.\d+ at the end", after)
+    assert all(re.search(rf"{word} reply: reward 0?\.?\d+.* -> ", after) for word in ("best", "worst", "typical")), after
+    assert f"whet show {run}" in after and f"whet serve {run}/model" in after
+    assert "reply:" not in (run / "log.txt").read_text(), "the log holds no replies"
+
+
+def whet(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["whet", *map(str, arguments)])
+    try:
+        main()
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def test_show_prints_the_best_the_worst_and_a_typical_conversation(shown, monkeypatch, capsys):
+    run, _ = shown
+    status, out, _ = whet(monkeypatch, capsys, "show", run)
+    words = [line.split(":")[0] for line in out.splitlines() if "reward" in line]
+    assert (status or 0) == 0 and out.count("\n  user\n") == 3 and words == ["best", "worst", "typical"]
+    rewards = [float(found) for found in re.findall(r"reward ([\d.]+)", out)]
+    assert rewards[0] >= rewards[2] >= rewards[1]
+    _, out, _ = whet(monkeypatch, capsys, "show", run, "--rollout", 0, "--worst", "--tokens")
+    assert out.startswith("worst: ") and re.search(r"model, trains, log-prob -\d.*, advantage -?\d.*, version \d", out)
+    _, out, _ = whet(monkeypatch, capsys, "show", run / "evaluations/test", "--num", 2)
+    assert out.count("\n  user\n") == 2
+
+
+def test_show_writes_a_page(shown, monkeypatch, capsys, tmp_path):
+    run, _ = shown
+    whet(monkeypatch, capsys, "show", run, "--tokens", "--html", tmp_path / "x.html")
+    page = (tmp_path / "x.html").read_text()
+    assert page.count('<section class="whet">') == 3 and 'class="model trains" title="model, trains, log-prob' in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--rollout", 9), "there are no records of rollout 9; there are those of 0 to 3"),
+        (("--tool",), "in no conversation of rollout 3 did the model call a tool"),
+        (("--task", "train/99"), "no task's id has 'train/99'"),
+    ],
+)
+def test_what_is_not_there_is_said(shown, monkeypatch, capsys, arguments, told):
+    status, _, err = whet(monkeypatch, capsys, "show", shown[0], *arguments)
+    assert status == 2 and told in err
+
+
+def test_a_page_and_a_terminal_are_safe_from_what_a_model_wrote(shown):
+    _, transcript = transcripts(shown[0], ShowQuery(best=True))[0]
+    message = type(transcript.messages[0])("assistant", "\x1b[2J<script>alert(1)</script>")
+    hostile = type(transcript)("x", "completed", 1.0, [message])
+    assert "\x1b" not in hostile.as_text() and "<script>" not in hostile.as_html()
+
+
+def test_words_choose_by_reward():
+    assert chosen_of([3, 1, 2], ("best", "worst", "typical"), float) == [("best", 3), ("worst", 1), ("typical", 2)]
+    assert chosen_of([1, 1], ("best", "worst", "typical"), float) == [("best", 1), ("worst", 1)]
+    assert chosen_of(["a", "b"], ("best",), lambda each: None) == [("", "a")]
