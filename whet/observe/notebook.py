@@ -17,7 +17,8 @@ SHOWN_STEPS = 10
 
 def in_notebook() -> bool:
     """True in a process that a notebook's cells run in."""
-    return "ipykernel" in sys.modules
+    python = sys.modules.get("IPython")
+    return python is not None and hasattr(python.get_ipython(), "kernel")
 
 
 class NotebookDisplay(PlainDisplay):
