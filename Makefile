@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-rest durations test-all test-oldest lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart test test-rest test-viewer durations test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -33,18 +33,24 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 
 # About eight minutes on two cores, after lint.
 test: lint
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long and not browser"
 
 # What `make test` leaves: whole runs, clusters and many processes.
 test-rest: setup
-	$(PYTEST) -m "long and not slow"
+	$(PYTEST) -m "long and not slow and not browser"
+
+# The viewer's page in Chromium: Debian's (apt-get install chromium) or the one that CHROMIUM names. Without one this fails, and where CI is set it is
+# installed first.
+test-viewer: setup
+	$(BIN)/python -m pytest -m browser tests/view
 
 # Writes how long the tests of each file take.
 durations: setup
-	$(PYTEST) -m "not slow" --durations-file=tests/durations.txt
+	$(PYTEST) -m "not slow and not browser" --durations-file=tests/durations.txt
 
 test-all: lint
-	$(PYTEST)
+	$(PYTEST) -m "not browser"
+	$(MAKE) test-viewer
 	$(MAKE) test-oldest
 
 # The tests that are not slow on the oldest transformers that pyproject.toml admits, and the oldest torch that package indexes offer for CPUs alone: of
@@ -61,7 +67,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt Makefile
 	touch $(OLDEST)/.ready
 
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
 
 # Writes docs/errors.md from what the errors' tests print.
 docs: setup

@@ -30,6 +30,7 @@ LAYERS = [
     {"build"},
     {"plan"},
     {"check"},
+    {"view"},
     {"runs"},
     {"quickstart"},
     {"api"},
@@ -43,11 +44,11 @@ ONLY_IN = {
     "megatron": {"train"},
     "rich": {"observe"},
     "typer": {"cli", "runs"},
-    "pyarrow": {"observe", "data", "transport"},
+    "pyarrow": {"observe", "data", "transport", "view"},
     "filelock": {"runfolder"},
     "peft": {"model"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
+    "starlette": {"serve", "view"},
+    "uvicorn": {"serve", "view"},
 }
 
 

@@ -366,6 +366,31 @@ def show(run: Path, query: ShowQuery) -> None:
     guarded(work)
 
 
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or folders with runs in them.", metavar="RUN...")] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0: one that is free.", min=0, max=65535)] = 0,
+    lesson: Annotated[str | None, typer.Option(help="Open worked examples: one-plus-one, two-prompts, research, poem, or all.")] = None,
+) -> None:
+    """Show every token of runs on a page of this machine: curves, groups, trajectories, and the formula with a token's numbers in it.
+
+    Reads the folders and writes nothing. The address that it prints has a token: other users of the machine cannot open it.
+
+    Example: whet view runs/gsm8k
+
+    Example: whet view --lesson all
+    """
+
+    def work() -> None:
+        if not runs and lesson is None:
+            raise ValueError("name a run's folder (its run_dir), or open the worked examples with --lesson all")
+        from whet.runs.viewer import serve_page
+
+        serve_page(runs or [], port, lesson, _echo)
+
+    guarded(work)
+
+
 def _with_plan_options(command: Callable[[PlanOptions, Path | None], None]) -> Callable[..., None]:
     """The command as typer reads it: a parameter for its argument, one for each option, and the report's file."""
     model, *options = fields(PlanOptions)

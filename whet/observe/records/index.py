@@ -85,7 +85,7 @@ def read_index(folder: Path) -> pa.Table:
     if not indexed and not missing:
         raise ValueError(f"no records at {folder}: expected a run's folder, or its {folder.name}/ with rollout_*.parquet files")
     with ThreadPoolExecutor(THREADS) as pool:
-        tables = [*pool.map(_read, indexed.values()), *pool.map(index_of_file, missing)]
+        tables = [*pool.map(read_index_file, indexed.values()), *pool.map(index_of_file, missing)]
     return pa.concat_tables(tables).sort_by("rollout_id") if missing else pa.concat_tables(tables)
 
 
@@ -98,7 +98,12 @@ def index_of_file(path: Path) -> pa.Table:
         return index_of(reader.read(columns), path.name, counts)
 
 
-def _read(path: Path) -> pa.Table:
+def read_index_file(path: Path) -> pa.Table:
+    """The rows of one index file.
+
+    Raises:
+        ValueError: a newer version of whet wrote it.
+    """
     with pq.ParquetFile(path) as reader:
         check_version(reader.schema_arrow, path)
         return reader.read(use_threads=False).replace_schema_metadata().cast(INDEX_SCHEMA)

@@ -1,0 +1,95 @@
+"""Texts that mean harm are shown as text, with what would hide or move letters as a visible escape."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from urllib.parse import urlencode
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.view.served import serving
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[31mred\x1b[0m",
+    "abc\u202edcba\u202c",
+    "zero\u200bwidth",
+    "tag\U000e0041",
+    "a" * 1_000_000,
+]
+
+
+@pytest.fixture(scope="module")
+def hostile(lessons, tmp_path_factory):
+    """The poem's run, its texts and tokens replaced."""
+    run = tmp_path_factory.mktemp("hostile") / "run"
+    shutil.copytree(lessons / "poem", run)
+    tokenizer = json.loads((run / "model/tokenizer.json").read_text())
+    table = pq.read_table(run / "rollouts/rollout_000000.parquet")
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    vocabulary = {token: text for text, token in tokenizer["model"]["vocab"].items()}
+    sampled = [i for i, origin in enumerate(rows[0]["origin"]) if origin == 1]
+    for place, text in zip(sampled, HOSTILE, strict=False):
+        token = len(vocabulary)
+        vocabulary[token] = text
+        rows[0]["tokens"][place] = token
+    tokenizer["model"]["vocab"] = {text: token for token, text in vocabulary.items()}
+    (run / "model/tokenizer.json").write_text(json.dumps(tokenizer))
+    rows[0]["turns"][0] |= {"content": "\n".join(HOSTILE), "reasoning_content": HOSTILE[1], "tool_calls": HOSTILE[0]}
+    rows[0]["prompt"][0]["content"] = HOSTILE[1]
+    rows[0]["reward_detail"] = rows[0]["stop"] = HOSTILE[0]
+    rows[0]["reward_components"] = {HOSTILE[1]: 1.0, "b": 2.0}
+    rows[0]["error"] = {"kind": HOSTILE[0], "message": HOSTILE[1], "where": HOSTILE[2], "traceback": HOSTILE[3]}
+    with pq.ParquetWriter(run / "rollouts/rollout_000000.parquet", table.schema) as writer:
+        writer.write_table(table.from_pylist(rows, schema=table.schema))
+    failure = {"kind": HOSTILE[0], "message": HOSTILE[2], "where": "x", "traceback": HOSTILE[1]}
+    (run / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE[1]: 1.0, "reward/total": 1.0}) + "\n")
+    with serving(run) as served:
+        yield served, sampled
+
+
+ADDRESS = "#/trajectory?" + urlencode({"run": "run", "rollout": 0, "trajectory": "lesson/0#0/0"})
+
+
+def harmless(page) -> None:
+    assert page.locator("main img, main script, main iframe, main [onerror]").count() == 0
+    text = page.locator("main").inner_text()
+    assert not set(text) & set("\x1b\u202e\u202c\u200b\U000e0041")
+
+
+def test_a_trajectory_of_hostile_texts(open_page, hostile):
+    served, sampled = hostile
+    page = open_page(served.address + ADDRESS)
+    page.wait_for_selector(".strip .token")
+    harmless(page)
+    text = page.locator("article").inner_text()
+    for shown in ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\\x1b", "\\u202e", "\\u200b", "\\u{e0041}"):
+        assert shown in text, shown
+    for place in sampled[: len(HOSTILE)]:
+        page.locator(f".strip [data-token='{place}']").click()
+        harmless(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1300
+    assert "more letters" in page.locator(".token-name").inner_text(), "a megabyte in one token"
+    assert len(page.locator(".strip").inner_text()) < 5000
+
+
+def test_lists_of_hostile_texts(open_page, hostile):
+    served, _ = hostile
+    for address, wanted in (("#/groups?run=run", ".group"), ("#/runs", ".error"), ("#/groups?run=run&text=alert", ".list mark")):
+        page = open_page(served.address + address)
+        page.wait_for_selector(wanted)
+        harmless(page)
+        page.context.close()
+
+
+def test_an_export_of_hostile_texts(open_page, hostile, tmp_path):
+    served, _ = hostile
+    file = tmp_path / "exported.html"
+    file.write_bytes(served.get("export", run="run", rollout=0, trajectory="lesson/0#0/0").body)
+    page = open_page(file.as_uri())
+    page.wait_for_selector(".strip .token")
+    harmless(page)

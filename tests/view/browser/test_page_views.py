@@ -1,0 +1,192 @@
+"""Every view of the page over a quickstart: click paths, filters, addresses, keys, both languages, phone, export."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.view.browser.until import until
+from tests.view.served import serving
+from whet.observe.records import read_index, read_records
+
+RL = "quickstart/rl"
+
+
+@pytest.fixture
+def rows(quickstart):
+    return read_records(quickstart / "rl/rollouts")
+
+
+def of_trajectory(row, **more) -> str:
+    return "#/trajectory?" + urlencode({"run": RL, "rollout": row["rollout_id"], "trajectory": row["trajectory"], **more})
+
+
+def test_runs_have_curves_of_all_metrics(open_page, started, quickstart):
+    page = open_page(started.address + "#/runs")
+    page.wait_for_selector(".chart canvas")
+    names = set(json.loads((quickstart / "rl/metrics.jsonl").read_text().splitlines()[0])) - {"step", "time"}
+    shown = set(page.locator(".chart").evaluate_all("cards => cards.map(card => card.dataset.metric)"))
+    assert names <= shown
+    page.fill("input[type=search]", "reward/")
+    assert all("reward/" in name for name in page.locator(".chart").evaluate_all("cards => cards.map(card => card.dataset.metric)"))
+    assert "metric=reward" in page.url
+    assert page.locator(".timeline svg rect").count() > 0
+    page.locator("input[type=range]").fill("0.9")
+    until(page, "location.hash.includes('smooth=0.9')")
+
+
+def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"step": 1, "reward/total": 0.25}\n')
+    with serving(tmp_path / "run") as served:
+        page = open_page(served.address)
+        page.wait_for_selector(".chart .last b")
+        assert page.locator(".chart .last").first.inner_text() == "0.25"
+        with open(file, "a") as more:
+            more.write('{"step": 2, "reward/total": 0.75}\n')
+        until(page, "document.querySelector('.chart .last').textContent === '0.75'")
+
+
+def test_from_a_run_to_a_token(open_page, started, rows):
+    page = open_page(started.address + "#/runs")
+    page.click(f"a:text-is('{RL}')")
+    page.wait_for_selector(".group")
+    groups = {row["group"] for row in rows if row["rollout_id"] == 1}
+    assert page.locator(".group").count() == len(groups)
+    page.locator(".siblings .reward a").first.click()
+    page.wait_for_selector(".strip .token.model")
+    page.locator(".strip .token.model").first.click()
+    assert page.locator(".token-panel tr[data-quantity=advantage]").count() == 1
+    assert "token=" in page.url
+    page.go_back()
+    page.wait_for_selector(".group")
+
+
+def test_an_address_leads_to_the_same_token(open_page, started, rows):
+    row = next(row for row in rows if len(row["turns"]) > 1)
+    place = row["origin"].index(2) + 1
+    page = open_page(started.address + of_trajectory(row, token=place, colour="logprob"))
+    page.wait_for_selector(".token-panel")
+    assert page.locator(".token-panel").get_attribute("data-place") == str(place)
+    assert page.locator("#colour").input_value() == "logprob"
+    assert page.locator(".strip .token.chosen").get_attribute("data-token") == str(place)
+    assert page.locator(".message.environment").count() >= 1
+
+
+def test_groups_are_sorted_filtered_and_searched(open_page, started, quickstart, rows):
+    page = open_page(started.address + "#/groups?" + urlencode({"run": RL, "rollout": 1}))
+    page.wait_for_selector(".group")
+    page.select_option("#sort", "best")
+    until(page, "location.hash.includes('sort=best')")
+    page.wait_for_selector(".group")
+    means = {row["group"]: row["group_mean"] for row in rows if row["rollout_id"] == 1}
+    order = [int(each) for each in page.locator(".group").evaluate_all("all => all.map(each => each.dataset.group)")]
+    assert [means[group] for group in order] == sorted(means.values(), reverse=True)
+    page.select_option("#filter", "zero_variance")
+    until(page, "location.hash.includes('filter=zero_variance')")
+    until(page, "!document.querySelector('.view .state')?.textContent.includes('Reading')")
+    flat = {row["group"] for row in rows if row["rollout_id"] == 1 and not row["group_std"]}
+    assert page.locator(".group").count() == len(flat)
+    page.select_option("#filter", "all")
+    page.select_option("#rollout", "all")
+    page.wait_for_selector(".list tbody tr")
+    assert page.locator(".list tbody tr").count() == min(100, len({(row["rollout_id"], row["group"]) for row in rows}))
+    word = rows[0]["prompt"][-1]["content"].split()[0]
+    page.fill("#search", word)
+    page.press("#search", "Enter")
+    page.wait_for_selector(".list mark")
+    assert page.locator(".list mark").first.inner_text().lower() == word.lower()
+    assert len(read_index(quickstart / "rl/rollouts")) >= page.locator(".list tbody tr").count() > 0
+
+
+def test_keys_walk_over_tokens_and_views(open_page, started, rows):
+    page = open_page(started.address + of_trajectory(rows[0], token=3))
+    page.wait_for_selector(".token-panel")
+    page.focus(".strip")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".token-panel").get_attribute("data-place") == "4"
+    page.keyboard.press("End")
+    assert page.locator(".token-panel").get_attribute("data-place") == str(len(rows[0]["tokens"]) - 1)
+    before = page.locator("#colour").input_value()
+    page.keyboard.press("c")
+    assert page.locator("#colour").input_value() != before
+    page.keyboard.press("s")
+    page.wait_for_selector("tr[data-step]")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    page.wait_for_selector(".chart canvas")
+
+
+def test_every_view_speaks_chinese(open_page, started, rows):
+    page = open_page(started.address + of_trajectory(rows[0], token=len(rows[0]["tokens"]) - 1), locale="zh-CN")
+    page.wait_for_selector(".token-panel")
+    assert page.locator("html").get_attribute("lang") == "zh-CN"
+    assert page.locator("#top nav").inner_text().split() == ["运行", "组", "轨迹", "对比"]
+    assert "信用分配" in page.locator(".token-panel").inner_text()
+    for view, words in (("runs", "时间花在哪里"), ("groups", "占损失的份额"), ("compare", "训练器与引擎")):
+        page.goto(f"{started.address}#/{view}?" + urlencode({"run": RL}))
+        until(page, "words => document.querySelector('main').innerText.includes(words)", words)
+    page.click("#language")
+    until(page, "document.documentElement.lang === 'en'")
+
+
+def test_two_trajectories_of_a_prompt_are_compared(open_page, started, rows):
+    page = open_page(started.address + of_trajectory(rows[0]))
+    page.click("a:text-is('Compare') >> nth=1")
+    page.wait_for_selector("#other")
+    page.select_option("#other", index=1)
+    page.wait_for_selector(".sides .card >> nth=1")
+    assert page.locator(".diff").count() == 1
+    page.goto(started.address + "#/compare?" + urlencode({"run": RL, "rollout": 1}))
+    page.wait_for_selector(".list tbody tr")
+    page.locator(".list a").first.click()
+    page.wait_for_selector(".token-panel")
+    assert page.locator("#colour").input_value() == "mismatch"
+
+
+def test_a_trajectory_is_exported_as_one_file(open_page, started, rows, tmp_path):
+    page = open_page(started.address + of_trajectory(rows[0]))
+    with page.expect_download() as waiting:
+        page.click("#export")
+    file = tmp_path / "exported.html"
+    waiting.value.save_as(file)
+    assert file.stat().st_size < 1_000_000
+    page.context.set_offline(True)
+    alone = open_page(file.as_uri(), offline=True)
+    alone.wait_for_selector(".strip .token.model")
+    alone.locator(".strip .token.model").first.click()
+    assert alone.locator("tr[data-quantity=advantage] .equal").count() == 1
+    alone.click("button:text-is('中文')")
+    until(alone, "document.documentElement.lang === 'zh-CN'")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone(open_page, started, rows, scheme):
+    run, token = urlencode({"run": RL}), len(rows[0]["tokens"]) - 1
+    for address in ("#/runs", f"#/groups?{run}", of_trajectory(rows[0], token=token), f"#/compare?{run}"):
+        page = open_page(started.address + address, viewport={"width": 390, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
+        until(page, "!document.querySelector('main').innerText.includes('Reading')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+        page.context.close()
+
+
+def test_what_is_wrong_is_reported_on_the_page(open_page, started):
+    page = open_page(started.address + "#/groups?" + urlencode({"run": RL, "rollout": "all", "sort": "rollout"}))
+    page.wait_for_selector(".list")
+    assert page.locator("[role=alert]").count() == 0
+
+
+def test_lessons_lead_to_their_places(open_page, viewer, lessons):
+    page = open_page(viewer.address)
+    page.wait_for_selector(".stops a")
+    links = page.locator(".stops a").evaluate_all("all => all.map(each => each.getAttribute('href'))")
+    assert len(links) >= 15
+    for link in links:
+        page.goto(viewer.address + link)
+        page.wait_for_selector("tr[data-step]" if "view=steps" in link else ".token-panel")
+        assert page.locator(".lesson").count() == 1 and page.locator(".differs").count() == 0

@@ -1,0 +1,145 @@
+"""What the page gets is what is recorded: packs, groups, searches, texts of tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.view.packs import read_pack
+from whet.observe.records import read_records
+from whet.view.folders import ViewedRun, find_runs, json_lines
+from whet.view.index import RunIndex, choose_groups, groups_of_index
+from whet.view.metrics import metrics_pack
+from whet.view.pack import pack
+from whet.view.pieces import Pieces, byte_letters, pieces_of
+from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
+from whet.view.trajectories import rollout_pack, trajectory_pack
+
+
+@pytest.fixture
+def run(lessons):
+    (found,) = find_runs([lessons / "research"])
+    return found
+
+
+def test_a_pack_keeps_every_bit():
+    columns = {"a": np.array([1.5, np.nan], np.float32), "b": np.arange(3, dtype=np.int8), "c": np.array([], np.float64)}
+    head, found = read_pack(pack({"words": "é\u202e"}, columns))
+    assert head["words"] == "é\u202e"
+    for name, column in columns.items():
+        np.testing.assert_array_equal(found[name], column)
+
+
+def test_a_trajectory_has_every_recorded_column(run, lessons):
+    head, columns = read_pack(trajectory_pack(run, RunIndex(run), pieces_of(run), 0, "lesson/0#0/1", None))
+    (row,) = [row for row in read_records(lessons / "research/rollouts") if row["trajectory"] == "lesson/0#0/1"]
+    assert (head["samples"][0]["reward"], len(head["turns"]), head["group"]) == (0.25, 3, 0)
+    for name, value in row.items():
+        if isinstance(value, list) and value and not isinstance(value[0], dict):
+            if all(each is None for each in value):
+                assert f"0:{name}" not in columns
+                continue
+            column = columns[f"0:{name}"]
+            missing = np.nan if column.dtype.kind == "f" else -1
+            np.testing.assert_array_equal(column, np.array([missing if x is None else x for x in value], column.dtype))
+    assert [each["trajectory"] for each in head["siblings"]] == ["lesson/0#0/0", "lesson/0#0/1"]
+    assert head["siblings"][0]["trained"] == 285
+    texts = pieces_of(run)
+    assert b"".join(texts.of(token) or b"" for token in row["tokens"]).decode().endswith("Source: a forum.<|end|>")
+    bounds = [0, *columns["piece_ends"]]
+    spelled = [bytes(columns["piece_bytes"][bounds[i] : bounds[i + 1]]) for i in columns["piece"]]
+    assert spelled == [texts.of(token) for token in row["tokens"]]
+
+
+def test_the_credit_of_a_rollout_is_of_all_its_rows(run, lessons):
+    head, columns = read_pack(rollout_pack(run, 0))
+    rows = read_records(lessons / "research/rollouts")
+    assert head == {"too_long": False, "tokens": sum(len(row["tokens"]) for row in rows), "whole": True, "columns": head["columns"]}
+    np.testing.assert_array_equal(columns["values"], np.concatenate([np.array(row["values"], np.float32) for row in rows]))
+    np.testing.assert_array_equal(columns["trains"], np.concatenate([[w is not None for w in row["first_weights"]] for row in rows]))
+
+
+def test_groups_of_a_rollout_and_of_the_run(lessons):
+    (run,) = find_runs([lessons / "two-prompts"])
+    found = groups_of_rollout(run, RunIndex(run), 0)
+    assert [each["reward"] for each in found["trajectories"]] == [1, 1, 0, 0, 1, 0]
+    assert found["prompts"] == {"0": "What is 7*8?", "1": "What is 17*23?"} and found["trajectories"][1]["text"] == "7*8 is 56."
+    losses = [sum(abs(x) for x in row["first_losses"] if x is not None) for row in read_records(lessons / "two-prompts/rollouts")]
+    assert [each["share"] for each in found["trajectories"]] == pytest.approx(losses)
+    groups = groups_of_index(RunIndex(run).whole())
+    assert list(groups["mean"]) == pytest.approx([2 / 3, 1 / 3]) and list(groups["std"]) == pytest.approx([3**-0.5] * 2)
+    assert choose_groups(groups, "worst", "all", 0, 1)["rows"]["group"] == [1]
+    assert choose_groups(groups, "rollout", "zero_variance", 0, 9)["total"] == 0
+
+
+def test_the_change_of_a_group_is_since_the_row_was_last_played(lessons, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(lessons / "two-prompts", run)
+    index = run / "rollouts/index"
+    table = pq.read_table(index / "rollout_000000.parquet")
+    later = table.to_pylist()
+    for row in later:
+        row |= {"rollout_id": 5, "task_id": row["task_id"].replace("#0", "#1"), "reward": 1.0}
+    pq.write_table(table.from_pylist(later, schema=table.schema), index / "rollout_000005.parquet")
+    (viewed,) = find_runs([run])
+    found = choose_groups(RunIndex(viewed).groups(), "changed", "all", 0, 9)["rows"]
+    assert found["rollout"][:2] == [5, 5] and found["change"][:2] == pytest.approx([2 / 3, 1 / 3])
+    assert len(same_prompt([(viewed, RunIndex(viewed))], "lesson/1#0")) == 6
+    gone = groups_of_rollout(viewed, RunIndex(viewed), 5)
+    assert not gone["whole"] and len(gone["trajectories"]) == 6
+
+
+def test_search_finds_words_in_prompts_and_replies(run):
+    found = search(run, "RUMOUR", None)
+    assert [(hit["trajectory"], "rumour" in hit["text"]) for hit in found["hits"]] == [("lesson/0#0/0", True)] and found["before"] is None
+    assert [hit["trajectory"] for hit in search(run, "Lindau", None)["hits"]] == ["lesson/0#0/0", "lesson/0#0/1"]
+    assert search(run, "old bridge bus", None)["hits"], "arguments of calls count, too"
+    assert search(run, "Lindau", 0)["hits"] == []
+
+
+def test_the_worst_differences_are_the_largest(lessons, tmp_path):
+    shutil.copytree(lessons / "poem", tmp_path / "run")
+    path = tmp_path / "run/rollouts/rollout_000000.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    rows[1]["train_logprobs"][20] -= 3.0
+    pq.write_table(table.from_pylist(rows, schema=table.schema), path)
+    (run,) = find_runs([tmp_path / "run"])
+    found = worst_tokens(run, pieces_of(run), 0)
+    assert [(each["trajectory"], each["place"]) for each in found["worst"]] == [("lesson/0#0/1", 20)]
+    assert found["worst"][0]["trained"] - found["worst"][0]["sampled"] == pytest.approx(-3)
+
+
+def test_metrics_come_as_columns_and_then_what_is_new(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 2.5}\n{"step": 2, "b": NaN, "words": "x"}\ntorn')
+    run = ViewedRun("r", tmp_path, tmp_path, tmp_path)
+    head, columns = read_pack(metrics_pack(run, 0))
+    assert head["names"] == ["step", "a", "b"] and head["rows"] == 2
+    np.testing.assert_array_equal(columns["1"], [2.5, np.nan])
+    with open(file, "a") as more:
+        more.write('\n{"step": 3}\n')
+    assert read_pack(metrics_pack(run, head["next"]))[1]["0"].tolist() == [3]
+    file.write_text('{"step": 9}\n')
+    assert read_pack(metrics_pack(run, 10**4))[0]["restarted"]
+    assert json_lines(file)[0] == [{"step": 9}]
+
+
+def test_bytes_of_tokens_need_not_be_letters(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = byte_letters()
+    vocabulary = {letters[0xE4] + letters[0xBD]: 0, letters[0xA0]: 1, "hi": 2, letters[0x20] + "x": 3}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|é|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    pieces = Pieces(tmp_path / "tokenizer.json")
+    assert [pieces.of(i) for i in (0, 1, 2, 3, 4, 99, -1)] == [b"\xe4\xbd", b"\xa0", b"hi", b" x", "<|é|>".encode(), None, None]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"no": "tokenizer"}))
+    with pytest.raises(ValueError, match="is no tokenizer"):
+        Pieces(tmp_path / "tokenizer.json")

@@ -1,0 +1,159 @@
+"""The routes of the viewer: its page, and the answers that the page asks for. Each is read from the runs' folders when it is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from whet.view.export import export_page, file_name_of
+from whet.view.folders import ViewedRun, rollouts_of
+from whet.view.index import RunIndex, choose_groups
+from whet.view.metrics import failures_of, metrics_pack, summary_of
+from whet.view.pack import plain
+from whet.view.pieces import Pieces, pieces_of
+from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
+from whet.view.trajectories import place_of, rollout_pack, trajectory_pack
+
+PAGE = Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
+MOST_GROUPS = 500
+
+
+class Viewer:
+    """The runs that are viewed, with what is known of them.
+
+    Args:
+        runs: the runs.
+    """
+
+    def __init__(self, runs: Sequence[ViewedRun]) -> None:
+        self.runs = {run.name: run for run in runs}
+        self._indexes = {run.name: RunIndex(run) for run in runs}
+        self._pieces: dict[Path, Pieces | None] = {}
+
+    def pieces(self, run: ViewedRun) -> Pieces | None:
+        """The texts of a run's tokens, where its tokenizer is on this machine."""
+        if run.settings not in self._pieces:
+            self._pieces[run.settings] = pieces_of(run)
+        return self._pieces[run.settings]
+
+    def trajectory(self, run: ViewedRun, rollout: int, name: str, group: int | None) -> bytes:
+        """The pack of a trajectory."""
+        return trajectory_pack(run, self._indexes[run.name], self.pieces(run), rollout, name, group)
+
+    def answers(self) -> dict[str, Callable[[Asked], Response]]:
+        """The function for each path below `api`."""
+        return {
+            "runs": lambda asked: JSONResponse([summary_of(run) for run in self.runs.values()]),
+            "metrics": lambda asked: _packed(metrics_pack(asked.run, asked.number("start", 0))),
+            "failures": lambda asked: JSONResponse(failures_of(asked.run)),
+            "rollouts": lambda asked: JSONResponse(rollouts_of(asked.run)),
+            "rollout": lambda asked: JSONResponse(groups_of_rollout(asked.run, self._index(asked), asked.number("rollout"))),
+            "groups": self._groups,
+            "search": lambda asked: JSONResponse(search(asked.run, asked.text("text")[:200], asked.optional("before"))),
+            "trajectory": lambda asked: _packed(self.trajectory(*asked.trajectory())),
+            "credit": lambda asked: _packed(rollout_pack(asked.run, asked.number("rollout"))),
+            "same": self._same,
+            "worst": lambda asked: JSONResponse(worst_tokens(asked.run, self.pieces(asked.run), asked.number("rollout"))),
+            "export": self._export,
+        }
+
+    def _index(self, asked: Asked) -> RunIndex:
+        return self._indexes[asked.run.name]
+
+    def _groups(self, asked: Asked) -> Response:
+        page = asked.number("start", 0), min(asked.number("count", 100), MOST_GROUPS)
+        found = choose_groups(self._index(asked).groups(), asked.text("sort", "rollout"), asked.text("filter", "all"), *page)
+        return JSONResponse(plain(found))
+
+    def _same(self, asked: Asked) -> Response:
+        _, rollout, name, group = asked.trajectory()
+        task = place_of(self._index(asked), rollout, name, group)["task_id"]
+        return JSONResponse(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], task))
+
+    def _export(self, asked: Asked) -> Response:
+        run, rollout, name, group = asked.trajectory()
+        page = export_page(self.trajectory(run, rollout, name, group), rollout_pack(run, rollout), asked.text("language", "en"))
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{file_name_of(name, rollout)}"}
+        return Response(page, media_type="text/html", headers=headers)
+
+
+class Asked:
+    """The parameters of a request, each checked when it is read.
+
+    Args:
+        request: the request.
+        runs: runs by name.
+    """
+
+    def __init__(self, request: Request, runs: dict[str, ViewedRun]) -> None:
+        self._given, self._runs = request.query_params, runs
+
+    @property
+    def run(self) -> ViewedRun:
+        """The run that is asked for.
+
+        Raises:
+            ValueError: it is not viewed.
+        """
+        name = self.text("run")
+        if name not in self._runs:
+            raise ValueError(f"no run {name!r} is viewed here")
+        return self._runs[name]
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A parameter."""
+        value = self._given.get(name, default)
+        if value is None:
+            raise ValueError(f"the parameter {name} is missing")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A parameter that is a whole number from 0 on."""
+        value = self.text(name, None if default is None else str(default))
+        if not re.fullmatch(r"[0-9]{1,15}", value):
+            raise ValueError(f"{name} must be a whole number, not {value[:40]!r}")
+        return int(value)
+
+    def optional(self, name: str) -> int | None:
+        """A whole number, or None where it was not given."""
+        return self.number(name) if name in self._given else None
+
+    def trajectory(self) -> tuple[ViewedRun, int, str, int | None]:
+        """Run, rollout, id and group of a trajectory."""
+        return self.run, self.number("rollout"), self.text("trajectory"), self.optional("group")
+
+
+def make_app(viewer: Viewer) -> Starlette:
+    """Everything that is served, without who may ask for it."""
+    files = {f"/{path.relative_to(PAGE).as_posix()}": path for path in PAGE.rglob("*") if path.is_file()}
+    files["/"] = PAGE / "index.html"
+
+    def file(request: Request) -> Response:
+        path = files.get(request.scope["path"])
+        if path is None:
+            raise HTTPException(404)
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+    def answer(work: Callable[[Asked], Response], request: Request) -> Response:
+        try:
+            return work(Asked(request, viewer.runs))
+        except (ValueError, pa.ArrowException, OSError) as error:
+            return JSONResponse({"error": str(error)[:2000]}, 404)
+
+    routes = [Route(f"/api/{name}", partial(answer, work), methods=["GET"]) for name, work in viewer.answers().items()]
+    return Starlette(routes=[*routes, Route("/{path:path}", file, methods=["GET"])])
+
+
+def _packed(data: bytes) -> Response:
+    return Response(data, media_type="application/octet-stream")
+

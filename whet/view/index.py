@@ -1,0 +1,185 @@
+"""The index of a run's records while it goes on, each file of it read again when it changes; and its groups, sorted and filtered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute
+
+from whet.observe.records.files import INDEX, file_name
+from whet.observe.records.index import THREADS, index_of_file, read_index_file
+from whet.view.folders import ViewedRun, inside, rollouts_of
+
+pc: Any = compute
+"""Its functions are made when it is imported, so they have no types."""
+NAMES = ["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "num_tokens", "num_turns", "dropped", "baseline", "error"]
+SORTS = ("rollout", "best", "worst", "spread", "longest", "changed")
+FILTERS = ("all", "mixed", "zero_variance", "errors", "dropped")
+LEAST_STD = 1e-6
+"""Scores that differ by less have nothing to compare."""
+
+
+class RunIndex:
+    """The index of a run.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: ViewedRun) -> None:
+        self._run = run
+        self._files: dict[int, tuple[tuple[int, int], pa.Table]] = {}
+        self._lock = threading.Lock()
+        self._groups: tuple[int, Mapping[str, Any]] | None = None
+
+    def of(self, rollout: int) -> pa.Table:
+        """The index of one rollout.
+
+        Raises:
+            ValueError: it is not there.
+        """
+        folder = self._run.records()
+        name = file_name(rollout)
+        indexed = None if folder is None else inside(self._run.root, folder / INDEX / name)
+        record = None if folder is None else inside(self._run.root, folder / name)
+        path = indexed or record
+        if path is None:
+            raise ValueError(f"rollout {rollout} of {self._run.name} is not recorded")
+        status = path.stat()
+        key = (status.st_mtime_ns, status.st_size)
+        known = self._files.get(rollout)
+        if known is None or known[0] != key:
+            table = read_index_file(path) if indexed else index_of_file(path)
+            known = key, table.select([*NAMES, "row_group", "row", "num_rows", "mean_abs_advantage"])
+            self._files[rollout] = known
+        return known[1]
+
+    def whole(self) -> pa.Table:
+        """The index of all rollouts, in their order."""
+        with self._lock, ThreadPoolExecutor(THREADS) as pool:
+            tables = list(pool.map(self.of, rollouts_of(self._run)))
+        return pa.concat_tables(tables) if tables else pa.table({name: [] for name in NAMES})
+
+    def groups(self) -> Mapping[str, Any]:
+        """Columns of the run's groups, in the order of the rollouts."""
+        table = self.whole()
+        if self._groups is None or self._groups[0] != len(table):
+            self._groups = len(table), groups_of_index(table)
+        return self._groups[1]
+
+
+def record_path(run: ViewedRun, rollout: int) -> Path:
+    """The record file of a rollout.
+
+    Raises:
+        ValueError: it is not there (any more).
+    """
+    folder = run.records()
+    path = None if folder is None else inside(run.root, folder / file_name(rollout))
+    if path is None:
+        raise ValueError(f"the records of rollout {rollout} are not there any more (observe.records.keep, or removed by hand)")
+    return path
+
+
+def groups_of_index(table: pa.Table) -> dict[str, Any]:
+    """One entry for each group of an index: arrays of its rollout, place, size, scores, lengths, errors, and the change of its mean since
+    the same row of data was last played."""
+    count = len(table)
+    rollout = np.asarray(table["rollout_id"], np.int64) if count else np.zeros(0, np.int64)
+    group = np.asarray(table["group"], np.int64) if count else np.zeros(0, np.int64)
+    new = np.ones(count, bool)
+    new[1:] = (rollout[1:] != rollout[:-1]) | (group[1:] != group[:-1])
+    starts = np.flatnonzero(new)
+    of = np.cumsum(new) - 1
+    baseline = np.asarray(table["baseline"].fill_null(False) if count else [], bool)
+    reward = np.array(table["reward"].to_numpy() if count else [], np.float64)
+    counted = ~np.isnan(reward) & ~baseline
+    size = np.bincount(of[counted], minlength=len(starts))
+    mean = np.bincount(of[counted], reward[counted], len(starts)) / np.maximum(size, 1)
+    squares = np.bincount(of[counted], (reward[counted] - mean[of[counted]]) ** 2, len(starts))
+    tokens = np.asarray(table["num_tokens"].fill_null(0) if count else [], np.int64)
+    longest, best = np.zeros(len(starts), np.int64), np.full(len(starts), -np.inf)
+    np.maximum.at(longest, of, tokens)
+    np.maximum.at(best, of[counted], reward[counted])
+    failed = ~np.asarray(pc.is_in(table["outcome"], pa.array(["completed", "truncated"])), bool) if count else np.zeros(0, bool)
+    task = table["task_id"].take(starts) if count else pa.array([], pa.string())
+    mean = np.where(size > 0, mean, np.nan)
+    return {
+        "rollout": rollout[starts],
+        "group": group[starts],
+        "size": size,
+        "played": np.bincount(of, minlength=len(starts)),
+        "mean": mean,
+        "std": np.sqrt(squares / np.maximum(size - 1, 1)),
+        "best": np.where(np.isfinite(best), best, np.nan),
+        "longest": longest,
+        "failed": np.bincount(of, failed, len(starts)).astype(np.int64),
+        "dropped": np.asarray(pc.is_valid(table["dropped"].take(starts)), bool) if count else np.zeros(0, bool),
+        "task": task,
+        "change": _change(task, mean),
+    }
+
+
+def _change(task: Any, mean: Any) -> Any:
+    """Mean of each group less that of the group before it with the same row of data; NaN for the first."""
+    out = np.full(len(mean), np.nan)
+    if not len(mean):
+        return out
+    rows = pc.replace_substring_regex(task, pattern="#[^#]*$", replacement="")
+    rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
+    code = np.asarray(rows.dictionary_encode().indices.fill_null(-1))
+    order = np.argsort(code, kind="stable")
+    same = code[order][1:] == code[order][:-1]
+    out[order[1:][same]] = (mean[order][1:] - mean[order][:-1])[same]
+    return out
+
+
+def choose_groups(groups: Mapping[str, Any], sort: str, filter: str, start: int, count: int) -> dict[str, Any]:
+    """A page of the groups, as JSON.
+
+    Raises:
+        ValueError: an unknown order or filter.
+    """
+    masks = {
+        "all": np.ones(len(groups["mean"]), bool),
+        "mixed": (groups["size"] >= 2) & (groups["std"] > LEAST_STD),
+        "zero_variance": (groups["size"] >= 2) & (groups["std"] <= LEAST_STD),
+        "errors": groups["failed"] > 0,
+        "dropped": groups["dropped"],
+    }
+    keys = {
+        "rollout": -groups["rollout"].astype(np.float64),
+        "best": -groups["mean"],
+        "worst": groups["mean"],
+        "spread": -groups["std"],
+        "longest": -groups["longest"].astype(np.float64),
+        "changed": -np.abs(groups["change"]),
+    }
+    if sort not in keys or filter not in masks:
+        raise ValueError(f"groups are sorted by {', '.join(keys)} and filtered by {', '.join(masks)}, not {sort} and {filter}")
+    places = np.flatnonzero(masks[filter])
+    places = places[np.argsort(keys[sort][places], kind="stable")]
+    shown = places[start : start + count]
+    rows = {name: np.asarray(values)[shown].tolist() for name, values in groups.items() if name != "task"}
+    rows["task"] = groups["task"].take(pa.array(shown)).to_pylist()
+    return {"total": len(places), "rows": rows}
+
+
+def file_reader(path: Path) -> pq.ParquetFile:
+    """A parquet file whose version this whet knows. Close it."""
+    from whet.observe.records.schema import check_version
+
+    reader = pq.ParquetFile(path)
+    try:
+        check_version(reader.schema_arrow, path)
+    except ValueError:
+        reader.close()
+        raise
+    return reader

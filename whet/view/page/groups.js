@@ -1,0 +1,149 @@
+// Groups: the siblings of each prompt side by side; over a whole run, sorted and filtered; and a search in all texts.
+
+import { el, fill, number, short, visible } from "./dom.js";
+import { address, getJSON } from "./net.js";
+import { t } from "./words.js";
+
+const SORTS = { rollout: "newest", best: "best", worst: "worst", spread: "largest spread", longest: "longest", changed: "changed most" };
+const FILTERS = { all: "all groups", mixed: "mixed rewards", zero_variance: "zero variance", errors: "with errors", dropped: "dropped" };
+const PAGE = 100;
+const FAILED = (one) => !["completed", "truncated"].includes(one.outcome);
+
+export async function groupsView(main, app, state, change) {
+  const run = state.run;
+  const rollouts = await getJSON("rollouts", { run });
+  if (!rollouts.length) return void fill(main, el("h1", {}, t("Groups")), el("p", { class: "state" }, t("Nothing is recorded yet. The first rollout's records come when it is trained on.")));
+  const all = state.rollout === "all";
+  const rollout = all ? null : state.rollout !== undefined && rollouts.includes(Number(state.rollout)) ? Number(state.rollout) : rollouts[rollouts.length - 1];
+  const place = rollouts.indexOf(rollout);
+  const go = (value) => change({ ...state, rollout: value, group: undefined, start: undefined }, true);
+  const step = (by, words, sign) => el("button", { type: "button", class: "step", "aria-label": words, title: words, disabled: all || !(place + by in rollouts), onclick: () => go(String(rollouts[place + by])) }, sign);
+  const picker = el("select", { "aria-label": t("rollout"), id: "rollout", onchange: () => go(picker.value) }, el("option", { value: "all", selected: all }, t("all rollouts")), [...rollouts].reverse().slice(0, 2000).map((each) => el("option", { value: each, selected: each === rollout }, `${t("rollout")} ${each}`)));
+  const choice = (name, words, table) => el("select", { "aria-label": words, id: name, onchange: (event) => change({ ...state, [name]: event.target.value, start: undefined }, true) }, Object.entries(table).map(([key, each]) => el("option", { value: key, selected: key === (state[name] ?? Object.keys(table)[0]) }, t(each))));
+  const search = el("input", { type: "search", value: state.text ?? "", placeholder: t("search all texts"), "aria-label": t("search all texts"), id: "search" });
+  const form = el("form", { class: "search", onsubmit: (event) => (event.preventDefault(), change({ ...state, text: search.value || undefined }, true)) }, search, el("button", { type: "submit" }, t("search")));
+  const bar = el("div", { class: "bar" }, step(-1, t("the rollout before"), "‹"), picker, step(1, t("the next rollout"), "›"), choice("sort", t("order"), SORTS), choice("filter", t("filter"), FILTERS), form);
+  const body = el("div", {}, el("p", { class: "state" }, t("Reading …")));
+  fill(main, el("h1", {}, t("Groups")), bar, body);
+  if (state.text) await found(body, run, state);
+  else if (all) await whole(body, run, state, change);
+  else await one(body, run, rollout, state);
+}
+
+async function one(body, run, rollout, state) {
+  const given = await getJSON("rollout", { run, rollout });
+  const groups = new Map();
+  for (const each of given.trajectories) {
+    if (!groups.has(each.group)) groups.set(each.group, []);
+    groups.get(each.group).push(each);
+  }
+  const rows = [...groups].map(([group, members]) => summary(group, members));
+  const changes = state.sort === "changed" ? await changesOf(run, rollout) : null;
+  const keys = { rollout: (g) => g.group, best: (g) => -g.mean, worst: (g) => g.mean, spread: (g) => -g.std, longest: (g) => -g.longest, changed: (g) => -Math.abs(changes?.get(g.group) ?? 0) };
+  const filters = { all: () => true, mixed: (g) => g.std > 1e-6, zero_variance: (g) => g.size > 1 && g.std <= 1e-6, errors: (g) => g.failed > 0, dropped: (g) => g.dropped };
+  const kept = rows.filter(filters[state.filter ?? "all"] ?? filters.all).sort((a, b) => keys[state.sort ?? "rollout"](a) - keys[state.sort ?? "rollout"](b));
+  const share = given.trajectories.reduce((sum, each) => sum + (each.share ?? 0), 0);
+  const count = el("p", { class: "note" }, t("{0} of {1} groups, {2} trajectories", kept.length, rows.length, given.trajectories.length), given.whole ? "" : ` · ${t("the records of this rollout are gone, its index is left")}`);
+  const items = kept.slice(0, 200).map((group) => card(run, rollout, group, given, share, changes?.get(group.group), String(group.group) === state.group));
+  fill(body, count, items.length ? items : el("p", { class: "state" }, t("No group of this rollout is like this.")));
+  if (kept.length > 200) body.append(el("p", { class: "note" }, t("The first 200 are shown.")));
+  body.querySelector(".group.asked")?.scrollIntoView({ block: "center" });
+}
+
+function summary(group, members) {
+  const counted = members.filter((each) => each.reward !== null && !each.baseline);
+  const rewards = counted.map((each) => each.reward);
+  const mean = rewards.reduce((a, b) => a + b, 0) / Math.max(rewards.length, 1);
+  const std = Math.sqrt(rewards.reduce((a, b) => a + (b - mean) ** 2, 0) / Math.max(rewards.length - 1, 1));
+  return { group, members, mean, std, size: rewards.length, longest: Math.max(...members.map((each) => each.num_tokens ?? 0)), failed: members.filter(FAILED).length, dropped: members.some((each) => each.dropped !== null) };
+}
+
+async function changesOf(run, rollout) {
+  const { rows } = await getJSON("groups", { run, sort: "changed", count: 500 });
+  return new Map(rows.rollout.map((each, i) => [each, i]).filter(([each]) => each === rollout).map(([, i]) => [rows.group[i], rows.change[i]]));
+}
+
+function card(run, rollout, group, given, share, change, asked) {
+  const prompt = given.prompts[group.group];
+  const longest = Math.max(group.longest, 1);
+  const rewards = group.members.map((each) => each.reward).filter((each) => each !== null);
+  const [low, high] = [Math.min(...rewards, 0), Math.max(...rewards, 1e-9)];
+  const rows = group.members.map((each) => {
+    const link = address("trajectory", { run, rollout, trajectory: each.trajectory, group: group.group });
+    const part = share && each.share !== null ? each.share / share : NaN;
+    return el(
+      "tr",
+      { class: FAILED(each) ? "failed" : null },
+      el("td", { class: "figure reward" }, el("a", { href: link }, number(each.reward, 4)), bar((each.reward - low) / (high - low), each.reward >= group.mean ? "up" : "down")),
+      el("td", {}, t(each.outcome), each.baseline ? ` · ${t("greedy")}` : "", each.error ? ` · ${each.error}` : ""),
+      el("td", { class: "figure" }, each.num_tokens, bar((each.num_tokens ?? 0) / longest, "plain")),
+      el("td", { class: "figure" }, short(each.mean_abs_advantage)),
+      el("td", { class: "figure" }, Number.isNaN(part) ? "–" : `${(100 * part).toFixed(1)} %`),
+      el("td", { class: "reply" }, el("a", { href: link }, each.text || each.message ? visible((each.text || each.message).slice(0, 160), true) : t("no text"))),
+    );
+  });
+  const heads = ["reward", "outcome", "tokens", "mean |Â|", "share of the loss", "the end of its text"].map((name) => el("th", { scope: "col" }, t(name)));
+  const dropped = group.members[0].dropped;
+  return el(
+    "section",
+    { class: `card group${asked ? " asked" : ""}`, "data-group": group.group },
+    el("header", {}, el("h2", {}, prompt ? visible(prompt.slice(0, 200), true) : visible(group.members[0].task_id)), el("p", { class: "note" }, visible(group.members[0].task_id), " · ", t("mean {0}, std {1}", short(group.mean), short(group.std)), change !== undefined && change !== null ? ` · ${t("changed by {0}", short(change))}` : "", dropped ? ` · ${t("dropped")}: ${dropped}` : "")),
+    el("div", { class: "scroll" }, el("table", { class: "siblings" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))),
+  );
+}
+
+function bar(share, kind) {
+  return el("span", { class: `meter ${kind}`, "aria-hidden": "true" }, el("i", { style: { width: `${Math.round(100 * Math.min(Math.max(share || 0, 0), 1))}%` } }));
+}
+
+async function whole(body, run, state, change) {
+  const start = Number(state.start ?? 0);
+  const { total, rows } = await getJSON("groups", { run, sort: state.sort ?? "rollout", filter: state.filter ?? "all", start, count: PAGE });
+  const heads = ["rollout", "task", "trajectories", "mean", "std", "best", "change", "longest", "failed"].map((name) => el("th", { scope: "col" }, t(name)));
+  const lines = rows.rollout.map((rollout, i) =>
+    el(
+      "tr",
+      { class: rows.failed[i] ? "failed" : null },
+      el("td", { class: "figure" }, rollout),
+      el("td", {}, el("a", { href: address("groups", { run, rollout, group: rows.group[i] }) }, visible(rows.task[i] ?? `${rows.group[i]}`)), rows.dropped[i] ? ` · ${t("dropped")}` : ""),
+      [rows.played[i], rows.mean[i], rows.std[i], rows.best[i], rows.change[i], rows.longest[i], rows.failed[i]].map((value) => el("td", { class: "figure" }, number(value, 4))),
+    ),
+  );
+  const page = (to, words) => el("button", { type: "button", disabled: to < 0 || to >= total || to === start, onclick: () => change({ ...state, start: to || undefined }, true) }, t(words));
+  fill(
+    body,
+    el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : ""),
+    lines.length ? el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines))) : el("p", { class: "state" }, t("No group of this run is like this.")),
+    total > PAGE ? el("div", { class: "bar" }, page(Math.max(start - PAGE, 0), "back"), page(start + PAGE, "on")) : null,
+  );
+}
+
+async function found(body, run, state) {
+  const list = el("tbody");
+  const note = el("p", { class: "note", role: "status" });
+  const more = el("button", { type: "button", onclick: () => go() }, t("search on in older rollouts"));
+  let before;
+  let count = 0;
+  async function go() {
+    more.disabled = true;
+    const answer = await getJSON("search", { run, text: state.text, before });
+    before = answer.before;
+    count += answer.hits.length;
+    for (const hit of answer.hits) {
+      const link = address("trajectory", { run, rollout: hit.rollout, trajectory: hit.trajectory, group: hit.group });
+      list.append(el("tr", {}, el("td", { class: "figure" }, hit.rollout), el("td", { class: "figure" }, number(hit.reward, 4)), el("td", {}, t(hit.outcome)), el("td", { class: "reply" }, el("a", { href: link }, marked(hit.text, state.text)))));
+    }
+    more.hidden = before === null;
+    more.disabled = false;
+    note.textContent = t(before === null ? "{0} found in all rollouts" : "{0} found down to rollout {1}", count, before);
+  }
+  const heads = ["rollout", "reward", "outcome", "text"].map((name) => el("th", { scope: "col" }, t(name)));
+  fill(body, note, el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), list)), more);
+  await go();
+}
+
+function marked(text, word) {
+  const at = text.toLowerCase().indexOf(word.toLowerCase());
+  if (at < 0) return visible(text, true);
+  return [visible(text.slice(0, at), true), el("mark", {}, visible(text.slice(at, at + word.length), true)), visible(text.slice(at + word.length), true)];
+}

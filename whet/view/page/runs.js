@@ -1,0 +1,214 @@
+// Runs: the curves of all metrics, several runs over each other, live; where the time went; what failed.
+
+import { COLOURS, drawCurves } from "./charts.js";
+import { el, fill, short, visible } from "./dom.js";
+import { address, getJSON, getPack } from "./net.js";
+import { both, t } from "./words.js";
+
+const FIRST = ["reward/total", "policy/loss", "policy/entropy", "policy/kl_ref", "policy/clip_fraction", "response/tokens/mean", "mismatch/logprob_mean", "critic/explained_variance", "time/step_s"];
+const EVERY_MS = 3000;
+const UNITS = [[/_s$/, "s"], [/_gib$/, "GiB"], [/^tokens_per_second\//, "tokens/s"], [/^tflop\//, "TFLOP"], [/tflop_per_device_s/, "TFLOP/s"], [/entropy|kl|logprob_|nats/, "nats"], [/tokens/, "tokens"], [/bytes/, "bytes"]];
+
+// The metrics of a run, kept as columns that grow.
+class Metrics {
+  constructor(name) {
+    this.name = name;
+    this.clear();
+  }
+
+  clear() {
+    this.next = 0;
+    this.rows = 0;
+    this.columns = new Map();
+  }
+
+  async update() {
+    const { head, columns } = await getPack("metrics", { run: this.name, start: this.next });
+    if (head.restarted) this.clear();
+    this.next = head.next;
+    head.names.forEach((name, k) => {
+      if (!this.columns.has(name)) this.columns.set(name, new Array(this.rows).fill(NaN));
+      this.columns.get(name).push(...columns[k]);
+    });
+    this.rows += head.rows;
+    for (const column of this.columns.values()) while (column.length < this.rows) column.push(NaN);
+    return head.rows > 0 || head.restarted;
+  }
+
+  // Steps and values where the metric has a number.
+  curve(name) {
+    const steps = this.columns.get("step") ?? [];
+    const column = this.columns.get(name) ?? [];
+    const [x, y] = [[], []];
+    column.forEach((value, i) => {
+      if (!Number.isNaN(value)) {
+        x.push(steps[i] ?? i);
+        y.push(value);
+      }
+    });
+    return { x, y };
+  }
+}
+
+export async function runsView(main, app, state, change) {
+  const runs = await getJSON("runs");
+  const wanted = state.run ? state.run.split("\n") : runs.filter((run) => run.metrics && !run.evaluation).slice(0, COLOURS.length).map((run) => run.name);
+  const shown = runs.filter((run) => wanted.includes(run.name));
+  const metrics = shown.filter((run) => run.metrics).map((run) => new Metrics(run.name));
+  let smooth = Number(state.smooth ?? 0);
+  let text = state.metric ?? "";
+  const charts = el("div", { class: "charts" });
+  const phases = el("section", {});
+  const search = el("input", { type: "search", placeholder: t("filter metrics"), "aria-label": t("filter metrics"), value: text, oninput: () => ((text = search.value), change({ ...state, metric: text || undefined }), draw()) });
+  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), change({ ...state, smooth: smooth || undefined }), draw()) });
+  const bar = el("div", { class: "bar" }, search, el("label", {}, t("smoothing"), " ", slider), el("span", { class: "note" }, t("drag to zoom, double click for all")));
+  let drawn = [];
+
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting && !entry.target.chart) drawOne(entry.target);
+  }, { rootMargin: "200px" });
+
+  function drawOne(card) {
+    const series = metrics.map((one, k) => ({ name: one.name, colour: k, smooth, ...one.curve(card.metric) })).filter((one) => one.x.length);
+    const place = card.querySelector(".plot");
+    place.replaceChildren();
+    card.chart = drawCurves(place, series, { label: t("step") });
+    drawn.push(card.chart);
+    const last = card.querySelector(".last");
+    fill(last, series.map((one) => el("b", { style: { color: COLOURS[one.colour] } }, short(one.y[one.y.length - 1]))));
+  }
+
+  function names() {
+    const all = [...new Set(metrics.flatMap((one) => [...one.columns.keys()]))].filter((name) => name !== "step" && name !== "time");
+    const first = FIRST.filter((name) => all.includes(name));
+    const rest = all.filter((name) => !first.includes(name)).sort();
+    return [...first, ...rest].filter((name) => name.toLowerCase().includes(text.toLowerCase()));
+  }
+
+  function draw() {
+    for (const chart of drawn) chart.destroy();
+    drawn = [];
+    watch.disconnect();
+    const found = names();
+    const sections = new Map();
+    for (const name of found) {
+      const section = FIRST.includes(name) && !text ? t("at a glance") : name.split("/")[0];
+      if (!sections.has(section)) sections.set(section, []);
+      sections.get(section).push(name);
+    }
+    fill(charts, [...sections].map(([section, members], k) => {
+      const cards = members.map((name) => {
+        const unit = UNITS.find(([pattern]) => pattern.test(name))?.[1];
+        const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, name), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), el("div", { class: "plot" }));
+        card.metric = name;
+        return card;
+      });
+      const grid = el("div", { class: "grid" }, cards);
+      const open = k === 0 || Boolean(text);
+      const observe = () => cards.forEach((card) => watch.observe(card));
+      if (open) observe();
+      return el("details", { class: "section", open, ontoggle: (event) => event.target.open && observe() }, el("summary", {}, section, " ", el("span", { class: "count" }, members.length)), grid);
+    }));
+    if (!found.length) fill(charts, el("p", { class: "state" }, t(text ? "No metric has this in its name." : "No metrics yet. The first line comes with the first step.")));
+    fill(phases, metrics.map((one) => timeline(one)));
+  }
+
+  const legend = el("div", { class: "run-list" }, runs.map((run) => runChip(run, shown, state, change)));
+  fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), await failures(shown));
+  await Promise.all(metrics.map((one) => one.update()));
+  draw();
+
+  const timer = setInterval(async () => {
+    if (document.hidden) return;
+    try {
+      const changed = await Promise.all(metrics.map((one) => one.update()));
+      if (changed.some(Boolean)) draw();
+      app.said(null);
+    } catch (error) {
+      app.said(error.message);
+    }
+  }, EVERY_MS);
+  let width = charts.clientWidth;
+  const resized = new ResizeObserver(() => {
+    if (Math.abs(charts.clientWidth - width) > 20) {
+      width = charts.clientWidth;
+      draw();
+    }
+  });
+  resized.observe(charts);
+  return () => {
+    clearInterval(timer);
+    watch.disconnect();
+    resized.disconnect();
+    for (const chart of drawn) chart.destroy();
+  };
+}
+
+function runChip(run, shown, state, change) {
+  const place = shown.filter((one) => one.metrics).findIndex((one) => one.name === run.name);
+  const on = place >= 0;
+  const toggle = () => {
+    const names = on ? shown.filter((one) => one.name !== run.name) : [...shown, run];
+    change({ ...state, run: names.map((one) => one.name).join("\n") || undefined }, true);
+  };
+  const status = run.status ? t(run.status) : run.evaluation ? t("evaluation") : t("running or killed");
+  return el(
+    "div",
+    { class: "run" },
+    run.metrics ? el("button", { type: "button", class: "dot", "aria-pressed": String(on), "aria-label": t("show {0}", run.name), onclick: toggle, style: { "--colour": on ? COLOURS[place] : "transparent" } }) : el("span", { class: "dot none" }),
+    el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm, status, run.rollouts ? t("{0} rollouts recorded", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
+    run.lesson?.title ? el("p", { class: "note" }, both(run.lesson.title)) : null,
+  );
+}
+
+// Seconds of each phase as stacked bars, one for each step.
+function timeline(metrics) {
+  const phase = /^time\/([^/]+)_s$/;
+  const names = [...metrics.columns.keys()].filter((name) => phase.test(name) && !["time/step_s", "time/engine_busy_s"].includes(name));
+  const steps = metrics.columns.get("step") ?? [];
+  const all = metrics.columns.get("time/step_s") ?? [];
+  const rows = [...steps.keys()].filter((i) => all[i] > 0).slice(-120);
+  if (!names.length || !rows.length) return null;
+  const totals = names.map((name) => rows.reduce((sum, i) => sum + (metrics.columns.get(name)[i] || 0), 0));
+  const order = [...names.keys()].sort((a, b) => totals[b] - totals[a]);
+  const most = Math.max(...rows.map((i) => all[i]));
+  const whole = totals.reduce((a, b) => a + b, 0);
+  const width = 720 / rows.length;
+  const bars = rows.map((i, k) => {
+    let y = 150;
+    const title = [`${t("step")} ${steps[i]}: ${short(all[i])} s`, ...order.map((n) => `${names[n].match(phase)[1]} ${short(metrics.columns.get(names[n])[i] || 0)} s`)].join("\n");
+    const parts = order.map((n, place) => {
+      const height = (150 * (metrics.columns.get(names[n])[i] || 0)) / most;
+      y -= height;
+      return el("rect", { x: 40 + k * width, y, width: Math.max(width - (width > 4 ? 1 : 0), 0.5), height, fill: COLOURS[place % COLOURS.length], opacity: place >= COLOURS.length ? 0.5 : 1 });
+    });
+    return el("g", {}, svgTitle(title), parts);
+  });
+  const axis = [el("text", { x: 36, y: 10, "text-anchor": "end" }, `${short(most)} s`), el("text", { x: 36, y: 150, "text-anchor": "end" }, "0"), el("text", { x: 40, y: 166 }, `${t("step")} ${steps[rows[0]]}`), el("text", { x: 760, y: 166, "text-anchor": "end" }, steps[rows[rows.length - 1]])];
+  const key = order.map((n, place) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[place % COLOURS.length], opacity: place >= COLOURS.length ? 0.5 : 1 } }), `${t(names[n].match(phase)[1])} ${((100 * totals[n]) / whole).toFixed(1)} %`));
+  const nested = [...metrics.columns.keys()].filter((name) => /^time\/.+\/.+_s$/.test(name));
+  const busy = metrics.columns.get("time/engine_busy_s");
+  const rollout = metrics.columns.get("time/rollout_s");
+  const share = busy && rollout ? rows.reduce((s, i) => s + (busy[i] || 0), 0) / rows.reduce((s, i) => s + (rollout[i] || 0), 0) : NaN;
+  return el(
+    "figure",
+    { class: "card timeline" },
+    el("figcaption", {}, el("span", { class: "name" }, visible(metrics.name)), el("span", { class: "unit" }, t("seconds of each step"))),
+    el("svg", { viewBox: "0 0 770 172", role: "img", "aria-label": t("seconds of each step") }, bars, axis),
+    el("div", { class: "legend" }, key),
+    Number.isFinite(share) ? el("p", { class: "note" }, t("While rollouts were played the engine computed {0} % of the time; the rest it waited for tools, rewards and the trainer.", (100 * Math.min(share, 1)).toFixed(1))) : null,
+    nested.length ? el("details", {}, el("summary", {}, t("inside the phases")), el("table", { class: "numbers" }, el("tbody", {}, nested.map((name) => el("tr", {}, el("th", { scope: "row" }, name.slice(5, -2)), el("td", { class: "figure" }, `${short(rows.reduce((s, i) => s + (metrics.columns.get(name)[i] || 0), 0))} s`)))))) : null,
+  );
+}
+
+function svgTitle(text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  made.textContent = text;
+  return made;
+}
+
+async function failures(runs) {
+  const all = await Promise.all(runs.filter((run) => run.failures).map(async (run) => [run, await getJSON("failures", { run: run.name })]));
+  const items = all.flatMap(([run, found]) => found.map((one) => el("details", { class: "error" }, el("summary", {}, el("b", {}, visible(String(one.kind ?? ""))), " ", visible(String(one.message ?? "").slice(0, 300), true), el("span", { class: "note" }, ` ${run.name} · `, visible(String(one.where ?? ""), true))), el("pre", {}, visible(String(one.traceback ?? ""))))));
+  return items.length ? el("section", {}, el("h2", {}, t("Errors")), el("p", { class: "note" }, t("The first of each kind and place, with its traceback.")), items) : null;
+}

@@ -1,0 +1,185 @@
+"""Searches through the records of whole rollouts: the groups of one with their texts, words, the same prompt elsewhere, and the tokens on
+which trainer and engine differ most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from whet.view.folders import ViewedRun, rollouts_of
+from whet.view.index import RunIndex, file_reader, record_path
+from whet.view.pack import plain
+from whet.view.pieces import Pieces
+from whet.view.trajectories import token_column
+
+pc: Any = compute
+PREVIEW = 240
+"""Characters of a message in a list."""
+SEARCH_S = 2.0
+"""Seconds after which a search answers with what it has found so far."""
+MOST_HITS = 100
+MOST_SHARE_TOKENS = 16_000_000
+"""Tokens of a rollout up to which its trajectories' shares of the loss are added up for the list."""
+
+
+def groups_of_rollout(run: ViewedRun, index: RunIndex, rollout: int) -> dict[str, Any]:
+    """The groups of a rollout: of each trajectory its facts, the end of its text, and its share of the loss."""
+    table = index.of(rollout)
+    facts = plain(table.select([*(name for name in table.column_names if name not in ("row_group", "row", "num_rows"))]).to_pylist())
+    try:
+        path = record_path(run, rollout)
+    except ValueError:
+        return {"rollout": rollout, "whole": False, "trajectories": facts, "prompts": {}}
+    with file_reader(path) as reader:
+        there = set(reader.schema_arrow.names)
+        names = ["group", "trajectory", "prompt", "turns", "group_mean", "group_std", "label", "reward_components", "timings", "error"]
+        rows = reader.read([name for name in names if name in there])
+        shares = None
+        if "first_losses" in there and sum(each["num_tokens"] or 0 for each in facts) <= MOST_SHARE_TOKENS:
+            shares = _sums(reader.read(["first_losses"]).column("first_losses"))
+    starts, ends = _bounds(rows)
+    if len(starts) != len(facts):
+        raise ValueError("the index does not fit the records: they were changed by another program")
+    picked = rows.take(pa.array(starts)).drop_columns(["turns", "prompt"]).to_pylist(maps_as_pydicts="strict")
+    turns, prompts = rows["turns"], rows["prompt"]
+    found: dict[str, Any] = {}
+    for i, (fact, more) in enumerate(zip(facts, picked, strict=True)):
+        last = turns[ends[i] - 1].values
+        text = last[len(last) - 1]["content"].as_py() if last is not None and len(last) else None
+        fact |= plain({key: more.get(key) for key in ("group_mean", "group_std", "reward_components", "timings")})
+        fact["label"] = _short(more.get("label"))
+        fact["text"] = _short(text)
+        fact["message"] = _short((more.get("error") or {}).get("message"))
+        fact["share"] = None if shares is None else float(shares[starts[i] : ends[i]].sum())
+        if str(fact["group"]) not in found:
+            messages = prompts[starts[i]].values
+            asked = messages[len(messages) - 1]["content"].as_py() if messages is not None and len(messages) else None
+            found[str(fact["group"])] = _short(asked)
+    return {"rollout": rollout, "whole": True, "trajectories": facts, "prompts": found}
+
+
+def _bounds(rows: pa.Table) -> tuple[list[int], list[int]]:
+    """First row of each trajectory, and the row after its last."""
+    names = list(zip(rows["group"].to_pylist(), rows["trajectory"].to_pylist(), strict=True))
+    starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    return starts, [*starts[1:], len(names)]
+
+
+def _sums(column: pa.ChunkedArray) -> Any:
+    """Sum of the absolute values in each list."""
+    lists = column.combine_chunks()
+    out = np.zeros(len(lists))
+    values = lists.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False)
+    parents = np.asarray(pc.list_parent_indices(lists))
+    np.add.at(out, parents, np.nan_to_num(np.abs(values)))
+    return out
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= PREVIEW else f"{text[:PREVIEW]}…"
+
+
+def search(run: ViewedRun, text: str, before: int | None) -> dict[str, Any]:
+    """Trajectories whose prompt or replies hold a text, the newest rollouts first, whatever the case of its letters.
+
+    Args:
+        run: the run.
+        text: the text.
+        before: only rollouts before this one.
+
+    Returns:
+        Hits, and with `before` the rollout to go on from; null: everything was read.
+    """
+    if not text:
+        raise ValueError("type a word to look for")
+    began, hits = time.monotonic(), list[dict[str, Any]]()
+    for rollout in reversed(rollouts_of(run)):
+        if before is not None and rollout >= before:
+            continue
+        if len(hits) >= MOST_HITS or time.monotonic() - began > SEARCH_S:
+            return {"hits": hits, "before": rollout + 1}
+        try:
+            path = record_path(run, rollout)
+        except ValueError:
+            continue
+        with file_reader(path) as reader:
+            hits += _hits(reader.read(["group", "trajectory", "reward", "outcome", "prompt", "turns"]), rollout, text)
+    return {"hits": hits, "before": None}
+
+
+def _hits(rows: pa.Table, rollout: int, text: str) -> list[dict[str, Any]]:
+    found: dict[int, str] = {}
+    for column in ("turns", "prompt"):
+        lists = rows[column].combine_chunks()
+        parents, values = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
+        for name in ("content", "reasoning_content", "tool_calls"):
+            texts = values.field(name)
+            mask = pc.fill_null(pc.match_substring(texts, text, ignore_case=True), False)
+            for place in np.flatnonzero(np.asarray(mask)):
+                found.setdefault(int(parents[place]), _around(texts[int(place)].as_py(), text))
+    facts = rows.select(["group", "trajectory", "reward", "outcome"]).take(pa.array(sorted(found), pa.int64())).to_pylist()
+    return [{**plain(fact), "rollout": rollout, "text": found[row]} for row, fact in zip(sorted(found), facts, strict=True)]
+
+
+def _around(whole: str, text: str) -> str:
+    place = max(whole.lower().find(text.lower()), 0)
+    start = max(0, place - 60)
+    end = place + len(text) + 120
+    return ("…" if start else "") + whole[start:end] + ("…" if end < len(whole) else "")
+
+
+def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str) -> list[dict[str, Any]]:
+    """Trajectories of one row of data in all runs, the newest first."""
+    row = task.rpartition("#")[0] or task
+    out: list[dict[str, Any]] = []
+    for run, index in indexes:
+        table = index.whole()
+        if not len(table):
+            continue
+        mask = pc.or_(pc.equal(table["task_id"], row), pc.starts_with(table["task_id"], f"{row}#"))
+        found = table.filter(mask).select(["rollout_id", "group", "trajectory", "reward", "outcome", "num_tokens"])
+        out += [{"run": run.name, **plain(each)} for each in found.slice(max(0, len(found) - 200)).to_pylist()[::-1]]
+    return out
+
+
+def worst_tokens(run: ViewedRun, pieces: Pieces | None, rollout: int, count: int = 50) -> dict[str, Any]:
+    """The trained tokens of a rollout on which the trainer's log-prob differs most from the engine's."""
+    best: list[tuple[float, dict[str, Any]]] = []
+    total = 0
+    with file_reader(record_path(run, rollout)) as reader:
+        names = ["group", "trajectory", "order", "tokens", "logprobs", "train_logprobs", "loss_mask", "versions"]
+        there = [name for name in names if name in reader.schema_arrow.names]
+        for group in range(reader.num_row_groups):
+            rows = reader.read_row_group(group, there)
+            for row in range(len(rows)):
+                trained = token_column(rows, "train_logprobs", row) if "train_logprobs" in there else None
+                if trained is None:
+                    continue
+                sampled, mask = token_column(rows, "logprobs", row), token_column(rows, "loss_mask", row) == 1
+                difference = np.where(mask & (trained != 0), trained.astype(np.float64) - sampled, 0.0)
+                total += int(np.count_nonzero(mask))
+                for place in np.argsort(-np.abs(difference), kind="stable")[:count]:
+                    if difference[place] == 0:
+                        break
+                    best.append((abs(float(difference[place])), _token_of(rows, row, int(place), pieces)))
+            best = sorted(best, key=lambda each: -each[0])[:count]
+    return {"rollout": rollout, "tokens": total, "worst": [each for _, each in best]}
+
+
+def _token_of(rows: pa.Table, row: int, place: int, pieces: Pieces | None) -> dict[str, Any]:
+    token = int(token_column(rows, "tokens", row)[place])
+    piece = pieces.of(token) if pieces is not None else None
+    return {
+        **{name: rows[name][row].as_py() for name in ("group", "trajectory", "order")},
+        "place": place,
+        "token": token,
+        "piece": None if piece is None else list(piece[:64]),
+        "sampled": float(token_column(rows, "logprobs", row)[place]),
+        "trained": float(token_column(rows, "train_logprobs", row)[place]),
+        "version": int(token_column(rows, "versions", row)[place]),
+    }
