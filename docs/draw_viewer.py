@@ -36,9 +36,9 @@ def viewed(*arguments: str) -> Iterator[str]:
             process.terminate()
 
 
-def address(view: str, **given: Any) -> str:
+def address(place: str, **given: Any) -> str:
     """The part of an address that says which view it is."""
-    return f"#/{view}?{urlencode(given)}"
+    return f"#/{place}?{urlencode(given)}"
 
 
 def lesson(name: str, trajectory: str, **more: Any) -> str:

@@ -85,3 +85,14 @@ def test_hostile_text_stays_in_the_packs(viewer, lessons, language):
 
     page = export_page(pack(head, {}), b"", language)
     assert "alert(1)" not in page and page.count("<script") == 3
+
+
+def test_a_notebook_displays_a_trajectory_in_a_frame(lessons):
+    from whet.view.notebook import show
+
+    shown = show(lessons / "poem", "lesson/0#0/1", language="zh")
+    frame = shown._repr_html_()
+    assert frame.startswith("<iframe srcdoc=") and 'sandbox="allow-scripts"' in frame and "<script" not in frame
+    assert (shown.rollout, '<html lang="zh-CN">' in shown.page) == (0, True)
+    with pytest.raises(ValueError, match="no trajectory 'x'"):
+        show(lessons / "poem", "x")
