@@ -122,7 +122,7 @@ def test_a_list_in_a_file_of_lines_is_told_with_what_to_do(tmp_path, text):
         read(path)
 
 
-FORMATS = [("a.csv", "write its rows as one of these"), ("a.jsonl.gz", "unpack it first"), ("a.txt", "")]
+FORMATS = [("a.xlsx", "write its rows as one of these"), ("a.jsonl.gz", "unpack it first"), ("a.txt", "")]
 
 
 @pytest.mark.parametrize(("name", "advice"), FORMATS)
@@ -233,3 +233,18 @@ def test_a_line_without_an_end_is_an_error_and_not_held(tmp_path, monkeypatch):
         opened.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"a JSON list is read whole, and this one has over 0 MiB; write it as \.jsonl"):
         next(read_rows(str(listed)))
+
+
+def test_csv_and_tsv_are_rows_of_text(tmp_path):
+    (tmp_path / "a.csv").write_text('\ufeffprompt,label\n"What is\n1, or 2?",3\nHow?,\n\n', encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("prompt\tlabel\nx, y\t1\n")
+    rows = list(read_rows(str(tmp_path / "a.csv")))
+    assert [row.values for row in rows] == [{"prompt": "What is\n1, or 2?", "label": "3"}, {"prompt": "How?", "label": None}]
+    assert [row.origin.rpartition(":")[2] for row in rows] == ["3", "4"]
+    assert [row.values for row in read_rows(str(tmp_path / "a.tsv"))] == [{"prompt": "x, y", "label": "1"}]
+    (tmp_path / "bad.csv").write_text("prompt,label\na,b,c\n")
+    with pytest.raises(ValueError, match=r"bad\.csv:2: 3 values for 2 columns \(prompt, label\)"):
+        list(read_rows(str(tmp_path / "bad.csv")))
+    (tmp_path / "bad.csv").write_bytes(b"prompt\n\xff\n")
+    with pytest.raises(ValueError, match=r"bad\.csv:\d: not csv in UTF-8"):
+        list(read_rows(str(tmp_path / "bad.csv")))

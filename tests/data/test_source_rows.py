@@ -205,3 +205,17 @@ def test_all_columns_reach_rewards_as_metadata():
     assert task({"q": "x", "level": 3}, prompt_template="{q}?").metadata == {"q": "x", "level": 3}
     assert task(row, metadata_key=None).metadata == {}
     json.dumps(made.metadata, allow_nan=False)
+
+
+def test_a_column_may_be_a_key_in_one(tmp_path):
+    """A column of that very name comes first, and what holds the key stays part of the metadata."""
+    row = {"extra": {"question": "x", "more": {"n": 3}}, "reward_model": {"ground_truth": "72", "style": "rule"}, "a.b": "y"}
+    keys = {"prompt_key": "extra.question", "label_key": "reward_model.ground_truth"}
+    (made,) = tasks(tmp_path, [row], **keys)
+    assert (made.prompt[0].content, made.label) == ("x", "72")
+    assert made.metadata["reward_model"] == {"ground_truth": "72", "style": "rule"} and made.metadata["extra"]["more"] == {"n": 3}
+    (other,) = tasks(tmp_path, [row], prompt_key="a.b", label_key="extra.more.n", metadata_key="extra.more")
+    assert (other.prompt[0].content, other.label, other.metadata["n"]) == ("y", "3", 3)
+    assert tasks(tmp_path, [row], prompt_template="{extra.question}!", label_key=None)[0].prompt[0].content == "x!"
+    with pytest.raises(ValueError, match=r"no column 'reward_model\.truth' \(label_key\); the columns are"):
+        tasks(tmp_path, [row], prompt_key="a.b", label_key="reward_model.truth")

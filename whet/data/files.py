@@ -1,7 +1,8 @@
-"""Rows from jsonl, json and parquet files, folders of them and hub data sets, each with the place it came from."""
+"""Rows from jsonl, json, parquet and csv files, folders of them and hub data sets, each with the place it came from."""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import re
@@ -29,7 +30,7 @@ BATCH_ROWS, BUFFER_BYTES = 256, 1 << 20
 
 
 _TABLE, _PACKED = "; write its rows as one of these, with pandas say", "; unpack it first"
-_ADVICE = {**dict.fromkeys((".csv", ".tsv", ".xlsx", ".arrow"), _TABLE), **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), _PACKED)}
+_ADVICE = {**dict.fromkeys((".xlsx", ".arrow"), _TABLE), **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), _PACKED)}
 """Advice for files of other formats, by suffix."""
 
 
@@ -40,7 +41,23 @@ class Row:
     values: Mapping[str, JSON]
     """Values by column."""
     origin: str
-    """`file:N`, where N is the line of a jsonl file and the record of any other, counted from 1."""
+    """`file:N`, where N is the line of a jsonl or csv file and the record of any other, counted from 1."""
+
+    def get(self, name: str) -> JSON:
+        """The value of a column, or of a key in one: `reward_model.ground_truth`. None: the row does not have it."""
+        return self._find(name)[1]
+
+    def has(self, name: str) -> bool:
+        """True if the row has this column, or this key in one."""
+        return self._find(name)[0]
+
+    def _find(self, name: str) -> tuple[bool, JSON]:
+        found: JSON = self.values
+        for part in [name] if name in self.values else name.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                return False, None
+            found = found[part]
+        return True, found
 
 
 def paths_text(path: str | Sequence[str]) -> str:
@@ -51,7 +68,7 @@ def paths_text(path: str | Sequence[str]) -> str:
 def read_rows(path: str | Sequence[str]) -> Iterator[Row]:
     """The rows of one or several paths, one path after the other.
 
-    A path is a `.jsonl`, `.json` (a list of objects, or one object per line) or `.parquet` file, a folder of them
+    A path is a `.jsonl`, `.json` (a list of objects, or one object per line), `.parquet`, `.csv` or `.tsv` file, a folder of them
     (read in the order of their names), or a hub data set `owner/name` or `owner/name:split`. A slice of its rows may
     follow: `path@[a:b]`, with Python's meaning.
 
@@ -136,6 +153,8 @@ def _read_files(files: Sequence[Path]) -> Iterator[Row]:
         ".jsonl": _read_lines,
         ".json": _read_json,
         ".parquet": _read_parquet,
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
     }
     for file in files:
         yield from readers[file.suffix](file)
@@ -168,6 +187,25 @@ def _read_json(file: Path) -> Iterator[Row]:
     items = _parse(_decode(data, str(file)), str(file))
     for number, item in enumerate(items, start=1):
         yield Row(_object(item, f"{file}:{number}"), f"{file}:{number}")
+
+
+def _read_csv(file: Path) -> Iterator[Row]:
+    """A table with a line of names; every value is text, and an empty one is null."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        reader = csv.reader(opened, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
+        names: list[str] | None = None
+        try:
+            for cells in reader:
+                origin = f"{file}:{reader.line_num}"
+                if names is None:
+                    names = cells
+                elif len(cells) != len(names) and cells:
+                    raise ValueError(f"{origin}: {len(cells)} values for {len(names)} columns ({', '.join(names)})")
+                elif cells:
+                    yield Row({name: cell or None for name, cell in zip(names, cells, strict=True)}, origin)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{file}:{reader.line_num + 1}: not csv in UTF-8: {error}") from None
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:

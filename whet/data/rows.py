@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 class RowConfig(Config):
-    """Which column of a row means what. A column that is named otherwise than by default has to exist."""
+    """Which column of a row means what. A column that is named otherwise than by default has to exist. `a.b` is the key b of column a."""
 
     prompt_key: str = "prompt"
     """Column of the prompt: text, or a list of OpenAI messages."""
@@ -84,7 +84,7 @@ def read_all(path: str | Sequence[str], required: Mapping[str, str], parse: Call
     where, columns = paths_text(path), dict[str, None]()
     found: list[T] = []
     for row in read_rows(path):
-        columns.update(dict.fromkeys(row.values))
+        columns.update(dict.fromkeys([*row.values, *(name for name in required.values() if row.has(name))]))
         found.append(parse(row))
     if not found:
         raise ValueError(f"there are no rows in {where}: a file is empty, or a slice leaves none")
@@ -111,7 +111,7 @@ def task_from(row: Row, config: RowConfig, id: str) -> Task:
 
 
 def _metadata(row: Row, name: str) -> Mapping[str, JSON]:
-    return metadata_from(row.values.get(name), _column(row, name))
+    return metadata_from(row.get(name), _column(row, name))
 
 
 def _other_columns(row: Row, config: RowConfig) -> dict[str, JSON]:
@@ -127,8 +127,9 @@ def _other_columns(row: Row, config: RowConfig) -> dict[str, JSON]:
 def missing_label(path: str | Sequence[str], label_key: str | None) -> str:
     """Message for rows without labels if the column of labels is missing: the columns that exist. "" if
     the column exists."""
-    columns = next(read_rows(path)).values
-    if label_key is None or label_key in columns:
+    first = next(read_rows(path))
+    columns = first.values
+    if label_key is None or first.has(label_key):
         return ""
     return f"\nthere is no column {label_key!r} (data.label_key) in {paths_text(path)}; the columns are {', '.join(columns)}"
 
@@ -146,7 +147,7 @@ def _column(row: Row, name: str | None) -> str:
 
 
 def _optional(row: Row, name: str | None) -> JSON:
-    return None if name is None else row.values.get(name)
+    return None if name is None else row.get(name)
 
 
 def _prompt(row: Row, config: RowConfig) -> tuple[Message, ...] | str:
@@ -154,8 +155,8 @@ def _prompt(row: Row, config: RowConfig) -> tuple[Message, ...] | str:
     if config.prompt_template is not None:
         where = f"{row.origin}: the prompt from prompt_template"
         value: JSON = _fill(config.prompt_template, row)
-    elif config.prompt_key in row.values:
-        value = row.values[config.prompt_key]
+    elif row.has(config.prompt_key):
+        value = row.get(config.prompt_key)
     else:
         fail_missing(row.origin, "prompt_key", config.prompt_key, row.values)
     if value == "":
@@ -182,9 +183,9 @@ def _fill(template: str, row: Row) -> str:
         name = match[1]
         if name is None:
             return match[0][0]
-        if name not in row.values:
+        if not row.has(name):
             fail_missing(row.origin, f"prompt_template; write {{{{{name}}}}} for braces", name, row.values)
-        value = row.values[name]
+        value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"{_column(row, name)} holds {describe_value(value)}, expected text or a number")
         return str(value)
@@ -195,7 +196,7 @@ def _fill(template: str, row: Row) -> str:
 def _label(row: Row, config: RowConfig) -> str | None:
     if config.label_key is None:
         return None
-    value: JSON = row.values.get(config.label_key)
+    value: JSON = row.get(config.label_key)
     where = _column(row, config.label_key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise ValueError(f"{where} holds {describe_value(value)}, expected text or a number")
@@ -203,7 +204,7 @@ def _label(row: Row, config: RowConfig) -> str | None:
         raise ValueError(f"{where} holds {value}, expected text or a finite number; write null where there is no label")
     if config.label_pattern is None:
         return None if value is None else str(value)
-    if config.label_key not in row.values:
+    if not row.has(config.label_key):
         fail_missing(row.origin, "label_key", config.label_key, row.values)
     match = re.search(config.label_pattern, "" if value is None else str(value))
     if match is None or match[1] is None:

@@ -135,7 +135,7 @@ def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
     """First row with the label's column (True) and first row without it (False)."""
 
     def parse(row: Row) -> Task:
-        has_label.setdefault(config.label_key in row.values, row.origin)
+        has_label.setdefault(config.label_key is not None and row.has(config.label_key), row.origin)
         return task_from(row, config, f"{name}/{next(numbers)}#0")
 
     tasks = read_all(config.path, renamed_columns(config, "label_key", "metadata_key", "tools_key"), parse)
