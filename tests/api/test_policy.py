@@ -54,11 +54,12 @@ def test_the_loop_of_the_page_runs(here):
         assert policy.optimizer_step == 2
 
 
-def test_the_first_lines_of_the_page_run(here, capsys):
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def right" in block)
+@pytest.mark.parametrize("page", [PAGE, PAGE.parents[1] / "README.md"], ids=lambda page: page.name)
+def test_the_first_lines_of_a_page_run(here, capsys, page):
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "whet.train(" in block)
     small = "num_rollouts=1, rollout__max_tokens=400, rollout__max_turn_tokens=8, observe__display='none'"
     code = code.replace("Qwen/Qwen3-0.6B", "model").replace("num_rollouts=100", small)
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "__main__"})
+    exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
     assert "worst: " in capsys.readouterr().out
 
 
