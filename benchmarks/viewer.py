@@ -90,7 +90,8 @@ def long_run(folder: Path, rollouts: int, siblings: int) -> None:
         one = one.set_column(4, "reward", pa.array(random.random(siblings)))
         tasks = [f"train/{(rollout * 64 + i // size) % 7000}#{rollout // 110}" for i in range(siblings)]
         one = one.set_column(2, "task_id", pa.array(tasks))
-        one = one.set_column(3, "trajectory", pa.array([f"train/{rollout}-{i // size}#0/{i % size}" for i in range(siblings)]))
+        if rollout < rollouts - 1:  # the last one's index is that of its records
+            one = one.set_column(3, "trajectory", pa.array([f"train/{rollout}-{i // size}#0/{i % size}" for i in range(siblings)]))
         pq.write_table(one, records / INDEX / file_name(rollout), compression="lz4")
     names = [f"part{i // 10}/metric_{i}" for i in range(100)]
     with open(folder / "metrics.jsonl", "w") as file:

@@ -88,9 +88,16 @@ def test_the_change_of_a_group_is_since_the_row_was_last_played(lessons, tmp_pat
     (viewed,) = find_runs([run])
     found = choose_groups(RunIndex(viewed).groups(), "changed", "all", 0, 9)["rows"]
     assert found["rollout"][:2] == [5, 5] and found["change"][:2] == pytest.approx([2 / 3, 1 / 3])
-    assert len(same_prompt([(viewed, RunIndex(viewed))], "lesson/1#0")) == 6
     gone = groups_of_rollout(viewed, RunIndex(viewed), 5)
     assert not gone["whole"] and len(gone["trajectories"]) == 6
+
+
+def test_the_same_prompt_is_found_in_other_runs_by_its_text(lessons, tmp_path):
+    shutil.copytree(lessons / "two-prompts", tmp_path / "again")
+    runs = [(run, RunIndex(run)) for run in find_runs([lessons, tmp_path / "again"])]
+    prompt = read_records(lessons / "two-prompts/rollouts")[3]["prompt"]
+    found = same_prompt(runs, "lesson/1#0", prompt)
+    assert {each["run"] for each in found} == {f"{lessons.name}/two-prompts", "again"} and len(found) == 6
 
 
 def test_search_finds_words_in_prompts_and_replies(run):

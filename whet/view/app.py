@@ -21,7 +21,7 @@ from whet.view.metrics import failures_of, metrics_pack, summary_of
 from whet.view.pack import plain
 from whet.view.pieces import Pieces, pieces_of
 from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
-from whet.view.trajectories import place_of, rollout_pack, trajectory_pack
+from whet.view.trajectories import place_of, rollout_pack, rows_of_trajectory, trajectory_pack
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
@@ -77,8 +77,9 @@ class Viewer:
 
     def _same(self, asked: Asked) -> Response:
         _, rollout, name, group = asked.trajectory()
-        task = place_of(self._index(asked), rollout, name, group)["task_id"]
-        return JSONResponse(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], task))
+        place = place_of(self._index(asked), rollout, name, group)
+        prompt = rows_of_trajectory(asked.run, rollout, place)["prompt"][0].as_py()
+        return JSONResponse(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], place["task_id"], prompt))
 
     def _export(self, asked: Asked) -> Response:
         run, rollout, name, group = asked.trajectory()

@@ -15,7 +15,7 @@ from whet.view.folders import ViewedRun, rollouts_of
 from whet.view.index import RunIndex, file_reader, record_path
 from whet.view.pack import plain
 from whet.view.pieces import Pieces
-from whet.view.trajectories import token_column
+from whet.view.trajectories import place_of, rows_of_trajectory, token_column
 
 pc: Any = compute
 PREVIEW = 240
@@ -133,8 +133,8 @@ def _around(whole: str, text: str) -> str:
     return ("…" if start else "") + whole[start:end] + ("…" if end < len(whole) else "")
 
 
-def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str) -> list[dict[str, Any]]:
-    """Trajectories of one row of data in all runs, the newest first."""
+def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str, prompt: Any) -> list[dict[str, Any]]:
+    """Trajectories of one row of data in all runs, the newest first. A run whose row of that name has another prompt is left out."""
     row = task.rpartition("#")[0] or task
     out: list[dict[str, Any]] = []
     for run, index in indexes:
@@ -143,8 +143,19 @@ def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str) -> lis
             continue
         mask = pc.or_(pc.equal(table["task_id"], row), pc.starts_with(table["task_id"], f"{row}#"))
         found = table.filter(mask).select(["rollout_id", "group", "trajectory", "reward", "outcome", "num_tokens"])
+        if not len(found) or _prompt_of(run, index, found.slice(len(found) - 1, 1).to_pylist()[0]) != prompt:
+            continue
         out += [{"run": run.name, **plain(each)} for each in found.slice(max(0, len(found) - 200)).to_pylist()[::-1]]
     return out
+
+
+def _prompt_of(run: ViewedRun, index: RunIndex, one: dict[str, Any]) -> Any:
+    """The prompt of a trajectory of an index; None where its records are gone."""
+    try:
+        place = place_of(index, one["rollout_id"], one["trajectory"], one["group"])
+        return rows_of_trajectory(run, one["rollout_id"], place)["prompt"][0].as_py()
+    except ValueError:
+        return None
 
 
 def worst_tokens(run: ViewedRun, pieces: Pieces | None, rollout: int, count: int = 50) -> dict[str, Any]:

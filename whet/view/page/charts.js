@@ -43,7 +43,7 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
     scales: { x: { time: false } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((v) => (whole && !Number.isInteger(v) ? "" : String(Number(v.toPrecision(7))))), size: 28 },
-      { ...axis, size: 58, values: (_, ticks) => ticks.map((v) => short(v)) },
+      { ...axis, size: 66, values: (_, ticks) => ticks.map((v) => short(v)) },
     ],
   };
   return new uPlot(options, data, place);

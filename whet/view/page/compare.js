@@ -13,7 +13,7 @@ export async function compareView(main, app, state, change) {
   if (!state.trajectory) return void (await worst(main, state, change));
   const left = { run: state.run, rollout: state.rollout, trajectory: state.trajectory, group: state.group };
   const same = await getJSON("same", left);
-  const key = (one) => [one.run, one.rollout_id ?? one.rollout, one.group, one.trajectory].join("\n");
+  const key = (one) => [one.run, one.rollout_id ?? one.rollout, one.trajectory].join("\n");
   const others = same.filter((one) => key(one) !== key({ ...left, rollout_id: left.rollout }));
   const chosen = state.run2 ? { run: state.run2, rollout: state.rollout2, trajectory: state.trajectory2, group: state.group2 } : null;
   const picker = el(
