@@ -40,13 +40,19 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
     series: lines,
     legend: { show: false },
     cursor: { sync: { key: sync }, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: (_, low, high) => spanned(low, high) } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((v) => (whole && !Number.isInteger(v) ? "" : String(Number(v.toPrecision(7))))), size: 28 },
       { ...axis, size: 66, values: (_, ticks) => ticks.map((v) => short(v)) },
     ],
   };
   return new uPlot(options, data, place);
+}
+
+// The ends of an axis; a curve that never changes has room above and below.
+function spanned(low, high) {
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  return low ? [low - Math.abs(low) / 10, low + Math.abs(low) / 10] : [0, 1];
 }
 
 // An exponential mean with a correction for its beginning; null where there is no number.
