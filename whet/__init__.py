@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from whet.api.evaluation import evaluate, generate
     from whet.api.policy import Policy, batch_of
     from whet.api.run import Run
+    from whet.view.notebook import show
 
-__all__ = ["Policy", "Run", "batch_of", "dpo", "evaluate", "generate", "reward_model", "sft", "train"]
+__all__ = ["Policy", "Run", "batch_of", "dpo", "evaluate", "generate", "reward_model", "sft", "show", "train"]
 
 _PLACES = {
     **dict.fromkeys(("sft", "dpo", "reward_model"), "whet.api.calls"),
     "generate": "whet.api.evaluation",
     **dict.fromkeys(("Policy", "batch_of"), "whet.api.policy"),
     "Run": "whet.api.run",
+    "show": "whet.view.notebook",
 }
 """Modules of the names above. `train` and `evaluate` are folders of the package, too, which are called like them (`whet.calling`)."""
 

@@ -31,6 +31,7 @@ def test_figures_of_a_run(folder):
     assert (run.status, run.results, len(run.rows)) == ("finished", {"eval/test/reward/total": 0.5}, 32)
     assert (run.best.step, run.best.value, run.best.checkpoint.name) == (10, 0.7, "rollout_000010")
     assert run.metrics["reward/total"].count() == 30 if hasattr(run.metrics, "columns") else len(run.metrics) == 32
+    assert Path(run) == folder, "what takes a folder takes a run"
     assert "finished" in repr(run) and "0.7 at step 10" in repr(run)
     with pytest.raises(ValueError, match=r"is no run's folder: it has no config\.toml"):
         whet.Run(folder / "model")

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from whet.model import packaged
 from whet.model.packaged import MODELS, get_model
-from whet.quickstart.pretrained import PretrainedQuickstartConfig, pretrained_config, problems
+from whet.quickstart.pretrained import PretrainedQuickstartConfig, pretrained_config, problems, run_pretrained
+from whet.quickstart.run import note_settings
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -171,3 +172,14 @@ def test_the_real_model_is_downloaded_and_answers(tmp_path):
     )
     reply = model.generate(**asked, max_new_tokens=12, do_sample=False)[0, asked["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(reply)
+
+
+def test_the_pretrained_quickstart_refuses_a_folder_with_other_settings_before_anything_else(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("whet.quickstart.pretrained.get_model", lambda *given: calls.append(given))
+    folder = tmp_path / "q"
+    folder.mkdir()
+    note_settings(folder, PretrainedQuickstartConfig(run_dir=str(folder), seed=1))
+    with pytest.raises(ValueError, match=r"holds a quickstart with other settings .*choose another folder with --run-dir"):
+        run_pretrained(PretrainedQuickstartConfig(run_dir=str(folder)))
+    assert not calls and not (folder / "train.jsonl").exists()

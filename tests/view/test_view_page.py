@@ -88,7 +88,7 @@ def test_hostile_text_stays_in_the_packs(viewer, lessons, language):
 
 
 def test_a_notebook_displays_a_trajectory_in_a_frame(lessons):
-    from whet.view.notebook import show
+    from whet import show
 
     shown = show(lessons / "poem", "lesson/0#0/1", language="zh")
     frame = shown._repr_html_()

@@ -42,6 +42,9 @@ class Run:
         if not (self.folder / "config.toml").is_file():
             raise ValueError(f"{self.folder} is no run's folder: it has no config.toml")
 
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
     def __repr__(self) -> str:
         best = self.best
         what = f", {best.metric} {best.value:.4g} at step {best.step}" if best is not None else ""

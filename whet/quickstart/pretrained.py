@@ -16,6 +16,7 @@ from whet.files import replace_file
 from whet.model.packaged import MODELS, get_model
 from whet.observe.build_display import build_display
 from whet.observe.records import read_records
+from whet.quickstart.run import note_settings
 from whet.runfolder.lock import claim
 from whet.runs.commands import train
 from whet.settings.rl import RunConfig
@@ -55,7 +56,10 @@ def run_pretrained(
         command: what was typed; the same goes on with a run that was stopped.
 
     Returns:
-        seed, accuracy_before, accuracy_after, seconds, run_dir.
+        seed, accuracy_before, accuracy_after, seconds, run_dir, resumed (then the seconds are those since the last start).
+
+    Raises:
+        ValueError: the folder holds a quickstart with other settings, or the model cannot be had.
     """
     began = time.perf_counter()
     run_dir = Path(config.run_dir)
@@ -65,6 +69,7 @@ def run_pretrained(
     with claim(run_dir, command):
         display = build_display("plain", ())
         display.note(f"{MODELS['smollm2'].title}: {config.model}")
+        resumed = note_settings(run_dir, config)
         get_model("smollm2", config.model)
         for name, rows in problems(config).items():
             replace_file(run_dir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -75,6 +80,7 @@ def run_pretrained(
             "accuracy_after": after[ACCURACY],
             "seconds": time.perf_counter() - began,
             "run_dir": str(run_dir),
+            "resumed": resumed,
         }
         for path in (run_dir / "summary.json", summary):
             if path is not None:

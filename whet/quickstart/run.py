@@ -80,7 +80,7 @@ def run_quickstart(
 
 def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, command: str, stop: Stop) -> dict[str, JSON]:
     began = time.perf_counter()
-    resumed = _note_settings(run_dir, config)
+    resumed = note_settings(run_dir, config)
     if summary is not None:
         write_summary(summary, {})  # a path that cannot be written fails now, not after minutes
     clock = _Clock(stop)
@@ -115,7 +115,7 @@ def _run_all(config: QuickstartConfig, run_dir: Path, summary: Path | None, comm
     return results
 
 
-def _note_settings(run_dir: Path, config: QuickstartConfig) -> bool:
+def note_settings(run_dir: Path, config: Config) -> bool:
     """Write the settings into the folder; a quickstart that was started with the same settings continues
     from its newest checkpoint.
 

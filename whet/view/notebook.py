@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from whet.view.export import PAGE, export_page
@@ -30,14 +31,14 @@ class TrajectoryView:
         return f"TrajectoryView({self.trajectory!r} of rollout {self.rollout}; a notebook displays it)"
 
 
-def show(run: str | Path, trajectory: str, rollout: int | None = None, language: str = "en") -> TrajectoryView:
+def show(run: str | PathLike[str], trajectory: str, rollout: int | None = None, language: str = "en") -> TrajectoryView:
     """A trajectory of a run, for a notebook.
 
     Example:
-        show("runs/my_run", "train/7#0/3")
+        whet.show("runs/my_run", "train/7#0/3")
 
     Args:
-        run: a run's folder, or that of an evaluation set in it.
+        run: a `whet.Run`, a run's folder, or that of an evaluation set in it.
         trajectory: id of the trajectory.
         rollout: the rollout that it was played in. None: the newest one that has it.
         language: en or zh.
@@ -49,7 +50,7 @@ def show(run: str | Path, trajectory: str, rollout: int | None = None, language:
     index = RunIndex(found)
     newest = _newest(index, trajectory) if rollout is None else rollout
     if newest is None:
-        raise ValueError(f"no trajectory {trajectory!r} is in the records of {run}; `whet records {run}` lists them")
+        raise ValueError(f"no trajectory {trajectory!r} is in the records of {found.folder}; `whet records {found.folder}` lists them")
     pack = trajectory_pack(found, index, pieces_of(found), newest, trajectory, None)
     return TrajectoryView(export_page(pack, rollout_pack(found, newest), language), trajectory, newest)
 
