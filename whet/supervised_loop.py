@@ -46,6 +46,33 @@ class SupervisedRun:
     num_spelled: int = 0
     """Special tokens that the data's texts spell, and that are text."""
 
+    def measure(self, step: int) -> Metrics:
+        """Measure what is held out."""
+        assert self.held_out is not None
+        with self.observer.phases.span("evaluate"):
+            found = self.held_out.measure()
+        self.evaluated.after, self.evaluated.values = step, flatten(found)
+        rows = [(name.removeprefix("eval/"), value) for name, value in self.evaluated.values.items()]
+        self.observer.display.table(f"held out, after {step} steps", ("metric", "value"), rows)
+        self.observer.evaluated(step, self.evaluated.values)
+        return found
+
+    def end_if_asked(self, step: int) -> dict[str, float]:
+        """Have the run end here if its watch said so.
+
+        Returns:
+            What was held out, if it was not measured at this step yet; its line is written.
+        """
+        if not self.observer.is_ended:
+            return {}
+        self.num_steps = step
+        if self.held_out is None or self.evaluated.after == step:
+            return {}
+        values = self.observer.log(step, self.measure(step))
+        for tracker in self.observer.trackers[1:]:
+            tracker.log(step, values)
+        return values
+
 
 def train_supervised(run: SupervisedRun) -> dict[str, float]:
     """Optimizer steps on a source's batches, with what is held out measured at its interval.
@@ -59,6 +86,7 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
     progress = run.checkpoint.resume()
     if progress.optimizer_step == 0:
         log(run, 0, {})
+        run.end_if_asked(0)
     while progress.optimizer_step < run.num_steps:
         with run.observer.phases.span("update"):
             update = run.learner.update(run.take())
@@ -67,8 +95,7 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
         progress.rollout_id += 1
         spelled: Metrics = {SPELLED_METRIC: Total(run.num_spelled)} if run.num_spelled else {}
         values = log(run, progress.optimizer_step, {**update.metrics, **spelled})
-        if run.observer.is_ended:
-            run.num_steps = progress.optimizer_step
+        values |= run.end_if_asked(progress.optimizer_step)
         save_if_due(run, progress, values)
         run.stop.check()
     return run.evaluated.values
@@ -77,13 +104,7 @@ def train_supervised(run: SupervisedRun) -> dict[str, float]:
 def log(run: SupervisedRun, step: int, metrics: Metrics) -> dict[str, float]:
     """Measure what is held out, if that is due, and write the step's line, if there is anything to write."""
     if run.held_out is not None and run.held_out.due(step, run.num_steps):
-        with run.observer.phases.span("evaluate"):
-            found = run.held_out.measure()
-        metrics = merge_metrics(metrics, found)
-        run.evaluated.after, run.evaluated.values = step, flatten(found)
-        rows = [(name.removeprefix("eval/"), value) for name, value in run.evaluated.values.items()]
-        run.observer.display.table(f"held out, after {step} steps", ("metric", "value"), rows)
-        run.observer.evaluated(step, run.evaluated.values)
+        metrics = merge_metrics(metrics, run.measure(step))
     if not metrics:
         return {}
     values = run.observer.log(step, metrics)

@@ -1,6 +1,7 @@
 """Whole runs from Python: what they return, where they are, what a second call does, and how callbacks and Ctrl-C end one."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 import whet
 from tests.api.small import ROWS, SMALL, score
 from tests.e2e.tiny_run import metrics_of, weights_of
+from whet.api.player import Player
 from whet.config import ConfigError
+from whet.rollout.sampling import RolloutConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,6 +131,49 @@ def test_supervised_calls(here):
     run = whet.dpo("model", pairs, test=pairs[:2], data__prompt_key="prompt", pairs_per_step=2, **small)
     assert any(name.startswith("eval/") for name in run.results)
     assert whet.reward_model("model", pairs, data__prompt_key="prompt", pairs_per_step=2, **small).status == "finished"
+
+
+def test_a_supervised_run_that_a_callback_ends_measures_what_is_held_out_once_more(here):
+    seen = []
+
+    class Enough:
+        def on_step(self, step, metrics):
+            return step == 2
+
+        def on_evaluation(self, step, values):
+            seen.append(step)
+
+    pairs = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "no"} for row in ROWS]
+    given = {"data__prompt_key": "prompt", "pairs_per_step": 2, "num_steps": 5, "observe__display": "none"}
+    run = whet.dpo("model", pairs, test=pairs[:2], callbacks=Enough(), evaluate__before_training=True, **given)
+    measured = [row["step"] for row in run.rows if "eval/dpo/accuracy" in row]
+    assert measured == [0, 2] == seen and run.status == "finished" and run.rows[-1]["step"] == 2
+
+
+def test_a_run_keeps_the_model_that_generates_until_it_is_closed(here, monkeypatch):
+    run = whet.train("model", ROWS, reward=score, **SMALL)
+    loaded = []
+    monkeypatch.setattr("whet.api.replies.Player", lambda *given, **more: loaded.append(1) or Player(*given, **more))
+    first = run.generate(QUESTION, temperature=0)
+    assert run.generate(QUESTION, temperature=0) == first and {len(run.generate(QUESTION, max_turn_tokens=1)) for _ in range(3)} != {0}
+    assert len(loaded) == 1
+    run.close()
+    assert run.generate(QUESTION, temperature=0) == first and len(loaded) == 2
+    whet.train("model", ROWS, reward=score, run_dir=str(run.folder), **{**SMALL, "num_rollouts": 3})
+    run.generate(QUESTION, temperature=0)
+    assert len(loaded) == 3, "newer weights are loaded"
+    run.close()
+
+
+def test_a_model_with_few_positions_needs_no_setting(here):
+    texts = json.loads((here / "model/config.json").read_text())["max_position_embeddings"]
+    assert texts < RolloutConfig().max_tokens
+    rollout = {"max_turn_tokens": 8}
+    run = whet.train("model", ROWS, reward=score, **{**SMALL, "rollout": rollout})
+    assert run.status == "finished" and run.generate(QUESTION)
+    assert whet.generate("model", "a", rollout=rollout)[0].response
+    with pytest.raises(ValueError, match=f"rollout.max_tokens is {texts + 1}, but the engine runs sequences of {texts}"):
+        whet.generate("model", "a", rollout={"max_tokens": texts + 1})
 
 
 def test_evaluate_and_generate(here, capsys):

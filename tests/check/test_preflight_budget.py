@@ -31,6 +31,15 @@ def test_limits_are_the_engines(here):
     assert fault.startswith(f"test: rollout.max_tokens is {longest + 1}, but the engine runs sequences of {longest}")
 
 
+def test_a_length_that_nobody_chose_is_what_the_engine_runs(here):
+    text = (here / "run.toml").read_text()
+    (here / "run.toml").write_text(text.replace("max_tokens = 96, ", ""))
+    findings, context = look(*AREAS)
+    assert of(findings, "limits", "ok")[0] == "trajectories of up to 512 tokens in 2 turns; the engine runs 512"
+    assert {finding.status for finding in findings} == {"ok"}
+    assert max(budget.workload(context).lengths) == 2048, "the model's positions, as the cache is not known yet"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_plan_of_a_file_is_what_its_run_holds(here, dtype):
     """Parameters and cache of the objects that `whet train` builds from the same file."""

@@ -446,7 +446,7 @@ class RolloutOverridesTable(TypedDict, total=False):
     max_turns: int | None
     """Model calls of a trajectory, at most. A plain question takes one."""
     max_tokens: int | None
-    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers."""
+    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers. The default is less for a model with fewer positions, or a cache with less room."""
     max_turn_tokens: int | None
     """Tokens sampled in one turn, at most."""
     stop: Sequence[str] | None
@@ -478,7 +478,7 @@ class RolloutTable(TypedDict, total=False):
     max_turns: int
     """Model calls of a trajectory, at most. A plain question takes one."""
     max_tokens: int
-    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers."""
+    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers. The default is less for a model with fewer positions, or a cache with less room."""
     max_turn_tokens: int
     """Tokens sampled in one turn, at most."""
     stop_token_ids: Sequence[int]
@@ -778,7 +778,7 @@ class TrainSettings(TypedDict, total=False):
     rollout__max_turns: int
     """Model calls of a trajectory, at most. A plain question takes one."""
     rollout__max_tokens: int
-    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers."""
+    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers. The default is less for a model with fewer positions, or a cache with less room."""
     rollout__max_turn_tokens: int
     """Tokens sampled in one turn, at most."""
     rollout__stop_token_ids: Sequence[int]

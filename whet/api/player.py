@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whet.api.rows import is_path, rows_text
-from whet.build.parts import build_parts, read_texts
+from whet.build.parts import build_parts, build_runner, read_texts
 from whet.build.process import prepare_process
 from whet.data.files import Row, read_rows
 from whet.data.rows import task_from
 from whet.data.strict_json import parse_json
 from whet.rollout.runner import greedily
+from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import RunConfig
 from whet.types import Group, Task
 
@@ -79,6 +80,10 @@ class Player:
         """The result of torch work, on the model's thread."""
         return self.parts.thread.submit(work).result()
 
+    def set_rollout(self, rollout: RolloutConfig) -> None:
+        """Play with these settings of sampling and limits from now on; nothing is scored."""
+        self.runner = build_runner(self.config, rollout, self.config.env, (None, None), self.parts.engine, self.texts.renderer)
+
     def play(self, data: Any, samples: int, *, greedy: bool = False) -> list[Group]:
         """Play each task `samples` times. Arguments as for `whet.Policy.sample`.
 
@@ -105,6 +110,10 @@ class Player:
         rows: list[Mapping[str, Any]] = [parse_json(line) for line in rows_text(data, "the rows").splitlines()]
         name = f"sample_{self.num_played}"
         return [task_from(Row(row, f"row {i + 1}"), self.config.data, f"{name}/{i}#0") for i, row in enumerate(rows)]
+
+    def end_resources(self) -> None:
+        """Close what the tools of the present settings have open."""
+        self.loop.run(self.runner.resources.aclose())
 
     def close(self) -> None:
         """End the engine, the tools' resources and the reward's workers."""

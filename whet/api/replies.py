@@ -17,29 +17,56 @@ from whet.settings.rl import RunConfig
 from whet.settings.supervised import command_of
 
 
-def reply_of(run: Path, prompt: Any, changes: Mapping[str, Any], functions: Mapping[str, Any]) -> str:
-    """The reply of a run's newest weights to a prompt. Arguments as for `whet.Run.generate`; `functions` are those of this process that the
-    settings name.
+class Replies:
+    """The replies of a run's newest weights. The model is loaded at the first reply, and again when the run has newer weights.
 
-    Raises:
-        ValueError: the run has trained no language model, or the settings are wrong.
+    Args:
+        run: the run's folder.
+        functions: those of this process that the settings name.
     """
-    config = playing(run, changes, functions)
-    weights = newest_weights(run)
-    if weights is not None and is_whole_model(weights):
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(weights)})})
-        weights = None
-    with holding(functions):
-        player = Player(config, scored=False, weights=weights)
-    try:
+
+    def __init__(self, run: Path, functions: Mapping[str, Any]) -> None:
+        self._run, self._functions = run, functions
+        self._weights: tuple[Path, int] | None = None
+        """Weights of the player, and when they were written."""
+        self._player: Player | None = None
+
+    def to(self, prompt: Any, changes: Mapping[str, Any]) -> str:
+        """The reply to a prompt. Arguments as for `whet.Run.generate`.
+
+        Raises:
+            ValueError: the run has trained no language model, or the settings are wrong.
+        """
+        config = playing(self._run, changes, self._functions)
+        with holding(self._functions):
+            player = self._playing(config)
+            player.set_rollout(config.rollout)
         rows = [prompt] if isinstance(prompt, str) else [{config.data.prompt_key: prompt}]
-        (group,) = player.play(rows, 1, greedy=config.rollout.temperature == 0)
-    finally:
-        player.close()
-    (trajectory,) = group.trajectories
-    if trajectory.error is not None:
-        raise ValueError(f"no reply: {trajectory.error.kind} in {trajectory.error.where}: {trajectory.error.message}")
-    return trajectory.response
+        try:
+            (group,) = player.play(rows, 1, greedy=config.rollout.temperature == 0)
+        finally:
+            player.end_resources()
+        (trajectory,) = group.trajectories
+        if trajectory.error is not None:
+            raise ValueError(f"no reply: {trajectory.error.kind} in {trajectory.error.where}: {trajectory.error.message}")
+        return trajectory.response
+
+    def _playing(self, config: RunConfig) -> Player:
+        weights = newest_weights(self._run)
+        found = None if weights is None else (weights, weights.stat().st_mtime_ns)
+        if self._player is None or found != self._weights:
+            self.close()
+            if weights is not None and is_whole_model(weights):
+                config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(weights)})})
+                weights = None
+            self._player, self._weights = Player(config, scored=False, weights=weights), found
+        return self._player
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        player, self._player = self._player, None
+        if player is not None:
+            player.close()
 
 
 PLAYED = ("seed", "model", "train", "rollout", "engine", "env")

@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.build.run_dirs import END
 from whet.files import parse_object
 from whet.types import JSON
+
+if TYPE_CHECKING:
+    from whet.api.replies import Replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Run:
 
     def __init__(self, folder: str | Path, functions: Mapping[str, Any] | None = None) -> None:
         self.folder, self._functions = Path(folder), dict(functions or {})
+        self._replies: Replies | None = None
         if not (self.folder / "config.toml").is_file():
             raise ValueError(f"{self.folder} is no run's folder: it has no config.toml")
 
@@ -135,15 +139,23 @@ class Run:
         return [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
 
     def generate(self, prompt: Any, **settings: Any) -> str:
-        """The reply of the trained model, or of the newest checkpoint, to a prompt: text, or a list of OpenAI messages.
+        """The reply of the trained model, or of the newest checkpoint, to a prompt: text, or a list of OpenAI messages. The model is loaded
+        once, and kept until `close`.
 
         Args:
             prompt: played as the run's own are, with its tools.
             settings: those of `[rollout]` to replace, such as `temperature=0` and `max_turn_tokens=64`.
         """
-        from whet.api.replies import reply_of
+        from whet.api.replies import Replies
 
-        return reply_of(self.folder, prompt, settings, self._functions)
+        if self._replies is None:
+            self._replies = Replies(self.folder, self._functions)
+        return self._replies.to(prompt, settings)
+
+    def close(self) -> None:
+        """Give back the memory of the model that `generate` keeps; the next `generate` loads it again."""
+        if self._replies is not None:
+            self._replies.close()
 
     def show(
         self,

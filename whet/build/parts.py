@@ -144,7 +144,7 @@ def build_parts(
         with build_engine(
             spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident
         ) as engine:
-            runner = _runner(config, config.rollout, config.env, scoring, engine, texts.renderer)
+            runner = build_runner(config, config.rollout, config.env, scoring, engine, texts.renderer)
             runner = replace(runner, resources=Resources(warn))
             if trainable:  # the trainer computes log-probs over what each token was drawn from
                 runner = replace(runner, sampling=replace(runner.sampling, nucleus=runner.sampling.narrows))
@@ -213,7 +213,7 @@ def check_fits(rollout: RolloutConfig, longest: int) -> None:
         )
 
 
-def _runner(
+def build_runner(
     config: RunConfig,
     rollout: RolloutConfig,
     env: EnvConfig,
@@ -221,6 +221,12 @@ def _runner(
     engine: Engine,
     renderer: Renderer,
 ) -> TrajectoryRunner:
+    """Build what plays trajectories on an engine.
+
+    Raises:
+        ValueError: they may be longer than the engine can run, or their grammar cannot be understood.
+    """
+    rollout = rollout.within(engine.capabilities.max_tokens)
     check_fits(rollout, engine.capabilities.max_tokens)
     renderer = renderer.with_parser(build_parser(env.parser))
     sampling = rollout.sampling(renderer.stop_token_ids)
@@ -295,7 +301,7 @@ def _evaluation_runner(config: RunConfig, chosen: EvaluationSetConfig, parts: Pa
     if chosen.reward is not None:
         scoring = _scoring(chosen.reward, parts.folder, parts.rewards, parts.scorer_of)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
-    runner = _runner(config, rollout, env, scoring, parts.engine, parts.runner.renderer)
+    runner = build_runner(config, rollout, env, scoring, parts.engine, parts.runner.renderer)
     return replace(runner, resources=parts.runner.resources)
 
 

@@ -54,7 +54,7 @@ def auto_degrees(config: BaseRunConfig, count: int, per_node: int) -> Chosen:
     if context.program.unit == "rollout":
         rl, plan, algorithm = context.rl, plan_batch(context.rl.batch), algorithm_of(context.rl)
         check_layouts(with_degrees(rl, ParallelConfig(replicate=count)))
-        context.batch, context.algorithm, samples, longest = plan, algorithm, plan.samples_per_step, rl.rollout.max_tokens
+        context.batch, context.algorithm, samples, longest = plan, algorithm, plan.samples_per_step, context.fitted(rl.rollout).max_tokens
         context.auxiliary = auxiliary_models(rl, algorithm, folder)
     else:
         lengths, samples = units(context, budget)

@@ -40,7 +40,7 @@ def check_limits(context: CheckContext) -> Iterator[Note]:
     core = EngineCore(model, sizes)
     rollouts = {TRAINING: config.rollout, **{name: chosen.rollout.over(config.rollout) for name, chosen in config.evaluate.sets.items()}}
     for name, rollout in rollouts.items():
-        prefix = f"{name}: " if name else ""
+        prefix, rollout = f"{name}: " if name else "", rollout.within(core.max_tokens)
         try:
             check_fits(rollout, core.max_tokens)
         except ValueError as error:
@@ -116,7 +116,7 @@ def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
         return Workload(config.train, row, reference=reference, reference_advice="choose a smaller model", offloaded=offloaded)
     config = context.rl
     plan, algorithm = need(context.batch, "the batch sizes"), need(context.algorithm, "the algorithm")
-    rollouts = [config.rollout, *(chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())]
+    rollouts = [context.fitted(each) for each in (config.rollout, *(s.rollout.over(config.rollout) for s in config.evaluate.sets.values()))]
     ways = [rollout.sampling(()) for rollout in rollouts]
     if context.plays_greedily:
         ways.append(greedily(ways[0]))
@@ -126,7 +126,7 @@ def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
         together = max(together, len(context.rows[name]) * chosen.samples_per_prompt if name in context.rows else sizes.max_running)
     return Workload(
         config.train,
-        largest_row((config.rollout.max_tokens,), budget, plan.samples_per_step),
+        largest_row((rollouts[0].max_tokens,), budget, plan.samples_per_step),
         offloaded=offloaded,
         entropy_grad=algorithm.entropy_grad,
         nucleus=config.rollout.sampling(()).narrows,

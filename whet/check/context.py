@@ -18,6 +18,7 @@ from whet.data.template import Renderer
 from whet.model.causal import CausalModel
 from whet.model.scalar import ScalarModel
 from whet.plan.memory import MemoryPlan
+from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.settings.supervised import StepRunConfig
 from whet.train.batching import BatchPlan
@@ -82,6 +83,10 @@ class CheckContext:
         """Trajectories of a prompt in a rollout, the greedy one included."""
         assert self.batch is not None
         return self.batch.samples_per_prompt + self.plays_greedily
+
+    def fitted(self, rollout: RolloutConfig) -> RolloutConfig:
+        """Limits of trajectories, as the model's positions allow."""
+        return rollout.within(None if self.model is None else self.model.max_positions)
 
     @property
     def vocab_size(self) -> int | None:

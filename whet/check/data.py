@@ -41,7 +41,8 @@ def _tasks(context: CheckContext) -> Iterator[Note]:
     if context.rl.data.source is not None:
         yield from check_source(context)
         if context.source is not None and context.renderer is not None and TRAINING in context.tools:
-            yield from _prompts(context.rows[TRAINING], context.renderer, context.tools[TRAINING], context.rl.rollout, context.vocab_size)
+            rollout = context.fitted(context.rl.rollout)
+            yield from _prompts(context.rows[TRAINING], context.renderer, context.tools[TRAINING], rollout, context.vocab_size)
         return
     rows = training_rows(context.rl)
     renderer, tools = context.renderer, context.tools.get(TRAINING)
@@ -56,7 +57,7 @@ def _tasks(context: CheckContext) -> Iterator[Note]:
     if length or rows.max_prompt_tokens is None:
         context.source = source
     renderer, tools = need(renderer, "the tokenizer"), need(tools, "the environment's tools")
-    yield from _prompts(source.tasks, renderer, tools, context.rl.rollout, context.vocab_size)
+    yield from _prompts(source.tasks, renderer, tools, context.fitted(context.rl.rollout), context.vocab_size)
 
 
 def _length(renderer: Renderer, tools: Tools) -> Callable[[Task], int]:
@@ -95,7 +96,8 @@ def _evaluation_set(context: CheckContext, name: str, chosen: EvaluationSetConfi
     if context.renderer is None or name not in context.tools:
         yield Note("skip", f"not rendered: needs {'the tokenizer' if context.renderer is None else 'its environment'}")
         return
-    yield from _prompts(tasks, context.renderer, context.tools[name], chosen.rollout.over(context.rl.rollout), context.vocab_size)
+    rollout = context.fitted(chosen.rollout.over(context.rl.rollout))
+    yield from _prompts(tasks, context.renderer, context.tools[name], rollout, context.vocab_size)
 
 
 def _counted(source: TaskSource, rows: SourceConfig) -> str:

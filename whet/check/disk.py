@@ -78,12 +78,12 @@ def record_bytes(context: CheckContext) -> int:
     retention, played = config.observe.records, plan.prompts_per_rollout * context.played_per_prompt
     recorded = min(-(-total // retention.every), total if retention.keep is None else retention.keep)
     full = played if retention.trajectories is None else min(played, retention.trajectories)
-    tokens = recorded * full * config.rollout.max_tokens
+    tokens = recorded * full * context.fitted(config.rollout).max_tokens
     evaluations = 1 + (total // config.evaluate.interval if config.evaluate.interval else 0) + config.evaluate.before_training
     evaluated = 0
     for name, chosen in config.evaluate.sets.items():
         played = len(context.rows.get(name, ())) * chosen.samples_per_prompt
-        evaluated += evaluations * played * chosen.rollout.over(config.rollout).max_tokens
+        evaluated += evaluations * played * context.fitted(chosen.rollout.over(config.rollout)).max_tokens
     return round((tokens + evaluated) * sampled + tokens * computed)
 
 

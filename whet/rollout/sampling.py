@@ -12,6 +12,9 @@ from whet.config import Config, Reference, validated
 from whet.env.limits import Limits
 from whet.types import Grammar, SamplingParams
 
+LENGTH = 4096
+"""Default of `rollout.max_tokens`."""
+
 
 class RolloutConfig(Config):
     """Sampling from the policy, and limits of a trajectory."""
@@ -44,8 +47,9 @@ class RolloutConfig(Config):
     evaluation only."""
     max_turns: int = Field(default=8, ge=1)
     """Model calls of a trajectory, at most. A plain question takes one."""
-    max_tokens: int = Field(default=4096, ge=2)
-    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers."""
+    max_tokens: int = Field(default=LENGTH, ge=2)
+    """Tokens of a whole trajectory, at most: prompt, replies and the environment's answers. The default is less for a
+    model with fewer positions, or a cache with less room."""
     max_turn_tokens: int = Field(default=1024, ge=1)
     """Tokens sampled in one turn, at most."""
     stop_token_ids: list[int] = Field(default_factory=list)
@@ -89,6 +93,11 @@ class RolloutConfig(Config):
         if self._grammar() is not None and self.min_tokens:
             raise ValueError(f"min_tokens cannot be {self.min_tokens} where json_schema or regex says what a turn is; set it to 0")
         return self
+
+    def within(self, longest: int | None) -> RolloutConfig:
+        """The same limits for an engine that runs `longest` tokens at most (None: any): the default `max_tokens` becomes less."""
+        too_long = longest is not None and self.max_tokens == LENGTH > longest
+        return self.model_copy(update={"max_tokens": longest}) if too_long else self
 
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
