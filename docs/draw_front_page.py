@@ -1,4 +1,4 @@
-"""Draws the two pictures of README, docs/pictures/learning.svg and terminal.svg, from the folder of a quickstart.
+"""Draws the two pictures of docs/quickstart.md, docs/pictures/learning.svg and terminal.svg, from the folder of a quickstart.
 
     whet quickstart --seed 0
     python docs/draw_front_page.py runs/quickstart-seed0 [FOLDER FOR THE PICTURES]

@@ -33,6 +33,7 @@ LAYERS = [
     {"view"},
     {"runs"},
     {"quickstart"},
+    {"init"},
     {"api"},
     {"cli", "typed"},
     {"__main__"},

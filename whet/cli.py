@@ -120,6 +120,24 @@ def _pretrained_quickstart(model: str, seed: int, run_dir: Path | None, summary:
     guarded(lambda: run_pretrained(PretrainedQuickstartConfig.model_validate(settings), summary, command_line()))
 
 
+@app.command()
+def init(
+    kind: Annotated[Literal["math", "tools", "search", "rlhf"], typer.Argument(help="Its template.", metavar="math|tools|search|rlhf")],
+    folder: Annotated[Path | None, typer.Argument(help="Folder to write into; default: ./KIND.", metavar="FOLDER")] = None,
+) -> None:
+    """Write a folder to begin an experiment with: settings, reward, tool, 20 rows, a test, and a small model made on the spot.
+
+    Example: whet init tools; cd tools; whet check config.toml; whet train config.toml
+    """
+    from whet.init.make import write_folder
+
+    chosen = folder or Path(kind)
+    for path in guarded(lambda: write_folder(kind, chosen)):
+        typer.echo(path)
+    first = "whet rm rm.toml; " if kind == "rlhf" else ""
+    typer.echo(f"next: cd {chosen}; {first}whet check config.toml; whet train config.toml")
+
+
 @models.command("list")
 def list_models() -> None:
     """Name the models that `whet models get` knows."""

@@ -1,4 +1,4 @@
-"""The front page: its run is played as it stands, and its pictures are drawn from a quickstart."""
+"""The front page: its run is played as it stands, and the pictures of it and of the quickstart's page are drawn from runs."""
 
 import re
 import sys
@@ -15,6 +15,8 @@ from whet.observe.records import read_records
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 FILES = dict(re.findall(r"^```(?:python|toml)\n# (my_\w+\.\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE))
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
+DRAWN = re.findall(r"\]\((?:docs/)?(pictures/[\w-]+\.svg)\)", README + QUICKSTART)
 COMMANDS = re.findall(r"^whet (\w+ my_run\.toml) ", README, re.MULTILINE)
 
 
@@ -53,13 +55,17 @@ def test_the_commands_of_the_page_run(folder):
     assert all(set(row["reward_components"]) == {"right", "brief"} for row in rows)
 
 
-@pytest.mark.parametrize("name", re.findall(r"\]\((docs/pictures/[\w.]+)\)", README))
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_has_a_background_and_asks_for_nothing(name):
     """Dark or light, the page behind does not show through, and no font or script is fetched."""
-    text = (ROOT / name).read_text()
+    text = (ROOT / "docs" / name).read_text()
     root = ElementTree.fromstring(text)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     first = next(element for element in root.iter() if element.tag.endswith("rect") and element.get("rx"))
     assert first.get("fill", "none") != "none"
     assert float(first.attrib["width"]) > 0.95 * width and float(first.attrib["height"]) > 0.95 * height
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "") and "<script" not in text
+
+
+def test_every_drawn_picture_is_looked_at():
+    assert {Path(name).stem for name in DRAWN} == {"learning", "terminal", "smollm2-sums"}

@@ -1,0 +1,1 @@
+"""`whet init`: a folder to begin an experiment with."""

@@ -1,0 +1,108 @@
+"""The folder that `whet init` writes: files to change, and a small model that can begin with them.
+
+The files are those of `templates`. The model is made on the spot as the quickstart's is, and has read the rows: half of the replies that
+it was shown are wrong, so there is something to learn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+from whet.config import resolve
+from whet.env.tools import Tool
+from whet.quickstart.model import SmallModelConfig, make_model
+from whet.runs.supervised import train_on_data
+from whet.settings.supervised import SupervisedRunConfig
+from whet.types import Message, ToolCall
+
+TEMPLATES = Path(__file__).parent / "templates"
+TOOLS = {"tools": "calculate", "search": "search"}
+"""Name of the function in `tools.py`, by template."""
+ROWS = {"rlhf": "pairs.jsonl"}
+"""File of the rows where it is another than `rows.jsonl`, by template."""
+MODEL = "model"
+SHAPE = SmallModelConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, intermediate_size=256)
+NUM_STEPS, PER_STEP = 150, 20
+
+
+def write_folder(kind: str, folder: Path) -> list[Path]:
+    """Write the files of a template and the model.
+
+    Args:
+        kind: name of a folder of `templates`.
+        folder: is made if it is not there.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: something of it is there already. Nothing is written then.
+    """
+    source = TEMPLATES / kind
+    names = sorted(path.name for path in source.iterdir() if path.is_file())
+    taken = [name for name in (*names, MODEL) if (folder / name).exists()]
+    if taken:
+        raise ValueError(f"{folder} has {', '.join(taken)} already, and nothing is overwritten: whet init {kind} ANOTHER_FOLDER")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".init-", dir=folder.parent) as draft:
+        for name in names:
+            copyfile(source / name, Path(draft) / name)
+        make_reader(Path(draft), kind)
+        folder.mkdir(exist_ok=True)
+        for name in (*names, MODEL):
+            (Path(draft) / name).rename(folder / name)
+    return [folder / name for name in (*names, MODEL)]
+
+
+def make_reader(folder: Path, kind: str, num_steps: int = NUM_STEPS) -> None:
+    """Make a small model that has read the rows of a folder."""
+    tool = resolve(f"{folder / 'tools.py'}:{TOOLS[kind]}", kind="tool") if kind in TOOLS else None
+    rows = [json.loads(line) for line in (folder / ROWS.get(kind, "rows.jsonl")).read_text().splitlines()]
+    shown = [*demonstrations(rows, tool)]
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        talks = Path(work) / "talks.jsonl"
+        schemas = [] if tool is None else [Tool(tool).schema]
+        talks.write_text("".join(json.dumps({"messages": [m.to_dict() for m in talk], "tools": schemas}) + "\n" for talk in shown))
+        make_model(Path(work) / "base", _texts(shown, schemas), SHAPE, seed=0)
+        settings = {
+            "run_dir": f"{work}/run",
+            "deterministic": True,
+            "model": {"path": f"{work}/base", "device": "cpu"},
+            "data": {"path": str(talks)},
+            "num_steps": num_steps,
+            "samples_per_step": PER_STEP,
+            "train": {"optim": {"lr": 3e-3, "warmup_steps": 10, "schedule": "cosine"}},
+            "checkpoint": {"interval": None},
+            "observe": {"display": "none"},
+        }
+        train_on_data(SupervisedRunConfig.model_validate(settings))
+        (Path(work) / "run/model").rename(folder / MODEL)
+
+
+def demonstrations(rows: Sequence[Mapping[str, Any]], tool: Callable[..., str] | None) -> Iterator[tuple[Message, ...]]:
+    """Conversations about each row: as many with the reply to another row as with its own. In pairs, both replies."""
+    rng = random.Random(0)
+    for row in rows:
+        for about in (row, row, rng.choice(rows), rng.choice(rows)):
+            replies = [row["chosen"], row["rejected"]] if "chosen" in row else [about["label"]]
+            called: tuple[Message, ...] = ()
+            if tool is not None:
+                call = ToolCall(tool.__name__, about["call"])
+                called = Message("assistant", "", (call,)), Message("tool", tool(**about["call"]), name=call.name)
+            for reply in replies:
+                yield Message("user", row["prompt"]), *called, Message("assistant", str(reply))
+
+
+def _texts(shown: Sequence[tuple[Message, ...]], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Texts that the tokenizer's merges are learned from."""
+    for message in (message for talk in shown for message in talk):
+        yield from (message.role, message.content)
+        yield from (json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls)
+    for schema in schemas:
+        yield from (f"system\nTools: {schema['function']['name']}({', '.join(schema['function']['parameters']['properties'])})",) * 2
