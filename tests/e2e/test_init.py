@@ -50,6 +50,6 @@ def test_a_folder_is_checked_and_trained_and_its_tests_pass(kind, tmp_path):
     printed = {line.split()[0]: run(folder, "-m", "whet", *line.split()) for line in commands}
     assert "FAIL" not in printed["check"]
     rewards = [row["reward/total"] for row in metrics_of(folder / "run") if "reward/total" in row]
-    assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.1, rewards
+    assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.05, rewards
     assert json.loads((folder / "run/model/config.json").read_text())["model_type"] == "qwen3"
     run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider")
