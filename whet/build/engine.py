@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
+from whet.engine.embedded.stops import Decode
 from whet.engine.embedded.tokenizer import EngineTokenizer, TokenizerFolder
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident
 from whet.engine.pool.pool import print_incident
+from whet.engine.vllm.config import ServersConfig
+from whet.engine.vllm.pool import VllmServers, vllm_engine
 from whet.engine.workers.copies import EngineCopies
-from whet.engine.workers.launch import Launcher
+from whet.engine.workers.launch import LOOPBACK, Launcher
 from whet.model.causal import CausalModel, pick_device
 from whet.model.config import ModelConfig
 from whet.transport.settings import Syncing
@@ -86,6 +91,35 @@ def build_engine(
         yield copies
     finally:
         copies.end()
+
+
+@contextmanager
+def build_servers(
+    spec: EngineSpec, servers: ServersConfig, model: CausalModel, decode: Decode, on_incident: OnIncident = print_incident
+) -> Iterator[Engine]:
+    """Build an engine of servers; those that were started here end with it. The caller closes it.
+
+    Args:
+        spec: what the settings say.
+        servers: the servers that they ask for.
+        model: the trainer's, for its names and shapes.
+        decode: token ids to text.
+        on_incident: called when a server is lost.
+    """
+    assert spec.sync is not None, "servers have their weights from a trainer"
+    engine = vllm_engine(VllmServers(servers, spec.folder, decode), model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    try:
+        yield engine
+    finally:
+        engine.end()
+
+
+def address_of(urls: list[str]) -> str:
+    """This machine's address on the way to the first of some servers; nothing is sent."""
+    host = urlsplit(urls[0]).hostname if urls else LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
 
 
 def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:

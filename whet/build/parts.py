@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.build.engine import EngineSpec, Syncing, build_engine, engine_model
+from whet.build.engine import EngineSpec, Syncing, build_engine, build_servers, engine_model
 from whet.build.session import OpenRun
 from whet.build.trained import load_trained
 from whet.checkpoint.random_state import RANDOM, RandomStates
@@ -47,7 +47,7 @@ from whet.runfolder.failures import FailureFiles
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
-from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_env, evaluation_rows
+from whet.settings.rl import BaseRunConfig, EngineConfig, RunConfig, evaluation_env, evaluation_rows
 from whet.train.controller import LOCAL, Controller
 from whet.train.learners import Models
 from whet.types import JSON, Task
@@ -125,7 +125,10 @@ def build_parts(
     sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
     held_as = engine_model(config.model, sizes, apart=apart)
-    own = trainable and (sizes.has_own_weights or config.train.spreads or apart)
+    servers = config.engine.num_servers
+    if servers and not trainable:
+        raise ValueError(f"engine.name={config.engine.name} samples for runs that train; set engine.name=embedded for this command")
+    own = trainable and not servers and (sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     device, engine_device = pick_device(config.model.device), pick_device(held_as.device)
@@ -141,9 +144,12 @@ def build_parts(
         sync = Syncing(config.sync, Path(config.run_dir) / "sync")
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync)
         tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
-        with build_engine(
-            spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident
-        ) as engine:
+        building = (
+            build_servers(spec, config.engine, model, texts.renderer.decode, on_incident)
+            if servers
+            else build_engine(spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident)
+        )
+        with building as engine:
             runner = build_runner(config, config.rollout, config.env, scoring, engine, texts.renderer)
             runner = replace(runner, resources=Resources(warn))
             if trainable:  # the trainer computes log-probs over what each token was drawn from
@@ -153,6 +159,8 @@ def build_parts(
             yield Parts(folder, model, engine, runner, rewards, scorer_of, thread)
 
 
+VLLM_RUNNING = 256
+"""Requests that a vLLM server runs at a time unless its arguments say another number."""
 Scoring = tuple[Reward | None, GroupReward | None]
 """Reward of single trajectories, and of siblings together."""
 
@@ -244,10 +252,17 @@ def build_runner(
         sampling=sampling,
         limits=rollout.limits(),
         timeout_s=rollout.timeout_s,
-        max_in_flight=None if config.deterministic else config.engine.embedded.max_running * config.engine.embedded.copies,
+        max_in_flight=None if config.deterministic else max_in_flight(config.engine),
         deterministic=config.deterministic,
         play_by=None if rollout.play is None else resolve_callable(rollout.play, kind="rollout.play", given=["run", "env"]),
     )
+
+
+def max_in_flight(engine: EngineConfig) -> int:
+    """Requests that an engine runs at a time."""
+    if engine.num_servers:
+        return engine.num_servers * int(str(engine.vllm.args.get("max_num_seqs", VLLM_RUNNING)))
+    return engine.embedded.max_running * engine.embedded.copies
 
 
 def prompt_length(texts: Texts, env: EnvConfig) -> Callable[[Task], int]:

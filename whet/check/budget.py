@@ -35,6 +35,9 @@ NEAR_FULL = 0.9
 def check_limits(context: CheckContext) -> Iterator[Note]:
     """Compare the length of trajectories with the room of the engine."""
     config, model = context.rl, need(context.model, "the model's config.json")
+    if config.engine.num_servers:
+        yield skip(f"the servers of engine.name={config.engine.name} tell their longest sequence when the run starts")
+        return
     sizes = config.engine_sizes
     assert isinstance(model, CausalModel), "only a language model samples"
     core = EngineCore(model, sizes)
@@ -132,7 +135,7 @@ def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
         nucleus=config.rollout.sampling(()).narrows,
         reference="ref_logprobs" in algorithm.needs and not has_own_reference(config),
         reference_advice=reference_advice(config.algo.name),
-        sampling=Sampling(
+        sampling=None if config.engine.num_servers else Sampling(
             sizes,
             tuple(ways),
             min(sizes.max_running, sizes.max_batch_tokens, together),

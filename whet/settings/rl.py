@@ -20,6 +20,7 @@ from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
+from whet.engine.vllm.config import ServersConfig
 from whet.env.build import EnvConfig
 from whet.evaluate.config import EvaluateConfig, EvaluationSetConfig
 from whet.model.config import ModelConfig
@@ -66,7 +67,7 @@ class DataConfig(RowConfig, ChatConfig):
         return self
 
 
-class EngineConfig(Config):
+class EngineConfig(ServersConfig):
     """Which engine samples."""
 
     embedded: EmbeddedConfig = Field(default_factory=EmbeddedConfig)
@@ -163,14 +164,27 @@ class RunConfig(BaseRunConfig):
 
     @model_validator(mode="after")
     def _weights_travel(self) -> RunConfig:
-        if self.num_engines_apart == 0:
+        if self.engine.num_servers and self.sync.transport not in ("auto", "disk", "broadcast"):
+            raise ValueError(f"sync.transport={self.sync.transport} does not reach servers (engine.name={self.engine.name}); set disk or broadcast")
+        if self.num_engines_apart == 0 and self.engine.num_servers == 0:
             why = "(sync) with the engine in the trainer's process"
             refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
         return self
 
     @model_validator(mode="after")
     def _pool_is_read(self) -> RunConfig:
-        refuse_unread_pool(self.engine.pool, self.num_engines_apart)
+        refuse_unread_pool(self.engine.pool, self.num_engines_apart + self.engine.num_servers)
+        return self
+
+    @model_validator(mode="after")
+    def _servers_stand_alone(self) -> RunConfig:
+        if self.engine.num_servers:
+            unread = EmbeddedConfig.model_fields
+            refuse_unread(self.engine.embedded, unread, f"(engine.embedded) with engine.name={self.engine.name!r}", "leave it out")
+            if self.deterministic:
+                raise ValueError(f"deterministic=true needs engine.name=embedded: engine.name={self.engine.name} promises no bits")
+            if self.cluster.engine_apart:
+                raise ValueError(f"cluster.engine_apart places the embedded engine alone, and engine.name is {self.engine.name}; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -189,6 +203,8 @@ class RunConfig(BaseRunConfig):
             return self.engine.sleep
         from whet.model.causal import pick_device
 
+        if self.engine.num_servers:
+            return False
         shares_gpus = self.num_engines_apart > 0 and not self.cluster.engine_apart and pick_device(self.model.device).type == "cuda"
         return shares_gpus and not self.control.overlaps
 

@@ -25,14 +25,14 @@ def finish_of(sequence: Sequence, decode: Decode | None) -> Finish | None:
             return Finish.STOP
         if sampling.stop:
             assert decode is not None, "a request with stop texts was let in without a detokeniser"
-            if _completes(sequence.tokens[-sequence.num_replied :], sampling.stop, decode):
+            if completes(sequence.tokens[-sequence.num_replied :], sampling.stop, decode):
                 return Finish.STOP
     if sequence.matching is not None and sequence.matching.over:
         return Finish.STOP
     return Finish.LENGTH if sequence.num_sampled >= sampling.max_tokens else None
 
 
-def _completes(tokens: Seq[int], texts: Seq[str], decode: Decode) -> bool:
+def completes(tokens: Seq[int], texts: Seq[str], decode: Decode) -> bool:
     """True if the last token of a reply completes one of the texts. The reply's end is decoded, as far
     back as a text that ends in the last token can begin. The last token may continue after the text's
     end."""

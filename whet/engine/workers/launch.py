@@ -117,6 +117,8 @@ class Words:
         self._name, self._last = name, deque[str](maxlen=LAST_LINES)
         self._stacks = SimpleQueue[str]()
         self._heard: list[str] | None = None
+        self.muted = False
+        """Nothing is printed any more."""
         self._asking = threading.Lock()
 
     @property
@@ -132,6 +134,8 @@ class Words:
         self._last.append(line)
         if (heard := self._heard) is not None:
             heard.append(line)
+        if self.muted:
+            return
         with suppress(OSError, ValueError):  # this process may be about to end, and its output closed
             print(f"[{self._name}] {printable(line)}", file=sys.stderr, flush=True)
 
@@ -193,6 +197,10 @@ class LocalWorker:
             or spied(self.child.pid)
             or (self._words.held_stacks(lambda: self.child.send_signal(SAY_HELD_STACKS)) if lost else "")
         )
+
+    def mute(self) -> None:
+        """Print nothing of it any more."""
+        self._words.muted = True
 
     def last_lines(self) -> list[str]:
         if self.child.poll() is not None:

@@ -1,0 +1,386 @@
+"""A vLLM server as a member of a pool, over its public routes.
+
+Requests run while the gate is open. To pause, the gate closes and the server aborts what runs; each reply keeps its tokens and goes on
+from them later, so one version sampled all tokens of an attempt. New weights come by vLLM's four phases, through the weight-transfer engine
+of the package `whet-vllm`, or from a folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, cast
+
+from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineLost, EngineRefused, StaleCache
+from whet.engine.embedded.stops import Decode
+from whet.engine.vllm.http import HttpServer
+from whet.engine.vllm.reply import ServedReply
+from whet.engine.vllm.wire import Sampled, body_of, sampled_of, score_body, scored_of
+from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
+from whet.types import Chunk, Finish, Receipt, Request, Scored
+from whet.types.columns import Ints
+
+GENERATE = "/inference/v1/generate"
+PREFIX = "generate-tokens-"
+"""vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
+LOOK_S = 0.2
+"""Between two looks of a waiting request at whether it was aborted, or its server cut off."""
+RESET_S = 30.0
+"""For a server to let go of its prefix cache."""
+EMPTY_ATTEMPTS = 3
+"""Attempts of a request in a row that may end without a token though nobody here asked for it."""
+
+
+class ServerProcess(Protocol):
+    """The process of a server that was started here."""
+
+    def stacks(self) -> str:
+        """Stacks of its threads; empty if they cannot be read."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def stop(self) -> None:
+        """Have it end by itself, or else kill it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Facts that a server tells of itself."""
+
+    model: str
+    """Name of the model in requests."""
+    max_tokens: int
+    """Longest sequence."""
+    world_size: int
+    """Processes that take weights over."""
+    label: str
+    """Its label of the weights that it holds."""
+    has_plugin: bool
+    """It was started with the weight-transfer engine of `whet-vllm`."""
+
+
+class VllmMember:
+    """A `Member` that is a vLLM server.
+
+    Args:
+        server: its routes.
+        served: facts of it.
+        decode: token ids to text, to find stop texts.
+        direct_names: names of the model's weights, if files call and cut them as the model does, so that digests of what arrived can be
+            compared; None: they do not.
+        process: its process; None: somebody else started it.
+    """
+
+    def __init__(
+        self,
+        server: HttpServer,
+        served: Served,
+        decode: Decode,
+        direct_names: frozenset[str] | None = None,
+        process: ServerProcess | None = None,
+    ) -> None:
+        self._server, self._served, self._decode, self._process = server, served, decode, process
+        self._direct_names = direct_names
+        self._label, self._version = served.label, 0
+        self._joined = self._asleep = self._updated = False
+        self._paused_there = False
+        """True while the server itself is paused."""
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+        self._replies: dict[str, ServedReply] = {}
+        self._ids = itertools.count(1)
+        self._client = secrets.token_hex(4)
+        self._num_streams = 0
+        self._changing = asyncio.Lock()
+        self._busy_before_s = self._busy_since = 0.0
+        self.num_dropped = 0
+        """Sampled tokens that no reply has: after a stop text, and of replies that cannot be continued."""
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self._served.max_tokens, shares_weights=False, deterministic=False)
+
+    @property
+    def receivers(self) -> list[str]:
+        return [f"{self._server.url} rank {rank}" for rank in range(self._served.world_size)]
+
+    def open(self, conversation: str) -> None:
+        """The pool keeps a conversation at one server; the server knows of none."""
+
+    def release(self, conversation: str) -> None:
+        """As `open`."""
+
+    # Requests.
+
+    async def generate(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """As `Engine.generate`."""
+        if request.id in self._replies:
+            raise ValueError(f"a request with the id {request.id!r} is already running")
+        reply = self._replies[request.id] = ServedReply(request, self._decode)
+        chunks = asyncio.Queue[Chunk | None]()
+        reading = asyncio.ensure_future(self._read(reply, chunks))  # whether or not the caller reads on: a pause waits for it
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+            self.num_dropped += reply.num_dropped
+            del self._replies[request.id]
+
+    async def _read(self, reply: ServedReply, chunks: asyncio.Queue[Chunk | None]) -> None:
+        """Put a reply's chunks into a queue, and None behind them, whatever ends them."""
+        try:
+            num_empty = 0
+            while num_empty < EMPTY_ATTEMPTS:
+                rest = reply.rest
+                if rest is None or not await self._may_begin(reply):
+                    chunks.put_nowait(reply.chunk(self._version, Finish.LENGTH if rest is None else Finish.ABORT))
+                    return
+                num_sampled = 0
+                async with aclosing(self._attempt(rest, reply)) as found:
+                    async for chunk in found:
+                        num_sampled += len(chunk.tokens)
+                        chunks.put_nowait(chunk)
+                        if chunk.finish is not None:
+                            return
+                num_empty = num_empty + 1 if num_sampled == 0 and self._open.is_set() else 0
+            raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody here asked it to")
+        finally:
+            chunks.put_nowait(None)
+
+    async def _may_begin(self, reply: ServedReply) -> bool:
+        """Wait for the gate; False: the request was aborted meanwhile."""
+        while not self._open.is_set() and not reply.aborted:
+            self._server.check_cut()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._open.wait(), LOOK_S)
+        return not reply.aborted
+
+    async def _attempt(self, request: Request, reply: ServedReply) -> AsyncGenerator[Chunk, None]:
+        """Chunks until the reply ends; they end without that if the server lets go of it."""
+        reply.server_id = self._new_id()
+        body = body_of(request, reply.server_id, self._served.model, f"whet-{self._label}")
+        version, label = self._version, self._label
+        with self._counted():
+            async with aclosing(self._server.events(GENERATE, body)) as events:
+                async for event in events:
+                    sampled = sampled_of(event, request)
+                    self._check_labels(request, sampled, label)
+                    finish = Finish.STOP if reply.take(sampled) else self._finish(request, sampled, reply)
+                    if finish is not None:
+                        yield reply.chunk(version, finish)
+                        return
+                    if sampled.finish is not None:
+                        break
+                    if not reply.withheld and request.chunk_tokens and reply.num_waiting >= request.chunk_tokens:
+                        yield reply.chunk(version, None)
+        if reply.withheld:
+            reply.let_go()
+        elif reply.num_waiting:
+            yield reply.chunk(version, None)
+
+    def _finish(self, request: Request, sampled: Sampled, reply: ServedReply) -> Finish | None:
+        match sampled.finish:
+            case None:
+                return None
+            case "stop":
+                return Finish.STOP
+            case "length":
+                return Finish.LENGTH
+            case "abort":
+                return Finish.ABORT if reply.aborted else None
+            case other:
+                raise EngineFailed(f"{self.name} ended request {request.id} with the finish reason {other!r}")
+
+    def _check_labels(self, request: Request, sampled: Sampled, label: str) -> None:
+        wrong = [each for each in sampled.labels or () if each != label]
+        if wrong:
+            raise StaleCache(
+                f"{self.name} sampled {request.id} from weights that it calls {wrong[0]!r}, and whet left {label!r} there: somebody "
+                "else changes its weights"
+            )
+
+    def _new_id(self) -> str:
+        """A request's id at the server, which other clients may share."""
+        return f"whet-{self._client}-{next(self._ids)}"
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """While a request runs at the server."""
+        if self._num_streams == 0:
+            self._busy_since = time.monotonic()
+            self._idle.clear()
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+            if self._num_streams == 0:
+                self._busy_before_s += time.monotonic() - self._busy_since
+                self._idle.set()
+
+    async def abort(self, request_id: str) -> None:
+        """As `Engine.abort`."""
+        reply = self._replies.get(request_id)
+        if reply is None:
+            return
+        reply.aborted = True
+        if reply.server_id:
+            await self._server.post("/inference/v1/abort_requests", {"request_ids": [PREFIX + reply.server_id]})
+
+    async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
+        """As `Engine.score`, at temperature 1 alone: vLLM's log-probs of a prompt have no other."""
+        if temperature != 1.0:
+            raise EngineRefused(f"vLLM scores tokens at temperature 1 alone, not {temperature}")
+        async with self._changing:
+            was_paused = self._paused_there
+            if was_paused:  # a paused server answers nothing
+                await self._resume_there()
+            body = score_body(tokens, self._served.model, self._new_id(), top_logprobs)
+            answer = await self._server.post(GENERATE, body)
+            if was_paused:
+                await self._pause_there()
+        return scored_of(answer, tokens, top_logprobs, self.name)
+
+    # Pauses and weights.
+
+    async def pause(self) -> None:
+        """As `Engine.pause`."""
+        self._open.clear()
+        async with self._changing:
+            await self._pause_there()
+            while self._num_streams:  # the last words of what was aborted
+                self._server.check_cut()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), LOOK_S)
+
+    async def resume(self) -> None:
+        """As `Engine.resume`."""
+        async with self._changing:
+            await self._resume_there()
+        self._open.set()
+
+    async def _pause_there(self) -> None:
+        if not self._paused_there:
+            await self._server.post("/pause?mode=abort&clear_cache=false")
+            self._paused_there = True
+
+    async def _resume_there(self) -> None:
+        if self._paused_there:
+            await self._server.post("/resume")
+            self._paused_there = False
+
+    async def flush(self) -> None:
+        """As `Engine.flush`."""
+        deadline = time.monotonic() + RESET_S
+        while not (await self._server.post("/reset_prefix_cache?reset_running_requests=true") or {}).get("success", True):
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{self.name} did not let go of its prefix cache within {RESET_S:g} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def sleep(self) -> None:
+        """As `Engine.sleep`."""
+        async with self._changing:
+            if not self._asleep:
+                await self._server.post("/sleep?level=2&mode=abort")
+                self._asleep = True
+
+    async def update(self, ticket: Ticket, version: int) -> Receipt:
+        """As `WeightCalls.update`. A server that fails in the middle holds half of the weights: it is lost."""
+        if self._updated and version <= self._version:
+            raise ValueError(f"{self.name} holds version {self._version} already, and was asked to take over version {version}")
+        began = time.monotonic()
+        async with self._changing:
+            try:
+                await self._wake("weights")
+                wire = await self._load(ticket, version)
+                await self._wake("kv_cache")
+                await self.flush()
+                label = (await self._server.get("/weight_info"))["weight_version"]
+                if label != str(version):
+                    raise EngineFailed(f"it calls its weights {label!r} after the update")
+            except (EngineFailed, EngineRefused) as error:
+                words = str(error).removeprefix(f"{self.name}: ")
+                raise EngineLost(f"{self.name}: version {version} arrived in part, if at all: {words}") from error
+            self._version, self._label, self._asleep, self._updated = version, label, False, True
+        return Receipt(version, wire, None, engine=self.name, load_s=time.monotonic() - began)
+
+    async def _wake(self, what: str) -> None:
+        if self._asleep:
+            await self._server.post(f"/wake_up?tags={what}")
+
+    async def _load(self, ticket: Ticket, version: int) -> dict[str, str] | None:
+        """Digests of what arrived, the same in all processes of the server; None: the server has no plugin to tell."""
+        match ticket:
+            case DiskTicket() if not self._served.has_plugin:
+                await self._server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(ticket.folder)}})
+                await self._server.post("/update_weight_version", {"new_version": str(version)})
+                return None
+            case DiskTicket():
+                info = {"version": version, "folder": str(ticket.folder)}
+            case BroadcastTicket() if not self._served.has_plugin:
+                raise ValueError(f"{self.name} was started without whet-vllm: install it there, or set sync.transport=disk")
+            case BroadcastTicket() if self._direct_names is None:
+                raise ValueError("files cut the weights of this model otherwise than the trainer does: set sync.transport=disk")
+            case BroadcastTicket():
+                info = asdict(ticket)
+            case _:
+                raise ValueError("a vLLM server takes weights over by sync.transport=disk or broadcast")
+        if not self._joined:
+            await self._server.post("/init_weight_transfer_engine", {"init_info": {"receivers": self.receivers}})
+            self._joined = True
+        await self._server.post("/start_weight_update")
+        await self._server.post("/update_weights", {"update_info": info})
+        await self._server.post("/finish_weight_update", {"weight_version": str(version)})
+        found = same_digests(self.name, await self._server.post("/collective_rpc", {"method": "whet_digests"}), self._served.world_size)
+        return None if self._direct_names is None else {name: digest for name, digest in found.items() if name in self._direct_names}
+
+    # Supervision.
+
+    async def health(self) -> EngineHealth:
+        """As `EngineCalls.health`: the server answers, and has its engine."""
+        try:
+            await self._server.get("/health")
+        except (EngineFailed, EngineRefused) as error:
+            raise EngineLost(str(error)) from error
+        running_s = time.monotonic() - self._busy_since if self._num_streams else 0.0
+        return EngineHealth(self._busy_before_s + running_s, 0.0)
+
+    def stacks(self, *, lost: bool) -> str:
+        return "" if self._process is None else self._process.stacks()
+
+    def kill(self) -> None:
+        self._server.cut("it was cut off")
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        self._server.cut("it was closed")
+        if self._process is not None:
+            self._process.stop()
+
+
+def same_digests(name: str, answer: Any, world_size: int) -> dict[str, str]:
+    """The digests that all processes of a server tell.
+
+    Raises:
+        EngineFailed: if they do not tell the same.
+    """
+    results = cast("list[dict[str, str]]", answer["results"]) if isinstance(answer, dict) else []
+    if len(results) != world_size or any(each != results[0] for each in results):
+        raise EngineFailed(f"{name}: its {world_size} processes received other weights than each other, or {len(results)} of them answered")
+    return results[0]

@@ -1,0 +1,116 @@
+"""vLLM servers as one engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.engine.base import SCORE_TOLERANCE
+from whet.engine.embedded.stops import Decode
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import OnIncident, Slot
+from whet.engine.pool.pool import EnginePool, breaker_of
+from whet.engine.pool.weights import WeightSync
+from whet.engine.vllm.config import ServersConfig
+from whet.engine.vllm.member import VllmMember
+from whet.engine.vllm.start import ServerAt, VllmStarter
+from whet.model.causal import CausalModel
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
+from whet.transport.senders import sender_of
+from whet.transport.settings import Syncing
+
+Start = Callable[[threading.Event], VllmMember]
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServers:
+    """The servers that settings ask for."""
+
+    config: ServersConfig
+    folder: Path
+    """Folder of the model and its tokenizer."""
+    decode: Decode
+
+    def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
+        """A start of each server, by its name."""
+        direct = direct_names(model)
+        if self.config.urls:
+            return {
+                f"vllm {i}": ServerAt(f"vllm {i}", url, self.decode, direct, pool.start_timeout_s) for i, url in enumerate(self.config.urls)
+            }
+        dtype = str(model.dtype).removeprefix("torch.")
+        return {
+            f"vllm {i}": VllmStarter(
+                name=f"vllm {i}",
+                python=self.config.vllm.python,
+                folder=self.folder,
+                dtype=dtype,
+                args=self.config.vllm.args,
+                decode=self.decode,
+                direct_names=direct,
+                timeout_s=pool.start_timeout_s,
+            )
+            for i in range(self.config.servers)
+        }
+
+
+def direct_names(model: CausalModel) -> frozenset[str] | None:
+    """Names of the weights, if files call and cut them as the model does; None: they do not, as those of experts."""
+    naming = Naming(without_contents(model))
+    names = frozenset(naming.parameters)
+    return names if all(list(naming.files[name]) == [name] for name in names) else None
+
+
+def vllm_engine(
+    servers: VllmServers, model: CausalModel, pool: PoolConfig, sync: Syncing, address: str, on_incident: OnIncident
+) -> EnginePool[VllmMember]:
+    """Start the servers, or connect to them, all at once.
+
+    Args:
+        servers: the servers.
+        model: the trainer's; its shapes and names alone are used.
+        pool: deadlines and restarts.
+        sync: transport of weights.
+        address: this machine's, as the servers know it.
+        on_incident: called for each server that is lost.
+
+    Raises:
+        EngineFailed: if one of them does not start, or lacks what whet needs.
+    """
+    bare = without_contents(model)
+    starts = servers.starts(model, pool)
+    transport = "disk" if sync.config.transport == "auto" else sync.config.transport
+    sender = sender_of(sync.config.model_copy(update={"transport": transport}), bare, sync.folder, address)
+    members = start_all(starts)
+    slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
+    return EnginePool(
+        slots,
+        WeightSync(sender, dict(bare.named_weights())),
+        pool,
+        deterministic=False,
+        on_incident=on_incident,
+        tolerance=SCORE_TOLERANCE[model.dtype],
+    )
+
+
+def start_all(starts: Mapping[str, Start]) -> dict[str, VllmMember]:
+    """All at once; when one does not start the others are ended.
+
+    Raises:
+        EngineFailed: error of the first that does not start.
+    """
+    given_up = threading.Event()
+    with ThreadPoolExecutor(len(starts), "start") as threads:
+        starting = {name: threads.submit(start, given_up) for name, start in starts.items()}
+        try:
+            return {name: each.result() for name, each in starting.items()}
+        except BaseException:
+            given_up.set()
+            for each in starting.values():
+                if each.exception() is None:
+                    each.result().stop()
+            raise

@@ -1,0 +1,177 @@
+"""The wire of vLLM's `/inference/v1/generate`: a request as its JSON, its events as tokens. vLLM 0.32 and 0.33."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.engine.base import EngineFailed, EngineRefused
+from whet.types import Grammar, Request, SamplingParams, Scored
+from whet.types.columns import Doubles, Ints
+
+IMPOSSIBLE = -9999.0
+"""vLLM's JSON has it in place of minus infinity."""
+GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "lark": "grammar"}
+"""Names of whet's grammars among vLLM's structured outputs."""
+_MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of one event."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top_logprobs: list[tuple[tuple[int, float], ...]]
+    nuclei: list[list[int]]
+    """For each token the ids that it was drawn from; empty: not asked for."""
+    finish: str | None
+    """vLLM's finish reason: stop, length, abort, error or repetition."""
+    labels: list[str] | None
+    """Labels of the weights that sampled the reply, with its last event; None: the server does not tell."""
+
+
+def restarts(sampling: SamplingParams) -> bool:
+    """True if a reply cannot be continued from its tokens: the server takes them for a part of the prompt, and a grammar, or a penalty on
+    what was sampled, would begin anew."""
+    return sampling.grammar is not None or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[str, Any]:
+    """The JSON of a request.
+
+    Args:
+        request: the request; its stop texts are the caller's to find.
+        request_id: its id at the server.
+        model: the model's name there.
+        salt: keeps the prefix cache of one version apart from that of others.
+
+    Raises:
+        EngineRefused: if vLLM cannot run it as asked.
+    """
+    sampling = request.sampling
+    if request.num_begun and restarts(sampling):
+        raise EngineRefused(
+            f"request {request.id}: vLLM cannot continue a reply under a grammar, presence_penalty or frequency_penalty: it would count "
+            "the reply's first tokens as prompt; leave these options out, or use engine.name=embedded"
+        )
+    _check_raw(request)
+    params: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_tokens": max(0, sampling.min_tokens - request.num_begun),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,  # the stop tokens are those of the request, whatever the model's files say
+        "seed": seed_of(sampling.seed, request.num_begun),
+        "logprobs": sampling.top_logprobs,
+        "detokenize": False,
+    }
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.grammar is not None:
+        params["structured_outputs"] = structured(sampling.grammar)
+    return {
+        "request_id": request_id,
+        "model": model,
+        "token_ids": list(request.tokens),
+        "sampling_params": params,
+        "stream": True,
+        "cache_salt": salt,
+    }
+
+
+def _check_raw(request: Request) -> None:
+    """The server tells log-probs of the distribution that it samples from; others only where both are the same."""
+    sampling = request.sampling
+    if not (sampling.raw_logprobs or sampling.top_logprobs):
+        return
+    same = {"seed": 0, "stop": (), "stop_token_ids": (), "min_tokens": 0, "raw_logprobs": False, "top_logprobs": 0, "nucleus": False}
+    if replace(sampling, max_tokens=1, **same) != SamplingParams(1):
+        raise EngineRefused(
+            f"request {request.id}: with --logprobs-mode processed_logprobs vLLM has no log-probs of the model's own distribution but at "
+            "temperature 1 without top_p, top_k, min_p, penalties, bias and grammar"
+        )
+
+
+def structured(grammar: Grammar) -> dict[str, Any]:
+    return {GRAMMARS[grammar.kind]: grammar.text}
+
+
+def seed_of(seed: int, num_begun: int) -> int:
+    """Seed for the rest of a reply: other noise than at its beginning, which the server would draw again. Within vLLM's 63 bits."""
+    return (seed ^ (num_begun * _MIX)) & (2**63 - 1)
+
+
+def sampled_of(event: Mapping[str, Any], request: Request) -> Sampled:
+    """The tokens of an event, and what was asked for of each.
+
+    Raises:
+        EngineFailed: if something that was asked for is missing: a router or a flag of the server has dropped it.
+    """
+    try:
+        (choice,) = event["choices"]
+        tokens = list(map(int, choice.get("token_ids") or ()))
+        entries = (choice.get("logprobs") or {}).get("content") or []
+        logprobs = [float(entry["logprob"]) for entry in entries]
+        spans = choice.get("weight_versions")
+        finish = choice.get("finish_reason")
+        mask = choice.get("sampling_mask")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineFailed(f"request {request.id}: an event is not as vLLM's: {error!r}: {str(event)[:300]}") from error
+    if len(logprobs) != len(tokens):
+        raise EngineFailed(f"request {request.id}: {len(tokens)} tokens came with {len(logprobs)} log-probs; nothing of it is used")
+    if tokens and min(logprobs) <= IMPOSSIBLE:
+        raise EngineFailed(
+            f"request {request.id}: a sampled token has the log-prob {min(logprobs):g} (minus infinity): the server's log-probs are not "
+            "those of its samples; start it with --logprobs-mode processed_logprobs"
+        )
+    if request.sampling.nucleus and request.sampling.narrows and len(mask or ()) != len(tokens):
+        raise EngineFailed(
+            f"request {request.id}: the ids that each token was drawn from are needed with top_p, top_k or min_p, and the server sends "
+            "none: start it with --return-sampling-mask (it needs vLLM's model runner V2, and a GPU), or sample with top_p=1, top_k=0, min_p=0"
+        )
+    if request.sampling.temperature == 0:
+        logprobs = [0.0] * len(tokens)  # of a distribution with one point
+    top = [_top(entry, request.sampling.top_logprobs) for entry in entries] if request.sampling.top_logprobs else []
+    labels = None if spans is None else [str(span["version"]) for span in spans]
+    return Sampled(tokens, logprobs, top, [list(each) for each in mask or ()], finish, labels)
+
+
+def _top(entry: Mapping[str, Any], count: int) -> tuple[tuple[int, float], ...]:
+    found = sorted(((int(each["token_id"]), float(each["logprob"])) for each in entry["top_logprobs"]), key=lambda each: -each[1])
+    return tuple(found[:count])
+
+
+def score_body(tokens: Ints, model: str, request_id: str, top_logprobs: int) -> dict[str, Any]:
+    """The JSON of a score: one token is sampled, for vLLM has no request without."""
+    params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_logprobs, "detokenize": False}
+    return {"request_id": request_id, "model": model, "token_ids": list(tokens), "sampling_params": params}
+
+
+def scored_of(answer: Mapping[str, Any], tokens: Ints, top_logprobs: int, name: str) -> Scored:
+    """The log-probs of an answer to `score_body`.
+
+    Raises:
+        EngineFailed: if they are not there.
+    """
+    found = answer.get("prompt_logprobs")
+    if not isinstance(found, list) or len(found) != len(tokens):
+        raise EngineFailed(f"{name} answered a score of {len(tokens)} tokens without their log-probs")
+    try:
+        places = [(str(token), place) for token, place in zip(list(tokens)[1:], found[1:], strict=True)]
+        logprobs = [float(place[token]["logprob"]) for token, place in places]
+        top = tuple(_most_likely(place, top_logprobs) for _, place in places) if top_logprobs else ()
+    except (KeyError, TypeError) as error:
+        raise EngineFailed(f"{name} answered a score without the log-prob of a token: {error}") from error
+    return Scored(Doubles(logprobs), top)
+
+
+def _most_likely(place: Mapping[str, Mapping[str, Any]], count: int) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(((int(token), float(each["logprob"])) for token, each in place.items()), key=lambda each: -each[1])[:count])
