@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart quickstart-smollm2 test test-rest test-viewer durations test-all test-oldest lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart quickstart-smollm2 test test-rest test-viewer test-vllm durations test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -36,23 +36,35 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 
 # About eight minutes on two cores, after lint.
 test: lint
-	$(PYTEST) -m "not slow and not long and not browser"
+	$(PYTEST) -m "not slow and not long and not browser and not vllm"
 
 # What `make test` leaves: whole runs, clusters and many processes.
 test-rest: setup
-	$(PYTEST) -m "long and not slow and not browser"
+	$(PYTEST) -m "long and not slow and not browser and not vllm"
 
 # The viewer's page in Chromium: Debian's (apt-get install chromium) or the one that CHROMIUM names. Without one this fails, and where CI is set it is
 # installed first.
 test-viewer: setup
 	$(BIN)/python -m pytest -m browser tests/view
 
+# Runs against vLLM's build for CPUs, in an environment of its own (some 2 GB, half a minute to install).
+VLLM := .vllm
+$(VLLM)/.ready: tests/vllm/requirements.txt whet-vllm/pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) "torch==2.13.0"
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --requirement tests/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --editable . --editable ./whet-vllm
+	touch $(VLLM)/.ready
+
+test-vllm: setup $(VLLM)/.ready
+	WHET_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm
+
 # Writes how long the tests of each file take.
 durations: setup
-	$(PYTEST) -m "not slow and not browser" --durations-file=tests/durations.txt
+	$(PYTEST) -m "not slow and not browser and not vllm" --durations-file=tests/durations.txt
 
 test-all: lint
-	$(PYTEST) -m "not browser"
+	$(PYTEST) -m "not browser and not vllm"
 	$(MAKE) test-viewer
 	$(MAKE) test-oldest
 
@@ -70,7 +82,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt Makefile
 	touch $(OLDEST)/.ready
 
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser and not vllm"
 
 # Writes docs/errors.md from what the errors' tests print.
 docs: setup
@@ -99,4 +111,4 @@ gpu-wheels: setup
 	$(BIN)/python benchmarks/gpu/gather.py wheels
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(VLLM) build dist *.egg-info

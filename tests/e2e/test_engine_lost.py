@@ -18,7 +18,7 @@ from whet.runs.commands import train
 
 pytestmark = pytest.mark.long
 
-ENGINE = {"embedded": {"copies": 2, "cache_tokens": 2048}, "pool": {"restart_backoff_s": 0.1, "health_every_s": 0.5}}
+ENGINE = {"embedded": {"copies": 2, "cache_tokens": 2048}, "pool": {"restarts": 3}}
 LONG = {"max_turn_tokens": 90, "max_tokens": 200}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.fakes import FakeEngine, FakeMember, Script, by_place
 from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineLost, EngineRefused
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import Incident, Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
@@ -31,7 +31,7 @@ from whet.transport.settings import SyncConfig
 from whet.types import Chunk, Finish, Receipt, Request, SamplingParams, Scored
 
 HOST = "127.0.0.1"
-QUICK = PoolConfig(restarts=2, restart_backoff_s=0.01, health_every_s=0.05, health_timeout_s=5.0)
+QUICK = Supervision(restarts=2, restart_backoff_s=0.01, health_every_s=0.05, health_timeout_s=5.0)
 ERRORS = {"EngineRefused": EngineRefused, "EngineFailed": EngineFailed, "ValueError": ValueError}
 SERVED = Capabilities(256, False, False)
 Route = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any], None]]

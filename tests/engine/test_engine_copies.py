@@ -19,7 +19,7 @@ import torch
 from tests.engine.engine_setup import CONFIGS, DEADLINE_S, engine_of, reply_to
 from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import PoolConfig, Supervision
 from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.workers.copies import EngineCopies
 from whet.model.causal import random_causal
@@ -258,7 +258,7 @@ def test_a_copy_that_dies_is_named_and_the_others_take_over_its_requests():
     assert told[0].then == "it is not started again, 1 of 2 go on" and "of at most 200 sampled" in told[0].in_flight[0]
 
 
-QUICK = PoolConfig(restart_backoff_s=0.05, health_every_s=0.2, health_timeout_s=2.0)
+QUICK = Supervision(restart_backoff_s=0.05, health_every_s=0.2, health_timeout_s=2.0)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ import torch
 from tests.engine.engine_setup import CONFIGS, DEADLINE_S, DIALS, elsewhere, engine_of, reply_to
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.config import EmbeddedConfig
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import State
 from whet.engine.publish import EnginePublisher
 from whet.engine.workers import first_weights
@@ -56,7 +56,7 @@ def copies_of(transport, folder):
         deterministic=False,
         sync=Syncing(SyncConfig(transport=transport, timeout_s=60.0), folder),
         launcher=DialingLauncher(begin, "127.0.0.2"),
-        pool=PoolConfig(restart_backoff_s=0.01, health_every_s=0.2),
+        pool=Supervision(restart_backoff_s=0.01, health_every_s=0.2),
     )
 
 

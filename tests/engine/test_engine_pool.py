@@ -15,7 +15,7 @@ from tests.fakes import FakeMember, FakeSender, by_place, drawn
 from whet.engine.base import EngineFailed, StaleCache
 from whet.engine.pool import requests as requests_module
 from whet.engine.pool.breaker import Breaker
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import Slot, State
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.proof import in_time
@@ -24,7 +24,7 @@ from whet.engine.pool.weights import WeightSync
 from whet.transport.base import Stream
 from whet.types import Chunk, Finish, Request, SamplingParams, Scored
 
-QUICK = PoolConfig(
+QUICK = Supervision(
     restarts=2,
     restart_backoff_s=0.01,
     health_every_s=0.02,

@@ -165,7 +165,7 @@ class RunConfig(BaseRunConfig):
     @model_validator(mode="after")
     def _weights_travel(self) -> RunConfig:
         if self.engine.num_servers and self.sync.transport not in ("auto", "disk", "broadcast"):
-            raise ValueError(f"sync.transport={self.sync.transport} does not reach servers (engine.name={self.engine.name}); set disk or broadcast")
+            raise ValueError(f"sync.transport={self.sync.transport} does not reach engine.name={self.engine.name}; set disk or broadcast")
         if self.num_engines_apart == 0 and self.engine.num_servers == 0:
             why = "(sync) with the engine in the trainer's process"
             refuse_unread(self.sync, SyncConfig.model_fields, why, "set engine.embedded.copies or tensor_parallel above 1")
@@ -184,7 +184,7 @@ class RunConfig(BaseRunConfig):
             if self.deterministic:
                 raise ValueError(f"deterministic=true needs engine.name=embedded: engine.name={self.engine.name} promises no bits")
             if self.cluster.engine_apart:
-                raise ValueError(f"cluster.engine_apart places the embedded engine alone, and engine.name is {self.engine.name}; leave it out")
+                raise ValueError(f"cluster.engine_apart places the embedded engine, and engine.name is {self.engine.name}; leave it out")
         return self
 
     @model_validator(mode="after")

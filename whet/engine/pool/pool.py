@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.engine.base import Capabilities, EngineFailed, EngineLost, nats_apart
 from whet.engine.pool.breaker import Breaker
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import PoolConfig, Supervision
 from whet.engine.pool.member import Incident, M, OnIncident, Slot, StartMember, State
 from whet.engine.pool.placement import in_flight
 from whet.engine.pool.reply import PooledReply
@@ -59,7 +59,8 @@ class EnginePool(Generic[M]):
         on_incident: OnIncident = print_incident,
         tolerance: float = 0.0,
     ) -> None:
-        self._config, self._deterministic, self._weights = config, deterministic, weights
+        config = self._config = Supervision.of(config)
+        self._deterministic, self._weights = deterministic, weights
         replies: dict[str, PooledReply] = {}
         describe = lambda slot: in_flight(slot, replies)  # noqa: E731
         self._supervisor = Supervisor(slots, weights, config, deterministic=deterministic, on_incident=on_incident, in_flight=describe)
@@ -261,4 +262,5 @@ class EnginePool(Generic[M]):
 
 
 def breaker_of(config: PoolConfig) -> Breaker:
-    return Breaker(config.breaker_failures, config.breaker_open_s)
+    found = Supervision.of(config)
+    return Breaker(found.breaker_failures, found.breaker_open_s)

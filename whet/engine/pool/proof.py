@@ -66,7 +66,7 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
         receipt = await in_time(weights.catch_up(member, now.version), f"{name}: to take over weights", config.update_timeout_s)
         if now.receipt is None:
             now.receipt = receipt
-        elif wrong := differences(dict(now.receipt.resident or {}), receipt.resident or {}):
+        elif wrong := _differences(now.receipt, receipt):
             raise EngineFailed(f"{name} holds other weights than were published as version {now.version}: {', '.join(wrong[:5])}")
     if now.score is not None:
         arguments, expected = now.score
@@ -75,6 +75,14 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
             raise EngineFailed(f"{name} scores the probe of version {now.version} {worst:.3g} nats away from the others")
     if now.asleep:
         await in_time(member.sleep(), f"{name}: to sleep", config.step_timeout_s)
+
+
+def _differences(one: Receipt, other: Receipt) -> list[str]:
+    """Differences between what two members hold, or else between what arrived there; none where one of them can tell neither."""
+    for mine, theirs in ((one.resident, other.resident), (one.wire, other.wire)):
+        if mine is not None and theirs is not None:
+            return differences(mine, theirs)
+    return []
 
 
 async def in_time(work: Awaitable[T], what: str, timeout_s: float | None) -> T:

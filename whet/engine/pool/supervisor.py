@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from whet.engine.base import EngineFailed, EngineLost
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import STEADY_S, CannotCatchUp, Incident, M, OnIncident, Slot, State
 from whet.engine.pool.proof import Published, in_time, prove
 from whet.engine.pool.weights import WeightSync
@@ -45,7 +45,7 @@ class Supervisor(Generic[M]):
         self,
         slots: Sequence[Slot[M]],
         weights: WeightSync,
-        config: PoolConfig,
+        config: Supervision,
         *,
         deterministic: bool,
         on_incident: OnIncident,

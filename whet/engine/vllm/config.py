@@ -15,8 +15,8 @@ class VllmConfig(Config):
     python: str = "python"
     """Python of the environment that has vLLM and whet-vllm."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets `model`, `host`,
-    `port`, and what log-probs and weights need."""
+    """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets
+    `model`, `host`, `port`, and what log-probs and weights need."""
 
 
 class ServersConfig(Config):

@@ -28,7 +28,7 @@ from whet.types.columns import Ints
 GENERATE = "/inference/v1/generate"
 PREFIX = "generate-tokens-"
 """vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
-LOOK_S = 0.2
+LOOK_S = 0.05
 """Between two looks of a waiting request at whether it was aborted, or its server cut off."""
 RESET_S = 30.0
 """For a server to let go of its prefix cache."""
@@ -128,6 +128,9 @@ class VllmMember:
         """As `Engine.generate`."""
         if request.id in self._replies:
             raise ValueError(f"a request with the id {request.id!r} is already running")
+        length = len(request.tokens) + request.sampling.max_tokens
+        if not request.tokens or length > self._served.max_tokens:
+            raise EngineRefused(f"request {request.id}: {length} tokens with its reply, and {self.name} runs {self._served.max_tokens}")
         reply = self._replies[request.id] = ServedReply(request, self._decode)
         chunks = asyncio.Queue[Chunk | None]()
         reading = asyncio.ensure_future(self._read(reply, chunks))  # whether or not the caller reads on: a pause waits for it
@@ -158,16 +161,18 @@ class VllmMember:
                         if chunk.finish is not None:
                             return
                 num_empty = num_empty + 1 if num_sampled == 0 and self._open.is_set() else 0
-            raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody here asked it to")
+            raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody asked it to")
         finally:
             chunks.put_nowait(None)
 
     async def _may_begin(self, reply: ServedReply) -> bool:
-        """Wait for the gate; False: the request was aborted meanwhile."""
-        while not self._open.is_set() and not reply.aborted:
+        """Wait for the gate, and for a server that sleeps; False: the request was aborted meanwhile."""
+        while not reply.aborted and (self._asleep or not self._open.is_set()):
             self._server.check_cut()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._open.wait(), LOOK_S)
+            if self._asleep:
+                await asyncio.sleep(LOOK_S)
         return not reply.aborted
 
     async def _attempt(self, request: Request, reply: ServedReply) -> AsyncGenerator[Chunk, None]:

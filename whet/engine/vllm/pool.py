@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from whet.engine.base import SCORE_TOLERANCE
 from whet.engine.embedded.stops import Decode
 from whet.engine.pool.config import PoolConfig
-from whet.engine.pool.member import OnIncident, Slot
+from whet.engine.pool.member import OnIncident, Slot, StartMember
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.vllm.config import ServersConfig
@@ -23,7 +23,7 @@ from whet.model.naming import Naming
 from whet.transport.senders import sender_of
 from whet.transport.settings import Syncing
 
-Start = Callable[[threading.Event], VllmMember]
+Start = StartMember[VllmMember]
 
 
 @dataclass(frozen=True, slots=True)

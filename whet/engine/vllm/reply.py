@@ -76,7 +76,7 @@ class ServedReply:
         parts = self._waiting
         tokens = Ints([token for part in parts for token in part.tokens])
         logprobs = Floats([each for part in parts for each in part.logprobs])
-        self._given += tokens
+        self._given.extend(tokens)
         self._waiting = []
         return Chunk(
             tokens,

@@ -118,23 +118,18 @@ class StartedServer:
         return "" if self._child.poll() is not None else spied(self._child.pid)
 
     def kill(self) -> None:
-        self._close_input()
-        self._wait(END_S)
-        self._child.kill()
+        """End it, and its engine. Any thread."""
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        try:
+            self._child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
     def stop(self) -> None:
         self._worker.mute()  # its last words are of its own threads
         self.kill()
-
-    def _close_input(self) -> None:
-        if self._child.stdin is not None:
-            self._child.stdin.close()
-
-    def _wait(self, timeout_s: float) -> None:
-        try:
-            self._child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,8 @@ def sampled_of(event: Mapping[str, Any], request: Request) -> Sampled:
         )
     if request.sampling.nucleus and request.sampling.narrows and len(mask or ()) != len(tokens):
         raise EngineFailed(
-            f"request {request.id}: the ids that each token was drawn from are needed with top_p, top_k or min_p, and the server sends "
-            "none: start it with --return-sampling-mask (it needs vLLM's model runner V2, and a GPU), or sample with top_p=1, top_k=0, min_p=0"
+            f"request {request.id}: with top_p, top_k or min_p the ids that each token was drawn from are needed, and the server sends "
+            "none: start it with --return-sampling-mask (it needs model runner V2, and a GPU), or sample with top_p=1, top_k=0, min_p=0"
         )
     if request.sampling.temperature == 0:
         logprobs = [0.0] * len(tokens)  # of a distribution with one point

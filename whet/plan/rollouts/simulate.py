@@ -17,7 +17,7 @@ from whet.checkpoint.run_state import RunState
 from whet.core.batch import TrainBatch
 from whet.data.template import Renderer
 from whet.engine.pool.breaker import Breaker
-from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool
 from whet.engine.pool.weights import UpdateMember, WeightSync
@@ -108,7 +108,7 @@ async def _train(config: SimulationConfig, plan: BatchPlan) -> list[dict[str, fl
     limit = max(2, config.max_trajectory_tokens // config.grain)
     driver = Driver(config.trainer.driver_s_per_turn)
     members = [SimulatedMember(config.engine, world, limit) for _ in range(config.engine.count)]
-    pool_config = PoolConfig(health_every_s=EVER, health_timeout_s=EVER, step_timeout_s=EVER, update_timeout_s=EVER)
+    pool_config = Supervision(health_every_s=EVER, health_timeout_s=EVER, step_timeout_s=EVER, update_timeout_s=EVER)
     slots = [Slot(f"engine {i}", _never, member, Breaker(1, EVER)) for i, member in enumerate(members)]
     weights = cast(WeightSync, _Weights(config.engine.update_s))
     pool = EnginePool(slots, weights, pool_config, deterministic=False)

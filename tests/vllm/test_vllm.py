@@ -1,0 +1,325 @@
+"""Rollouts, aborts, updates and proofs against real vLLM servers (`make test-vllm`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.vllm.servers import ARGS, ENVIRONMENT, python, small_model, starter
+from whet.data.template import Renderer, load_tokenizer
+from whet.engine.base import EngineLost
+from whet.engine.pool.config import PoolConfig
+from whet.engine.pool.member import Slot
+from whet.engine.pool.pool import EnginePool, breaker_of
+from whet.engine.pool.weights import WeightSync
+from whet.engine.publish import EnginePublisher, SyncError
+from whet.engine.vllm.http import HttpServer
+from whet.engine.vllm.pool import direct_names
+from whet.engine.vllm.start import StartedServer, answers, arguments, connect, free_port
+from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
+from whet.model.meta import without_contents
+from whet.train.torch_native.backend import TorchBackend
+from whet.train.torch_native.config import TrainConfig
+from whet.transport.base import DiskTicket
+from whet.transport.folder import FolderWriter
+from whet.transport.senders import sender_of
+from whet.transport.settings import SyncConfig
+from whet.types import Finish, Request, SamplingParams
+from whet.types.columns import Ints
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+DEADLINE_S = 120
+PROMPT = (5, 17, 30, 2, 44)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def renderer(folder):
+    return Renderer(load_tokenizer(folder))
+
+
+@pytest.fixture(scope="module")
+def member(folder, renderer):
+    """A server, for tests that leave it as it was."""
+    made = starter("vllm 0", folder, renderer.decode, direct_names(trained(folder)))(threading.Event())
+    yield made
+    made.stop()
+
+
+def trained(folder, seed=None):
+    """The policy, or another one of its shape."""
+    model = load_causal(folder, ModelConfig(path=str(folder), device="cpu"), trainable=True)
+    if seed is not None:
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for _, weight in model.named_weights():
+                weight.add_(torch.randn_like(weight) * 0.05)
+    return model
+
+
+def run(play):
+    return asyncio.run(asyncio.wait_for(play, DEADLINE_S))
+
+
+async def chunks_of(member, request):
+    return [chunk async for chunk in member.generate(request)]
+
+
+def tokens_of(chunks):
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
+def logprobs_of(chunks):
+    return [each for chunk in chunks for each in chunk.logprobs]
+
+
+def reference(folder, tokens, num_prompt, temperature=1.0):
+    """Log-probs of a reply's tokens by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0].double() / temperature
+    found = torch.log_softmax(logits, -1)[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
+    return found[num_prompt - 1 :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_of_the_distribution_that_is_sampled_from(member, folder, temperature):
+    async def play():
+        sampling = SamplingParams(64, temperature=temperature, seed=3)
+        return await chunks_of(member, Request(f"t{temperature}", PROMPT, sampling, chunk_tokens=16))
+
+    chunks = run(play())
+    tokens = tokens_of(chunks)
+    assert len(tokens) == 64 and chunks[-1].finish is Finish.LENGTH
+    assert logprobs_of(chunks) == pytest.approx(reference(folder, [*PROMPT, *tokens], len(PROMPT), temperature), abs=1e-4)
+
+
+def test_a_reply_ends_at_its_own_stop_tokens_alone(member, renderer):
+    async def play():
+        free = await chunks_of(member, Request("free", PROMPT, SamplingParams(200, seed=11)))
+        tokens = tokens_of(free)
+        place = 20
+        stopped = await chunks_of(member, Request("stop", PROMPT, SamplingParams(200, seed=11, stop_token_ids=(tokens[place],))))
+        biased = SamplingParams(30, seed=1, logit_bias=((renderer.tokenizer.eos_token_id, 100.0),))
+        ends = await chunks_of(member, Request("eos", PROMPT, biased))
+        return tokens, tokens_of(stopped), stopped[-1].finish, tokens_of(ends)
+
+    tokens, stopped, finish, ends = run(play())
+    assert stopped == tokens[: tokens.index(stopped[-1]) + 1] and finish is Finish.STOP
+    assert ends == [renderer.tokenizer.eos_token_id] * 30, "the end of the model's files is none that the request names"
+
+
+def test_a_paused_reply_goes_on_from_its_tokens_and_an_aborted_one_keeps_them(member, folder):
+    async def play():
+        asked = [Request(f"p{i}", (*PROMPT, i), SamplingParams(300, seed=i), chunk_tokens=8) for i in range(4)]
+        reading = [asyncio.ensure_future(chunks_of(member, request)) for request in asked]
+        await asyncio.sleep(1.0)
+        await member.pause()
+        before = await member.score(Ints(PROMPT))
+        await asyncio.sleep(0.3)
+        assert not any(each.done() for each in reading)
+        await member.resume()
+        await asyncio.sleep(0.3)
+        await member.abort("p3")
+        return await asyncio.gather(*reading), before
+
+    replies, scored = run(play())
+    for i, chunks in enumerate(replies[:3]):
+        assert len(tokens_of(chunks)) == 300 and chunks[-1].finish is Finish.LENGTH
+        expected = reference(folder, [*PROMPT, i, *tokens_of(chunks)], len(PROMPT) + 1)
+        assert logprobs_of(chunks) == pytest.approx(expected, abs=1e-4)
+    assert replies[3][-1].finish is Finish.ABORT and 0 < len(tokens_of(replies[3])) < 300
+    assert list(scored.logprobs) == pytest.approx(reference(folder, list(PROMPT), 1), abs=1e-4)
+
+
+def test_a_stop_text_ends_a_reply(member, renderer):
+    async def play():
+        free = await chunks_of(member, Request("f", PROMPT, SamplingParams(60, seed=5)))
+        text = renderer.decode(tokens_of(free)[30:33])
+        return text, await chunks_of(member, Request("s", PROMPT, SamplingParams(60, seed=5, stop=(text,))))
+
+    text, chunks = run(play())
+    assert chunks[-1].finish is Finish.STOP and text in renderer.decode(tokens_of(chunks))
+    assert text not in renderer.decode(tokens_of(chunks)[:-1])
+
+
+def pool_of(member, model, transport):
+    bare = without_contents(model)
+    config = PoolConfig(restarts=0)
+    sender = sender_of(SyncConfig(transport=transport), bare, Path(mkdtemp(prefix="whet-vllm-")), "127.0.0.1")
+
+    def no_other(given_up):
+        raise AssertionError("the server was lost")
+
+    slots = [Slot(member.name, no_other, member, breaker_of(config))]
+    return EnginePool(slots, WeightSync(sender, dict(bare.named_weights())), config, deterministic=False, tolerance=1e-3)
+
+
+def publish(pool, model, version):
+    async def published():
+        with ThreadPoolExecutor(1) as thread:
+            return await EnginePublisher(TorchBackend(model, TrainConfig(), None), model, pool, thread).publish(version)
+
+    return run(published())
+
+
+@pytest.mark.parametrize(("transport", "version"), [("disk", 1), ("broadcast", 2), ("disk", 3)])
+def test_new_weights_are_proven_by_what_arrived_and_by_the_probe(member, folder, transport, version):
+    model = trained(folder, seed=version)
+    pool = pool_of(member, model, transport)
+    publication = publish(pool, model, version)
+    (receipt,) = publication.receipt.members
+    assert receipt.wire is not None and set(receipt.wire) == {name for name, _ in model.named_weights()}
+    assert publication.probe_nats < 1e-4, "the head, which is tied to the embeddings, is new, too"
+
+    async def play():
+        return await chunks_of(member, Request(f"after {version}", PROMPT, SamplingParams(20, seed=1)))
+
+    assert {chunk.version for chunk in run(play())} == {version}
+
+
+def fresh(folder, renderer, without=()):
+    """A server of its own, which a test may spoil; `without` some of whet's arguments."""
+    port = free_port()
+    words = arguments(folder, port, "float32", ARGS)
+    for name in without:
+        place = words.index(name)
+        del words[place : place + 2]
+    process = StartedServer("vllm alone", python(), words)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 300
+    while not answers(url + "/health"):
+        assert process.ended is None and time.monotonic() < deadline, process.last_lines()
+        time.sleep(0.5)
+    return connect(HttpServer("vllm alone", url), None, renderer.decode, direct_names(trained(folder)), process)
+
+
+def test_the_stale_head_of_a_tied_model_is_found_by_the_probe(folder, renderer):
+    """Without the plugin this build keeps a packed copy of the old head, and every route answers 200."""
+    alone = fresh(folder, renderer, without=["--weight-transfer-config", "--worker-extension-cls"])
+    try:
+        model = trained(folder, seed=5)
+        with pytest.raises(SyncError, match=r"scores the probe .* nats away from the trainer"):
+            publish(pool_of(alone, model, "disk"), model, 1)
+    finally:
+        alone.stop()
+
+
+def test_a_tensor_left_out_is_named_and_its_server_is_lost(folder, renderer):
+    alone = fresh(folder, renderer)
+    try:
+        model = trained(folder, seed=6)
+        left_out = "model.layers.2.mlp.down_proj.weight"
+        where = Path(mkdtemp(prefix="whet-vllm-"))
+        FolderWriter(model, 2**30).write(where, ((name, each) for name, each in model.named_weights() if name != left_out))
+
+        async def update():
+            await alone.pause()
+            await alone.update(DiskTicket(1, where), 1)
+
+        with pytest.raises(EngineLost, match=r"version 1 arrived in part.*"):
+            run(update())
+    finally:
+        alone.stop()
+
+
+REWARD = """
+def ones(trajectory):
+    text = trajectory.response
+    return text.count("1") / max(1, len(text))
+"""
+
+
+def settings(folder, run_dir, steps, **sync):
+    table = {
+        "run_dir": str(run_dir),
+        "num_rollouts": steps,
+        "model": {"path": str(folder), "device": "cpu"},
+        "data": {"train": str(run_dir.parent / "rows.jsonl"), "prompt_key": "messages", "label_key": "label"},
+        "reward": {"name": f"{run_dir.parent}/reward.py:ones"},
+        "algo": {"name": "grpo"},
+        "batch": {"prompts_per_rollout": 8, "samples_per_prompt": 4},
+        "rollout": {"max_tokens": 300, "max_turn_tokens": 100},
+        "train": {"optim": {"lr": 3e-3}},
+        "engine": {"name": "vllm", "servers": 2, "vllm": {"python": python(), "args": ARGS}},
+        **sync,
+    }
+    (run_dir.parent / "reward.py").write_text(REWARD)
+    rows = [{"messages": [{"role": "user", "content": f"What is {i} + {i + 1}?"}], "label": "1"} for i in range(32)]
+    (run_dir.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = run_dir.parent / "run.json"
+    file.write_text(json.dumps(table))
+    return table
+
+
+def begin(table, tmp_path):
+    script = "import json, whet\nfrom whet.settings.rl import RunConfig\nfrom whet.runs.job import alone\n"
+    script += f"alone(RunConfig.model_validate(json.load(open({str(tmp_path / 'run.json')!r}))), 'test', ())\n"
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def engine_processes(parent):
+    """Ids of the processes that compute, of all servers of a run."""
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+    rows = [line.split(None, 2) for line in found]
+    mine, out = {parent}, []
+    for _ in range(6):
+        mine |= {int(pid) for pid, above, _ in rows if int(above) in mine}
+    for pid, _, args in rows:
+        if int(pid) in mine and "VLLM::Engine" in args:
+            out.append(int(pid))
+    return out
+
+
+def test_a_run_learns_though_a_server_dies_in_the_middle(folder, tmp_path):
+    run_dir = tmp_path / "run"
+    process = begin(settings(folder, run_dir, 14), tmp_path)
+    lines, killed = [], False
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if not killed and line.startswith("step  3"):
+            os.kill(engine_processes(process.pid)[0], signal.SIGKILL)
+            killed = True
+    assert process.wait(60) == 0, "".join(lines[-30:])
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "reward/total" in row]
+    assert killed and any("it is started again" in line for line in lines)
+    assert max(row["mismatch/logprob_mean"] for row in steps) < 1e-3
+    assert len(steps) == 14 and steps[-1]["reward/total"] > steps[0]["reward/total"] + 0.1
+    assert engine_processes(process.pid) == [], "no server outlives its run"
+
+
+def test_a_run_by_broadcast(folder, tmp_path):
+    run_dir = tmp_path / "run"
+    process = begin(settings(folder, run_dir, 3, sync={"transport": "broadcast"}), tmp_path)
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, out[-3000:]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["sync/probe_nats"] < 1e-3 for row in rows if "sync/probe_nats" in row)
