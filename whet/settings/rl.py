@@ -184,7 +184,7 @@ class RunConfig(BaseRunConfig):
             if self.deterministic:
                 raise ValueError(f"deterministic=true needs engine.name=embedded: engine.name={self.engine.name} promises no bits")
             if self.cluster.engine_apart:
-                raise ValueError(f"cluster.engine_apart places the embedded engine, and engine.name is {self.engine.name}; leave it out")
+                raise ValueError(f"cluster.layout places the embedded engine, and engine.name is {self.engine.name}; set layout=colocate")
         return self
 
     @model_validator(mode="after")

@@ -49,7 +49,7 @@ class HttpServer:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._ends: set[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = set()
-        """What ends each waiting call, on its loop."""
+        """Calls that end the waiting ones, each on its loop."""
         self._lock = threading.Lock()
         self.cut_off: str | None = None
         """Why no answer of it counts any more, once it was cut off."""

@@ -20,7 +20,7 @@ from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineLos
 from whet.engine.embedded.stops import Decode
 from whet.engine.vllm.http import HttpServer
 from whet.engine.vllm.reply import ServedReply
-from whet.engine.vllm.wire import Sampled, body_of, sampled_of, score_body, scored_of
+from whet.engine.vllm.wire import SampledTokens, body_of, sampled_of, score_body, scored_of
 from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
 from whet.types import Chunk, Finish, Receipt, Request, Scored
 from whet.types.columns import Ints
@@ -102,7 +102,7 @@ class VllmMember:
         self._changing = asyncio.Lock()
         self._busy_before_s = self._busy_since = 0.0
         self.num_dropped = 0
-        """Sampled tokens that no reply has: after a stop text, and of replies that cannot be continued."""
+        """SampledTokens tokens that no reply has: after a stop text, and of replies that cannot be continued."""
 
     @property
     def name(self) -> str:
@@ -198,7 +198,7 @@ class VllmMember:
         elif reply.num_waiting:
             yield reply.chunk(version, None)
 
-    def _finish(self, request: Request, sampled: Sampled, reply: ServedReply) -> Finish | None:
+    def _finish(self, request: Request, sampled: SampledTokens, reply: ServedReply) -> Finish | None:
         match sampled.finish:
             case None:
                 return None
@@ -211,7 +211,7 @@ class VllmMember:
             case other:
                 raise EngineFailed(f"{self.name} ended request {request.id} with the finish reason {other!r}")
 
-    def _check_labels(self, request: Request, sampled: Sampled, label: str) -> None:
+    def _check_labels(self, request: Request, sampled: SampledTokens, label: str) -> None:
         wrong = [each for each in sampled.labels or () if each != label]
         if wrong:
             raise StaleCache(

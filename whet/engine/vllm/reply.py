@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whet.engine.embedded.stops import Decode, completes
-from whet.engine.vllm.wire import Sampled, restarts
+from whet.engine.vllm.wire import SampledTokens, restarts
 from whet.types import Chunk, Finish, Request
 from whet.types.columns import Floats, Ints, Ragged
 
@@ -28,7 +28,7 @@ class ServedReply:
         """Nothing is handed over before its end, for it cannot be continued: an attempt that is let go of is sampled again."""
         self._begun = list(request.tokens)[len(request.tokens) - request.num_begun :]
         self._given: list[int] = []
-        self._waiting: list[Sampled] = []
+        self._waiting: list[SampledTokens] = []
         self.num_dropped = 0
         """Tokens after the end of a stop text, and of attempts that were sampled again."""
 
@@ -50,7 +50,7 @@ class ServedReply:
             num_begun=self.request.num_begun + len(self._given),
         )
 
-    def take(self, sampled: Sampled) -> bool:
+    def take(self, sampled: SampledTokens) -> bool:
         """Add an event's tokens. True: a stop text ends in them; they then end with it."""
         self._waiting.append(sampled)
         sampling = self.request.sampling

@@ -107,7 +107,7 @@ class StartedServer:
 
     @property
     def ended(self) -> str | None:
-        """How it ended; None: it runs."""
+        """The manner of its end; None: it runs."""
         status = self._worker.ended(0)
         return None if status is None else status.words
 

@@ -18,7 +18,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """The tokens of one event."""
 
     tokens: list[int]
@@ -34,7 +34,7 @@ class Sampled:
 
 def restarts(sampling: SamplingParams) -> bool:
     """True if a reply cannot be continued from its tokens: the server takes them for a part of the prompt, and a grammar, or a penalty on
-    what was sampled, would begin anew."""
+    what was sampled, would begin again."""
     return sampling.grammar is not None or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
@@ -109,7 +109,7 @@ def seed_of(seed: int, num_begun: int) -> int:
     return (seed ^ (num_begun * _MIX)) & (2**63 - 1)
 
 
-def sampled_of(event: Mapping[str, Any], request: Request) -> Sampled:
+def sampled_of(event: Mapping[str, Any], request: Request) -> SampledTokens:
     """The tokens of an event, and what was asked for of each.
 
     Raises:
@@ -141,7 +141,7 @@ def sampled_of(event: Mapping[str, Any], request: Request) -> Sampled:
         logprobs = [0.0] * len(tokens)  # of a distribution with one point
     top = [_top(entry, request.sampling.top_logprobs) for entry in entries] if request.sampling.top_logprobs else []
     labels = None if spans is None else [str(span["version"]) for span in spans]
-    return Sampled(tokens, logprobs, top, [list(each) for each in mask or ()], finish, labels)
+    return SampledTokens(tokens, logprobs, top, [list(each) for each in mask or ()], finish, labels)
 
 
 def _top(entry: Mapping[str, Any], count: int) -> tuple[tuple[int, float], ...]:
