@@ -6,11 +6,13 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.view.packs import read_pack
 from whet.observe.records import read_records
+from whet.observe.records.index import read_index_file
 from whet.view.folders import ViewedRun, find_runs, json_lines
 from whet.view.index import RunIndex, choose_groups, groups_of_index
 from whet.view.metrics import metrics_pack
@@ -86,10 +88,38 @@ def test_the_change_of_a_group_is_since_the_row_was_last_played(lessons, tmp_pat
         row |= {"rollout_id": 5, "task_id": row["task_id"].replace("#0", "#1"), "reward": 1.0}
     pq.write_table(table.from_pylist(later, schema=table.schema), index / "rollout_000005.parquet")
     (viewed,) = find_runs([run])
-    found = choose_groups(RunIndex(viewed).groups(), "changed", "all", 0, 9)["rows"]
+    found = choose_groups(RunIndex(viewed).groups()[0], "changed", "all", 0, 9)["rows"]
     assert found["rollout"][:2] == [5, 5] and found["change"][:2] == pytest.approx([2 / 3, 1 / 3])
+    assert choose_groups(RunIndex(viewed).groups()[0], "changed", "all", 0, 9, rollout=0)["rows"]["rollout"] == [0, 0]
     gone = groups_of_rollout(viewed, RunIndex(viewed), 5)
     assert not gone["whole"] and len(gone["trajectories"]) == 6
+
+
+def test_the_newest_groups_are_there_first_and_files_are_read_once(lessons, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(lessons / "two-prompts", run)
+    index = run / "rollouts/index"
+    table = pq.read_table(index / "rollout_000000.parquet")
+
+    def add(rollout):
+        column = pa.array([rollout] * len(table), pa.int64())
+        pq.write_table(table.set_column(0, table.schema.field(0), column), index / f"rollout_{rollout:06d}.parquet")
+
+    for rollout in (1, 2, 3):
+        add(rollout)
+    monkeypatch.setattr("whet.view.index.BLOCK", 2)
+    known = RunIndex(find_runs([run])[0])
+    groups, scanned, rollouts = known.groups(within_s=-1)
+    assert (groups["rollout"].tolist(), scanned, rollouts) == ([2, 2, 3, 3], 2, 4)
+    groups, scanned, _ = known.groups()
+    assert groups["rollout"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and scanned == 4
+    assert groups["change"][2:].tolist() == [0] * 6
+    read = []
+    monkeypatch.setattr("whet.view.index.read_index_file", lambda path, names: read.append(path.name) or read_index_file(path, names))
+    add(4)
+    assert known.groups()[0]["rollout"].tolist()[-2:] == [4, 4] and read == ["rollout_000004.parquet"]
+    (index / "rollout_000001.parquet").unlink()
+    assert known.groups()[0]["rollout"].tolist() == [0, 0, 2, 2, 3, 3, 4, 4]
 
 
 def test_the_same_prompt_is_found_in_other_runs_by_its_text(lessons, tmp_path):

@@ -26,6 +26,8 @@ from whet.view.trajectories import place_of, rollout_pack, rows_of_trajectory, t
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
 MOST_GROUPS = 500
+SCAN_S = 0.4
+"""Seconds after which the page gets the groups of the rollouts that were read so far, and asks again."""
 
 
 class Viewer:
@@ -72,8 +74,9 @@ class Viewer:
 
     def _groups(self, asked: Asked) -> Response:
         page = asked.number("start", 0), min(asked.number("count", 100), MOST_GROUPS)
-        found = choose_groups(self._index(asked).groups(), asked.text("sort", "rollout"), asked.text("filter", "all"), *page)
-        return JSONResponse(plain(found))
+        groups, scanned, rollouts = self._index(asked).groups(SCAN_S)
+        found = choose_groups(groups, asked.text("sort", "rollout"), asked.text("filter", "all"), *page, asked.optional("rollout"))
+        return JSONResponse({**plain(found), "scanned": scanned, "rollouts": rollouts})
 
     def _same(self, asked: Asked) -> Response:
         _, rollout, name, group = asked.trajectory()

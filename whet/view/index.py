@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 
-from whet.observe.records.files import INDEX, file_name
-from whet.observe.records.index import THREADS, index_of_file, read_index_file
-from whet.view.folders import ViewedRun, inside, rollouts_of
+from whet.observe.records.files import INDEX, SUFFIX, file_name, rollout_of
+from whet.observe.records.index import INDEX_SCHEMA, index_of_file, read_index_file
+from whet.view.folders import ViewedRun, inside
 
 pc: Any = compute
 """Its functions are made when it is imported, so they have no types."""
 NAMES = ["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "num_tokens", "num_turns", "dropped", "baseline", "error"]
-SORTS = ("rollout", "best", "worst", "spread", "longest", "changed")
-FILTERS = ("all", "mixed", "zero_variance", "errors", "dropped")
+GROUPED = ["rollout_id", "group", "task_id", "reward", "outcome", "num_tokens", "dropped", "baseline"]
+"""Columns that groups are summed up from."""
+BLOCK = 100
+"""Files of the index that are read at a time."""
 LEAST_STD = 1e-6
 """Scores that differ by less have nothing to compare."""
+
+
+class IndexFile(NamedTuple):
+    """A file of the index, as it was when the folder was read."""
+
+    path: Path
+    indexed: bool
+    """False: it is a record file, whose index is made from its rows."""
+    changed_ns: int
+    size: int
 
 
 class RunIndex:
@@ -37,7 +52,8 @@ class RunIndex:
         self._run = run
         self._files: dict[int, tuple[tuple[int, int], pa.Table]] = {}
         self._lock = threading.Lock()
-        self._groups: tuple[int, Mapping[str, Any]] | None = None
+        self._grouped: dict[int, IndexFile] = {}
+        self._groups = groups_of_index(INDEX_SCHEMA.empty_table())
 
     def of(self, rollout: int) -> pa.Table:
         """The index of one rollout.
@@ -61,18 +77,47 @@ class RunIndex:
             self._files[rollout] = known
         return known[1]
 
-    def whole(self) -> pa.Table:
-        """The index of all rollouts, in their order."""
-        with self._lock, ThreadPoolExecutor(THREADS) as pool:
-            tables = list(pool.map(self.of, rollouts_of(self._run)))
-        return pa.concat_tables(tables) if tables else pa.table({name: [] for name in NAMES})
+    def whole(self, names: Sequence[str] = NAMES) -> pa.Table:
+        """Columns of the index of all rollouts, in their order."""
+        return self._read(list(self._present().values()), names)
 
-    def groups(self) -> Mapping[str, Any]:
-        """Columns of the run's groups, in the order of the rollouts."""
-        table = self.whole()
-        if self._groups is None or self._groups[0] != len(table):
-            self._groups = len(table), groups_of_index(table)
-        return self._groups[1]
+    def groups(self, within_s: float = math.inf) -> tuple[Mapping[str, Any], int, int]:
+        """Columns of the run's groups in the order of the rollouts, how many rollouts they are of, and how many there are.
+
+        Only files that came since the last call are read, the newest first, and after `within_s` seconds no more of them.
+        """
+        end = time.monotonic() + within_s
+        with self._lock:
+            files = self._present()
+            if any(files.get(rollout) != file for rollout, file in self._grouped.items()):
+                self._grouped, self._groups = {}, groups_of_index(self._read([], GROUPED))
+            new = [rollout for rollout in reversed(files) if rollout not in self._grouped]
+            for start in range(0, len(new), BLOCK):
+                block = new[start : start + BLOCK]
+                found = groups_of_index(self._read([files[rollout] for rollout in sorted(block)], GROUPED))
+                self._groups = joined_groups(found, self._groups)
+                self._grouped |= {rollout: files[rollout] for rollout in block}
+                if time.monotonic() > end:
+                    break
+            return self._groups, len(self._grouped), len(files)
+
+    def _present(self) -> dict[int, IndexFile]:
+        """The index file of each rollout, or its record file where it has none."""
+        folder = self._run.records()
+        found: dict[int, IndexFile] = {}
+        for place, indexed in ((folder, False), (folder and inside(self._run.root, folder / INDEX, folders=True), True)):
+            with os.scandir(place) if place is not None else nullcontext(()) as entries:
+                for entry in entries:
+                    rollout = rollout_of(Path(entry.name)) if entry.name.endswith(SUFFIX) else None
+                    if rollout is None or (entry.is_symlink() and inside(self._run.root, Path(entry.path)) is None) or not entry.is_file():
+                        continue
+                    status = entry.stat()
+                    found[rollout] = IndexFile(Path(entry.path), indexed, status.st_mtime_ns, status.st_size)
+        return dict(sorted(found.items()))
+
+    def _read(self, files: Sequence[IndexFile], names: Sequence[str]) -> pa.Table:
+        tables = [read_index_file(file, names) if indexed else index_of_file(file).select(names) for file, indexed, *_ in files]
+        return (pa.concat_tables(tables) if tables else INDEX_SCHEMA.empty_table().select(names)).combine_chunks()
 
 
 def record_path(run: ViewedRun, rollout: int) -> Path:
@@ -109,7 +154,7 @@ def groups_of_index(table: pa.Table) -> dict[str, Any]:
     np.maximum.at(longest, of, tokens)
     np.maximum.at(best, of[counted], reward[counted])
     failed = ~np.asarray(pc.is_in(table["outcome"], pa.array(["completed", "truncated"])), bool) if count else np.zeros(0, bool)
-    task = table["task_id"].take(starts) if count else pa.array([], pa.string())
+    task = table["task_id"].take(starts).combine_chunks() if count else pa.array([], pa.string())
     mean = np.where(size > 0, mean, np.nan)
     return {
         "rollout": rollout[starts],
@@ -127,13 +172,20 @@ def groups_of_index(table: pa.Table) -> dict[str, Any]:
     }
 
 
+def joined_groups(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of two parts of an index, in the order of the rollouts."""
+    order = np.argsort(np.concatenate([one["rollout"], other["rollout"]]), kind="stable")
+    out = {name: np.concatenate([one[name], other[name]])[order] for name in one if name != "task"}
+    task = pa.concat_arrays([one["task"], other["task"]]).take(pa.array(order))
+    return {**out, "task": task, "change": _change(task, out["mean"])}
+
+
 def _change(task: Any, mean: Any) -> Any:
     """Mean of each group less that of the group before it with the same row of data; NaN for the first."""
     out = np.full(len(mean), np.nan)
     if not len(mean):
         return out
     rows = pc.replace_substring_regex(task, pattern="#[^#]*$", replacement="")
-    rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
     code = np.asarray(rows.dictionary_encode().indices.fill_null(-1))
     order = np.argsort(code, kind="stable")
     same = code[order][1:] == code[order][:-1]
@@ -141,8 +193,10 @@ def _change(task: Any, mean: Any) -> Any:
     return out
 
 
-def choose_groups(groups: Mapping[str, Any], sort: str, filter: str, start: int, count: int) -> dict[str, Any]:
-    """A page of the groups, as JSON.
+def choose_groups(
+    groups: Mapping[str, Any], sort: str, filter: str, start: int, count: int, rollout: int | None = None
+) -> dict[str, Any]:
+    """A page of the groups, as JSON; with `rollout` of those of that one alone.
 
     Raises:
         ValueError: an unknown order or filter.
@@ -164,7 +218,8 @@ def choose_groups(groups: Mapping[str, Any], sort: str, filter: str, start: int,
     }
     if sort not in keys or filter not in masks:
         raise ValueError(f"groups are sorted by {', '.join(keys)} and filtered by {', '.join(masks)}, not {sort} and {filter}")
-    places = np.flatnonzero(masks[filter])
+    chosen = masks[filter] if rollout is None else masks[filter] & (groups["rollout"] == rollout)
+    places = np.flatnonzero(chosen)
     places = places[np.argsort(keys[sort][places], kind="stable")]
     shown = places[start : start + count]
     rows = {name: np.asarray(values)[shown].tolist() for name, values in groups.items() if name != "task"}

@@ -138,11 +138,11 @@ def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str, prompt
     row = task.rpartition("#")[0] or task
     out: list[dict[str, Any]] = []
     for run, index in indexes:
-        table = index.whole()
+        table = index.whole(["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "num_tokens"])
         if not len(table):
             continue
         mask = pc.or_(pc.equal(table["task_id"], row), pc.starts_with(table["task_id"], f"{row}#"))
-        found = table.filter(mask).select(["rollout_id", "group", "trajectory", "reward", "outcome", "num_tokens"])
+        found = table.filter(mask).drop_columns(["task_id"])
         if not len(found) or _prompt_of(run, index, found.slice(len(found) - 1, 1).to_pylist()[0]) != prompt:
             continue
         out += [{"run": run.name, **plain(each)} for each in found.slice(max(0, len(found) - 200)).to_pylist()[::-1]]

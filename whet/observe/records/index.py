@@ -98,15 +98,16 @@ def index_of_file(path: Path) -> pa.Table:
         return index_of(reader.read(columns), path.name, counts)
 
 
-def read_index_file(path: Path) -> pa.Table:
-    """The rows of one index file.
+def read_index_file(path: Path, names: Sequence[str] = INDEX_SCHEMA.names) -> pa.Table:
+    """Columns of one index file.
 
     Raises:
         ValueError: a newer version of whet wrote it.
     """
     with pq.ParquetFile(path) as reader:
         check_version(reader.schema_arrow, path)
-        return reader.read(use_threads=False).replace_schema_metadata().cast(INDEX_SCHEMA)
+        kinds = pa.schema([INDEX_SCHEMA.field(name) for name in names])
+        return reader.read(list(names), use_threads=False).replace_schema_metadata().select(names).cast(kinds)
 
 
 def _trajectories(table: pa.Table) -> Iterator[tuple[int, int]]:

@@ -59,8 +59,11 @@ function summary(group, members) {
 }
 
 async function changesOf(run, rollout) {
-  const { rows } = await getJSON("groups", { run, sort: "changed", count: 500 });
-  return new Map(rows.rollout.map((each, i) => [each, i]).filter(([each]) => each === rollout).map(([, i]) => [rows.group[i], rows.change[i]]));
+  let found;
+  do found = await getJSON("groups", { run, sort: "changed", rollout, count: 500 });
+  while (found.scanned < found.rollouts);
+  const { rows } = found;
+  return new Map(rows.group.map((group, i) => [group, rows.change[i]]));
 }
 
 function card(run, rollout, group, given, share, change, asked) {
@@ -98,7 +101,16 @@ function bar(share, kind) {
 
 async function whole(body, run, state, change) {
   const start = Number(state.start ?? 0);
-  const { total, rows } = await getJSON("groups", { run, sort: state.sort ?? "rollout", filter: state.filter ?? "all", start, count: PAGE });
+  const asked = { run, sort: state.sort ?? "rollout", filter: state.filter ?? "all", start, count: PAGE };
+  for (;;) {
+    const found = await getJSON("groups", asked);
+    if (!body.isConnected) return;
+    page(body, run, state, change, start, found);
+    if (found.scanned >= found.rollouts) return;
+  }
+}
+
+function page(body, run, state, change, start, { total, rows, scanned, rollouts }) {
   const heads = ["rollout", "task", "trajectories", "mean", "std", "best", "change", "longest", "failed"].map((name) => el("th", { scope: "col" }, t(name)));
   const lines = rows.rollout.map((rollout, i) =>
     el(
@@ -109,12 +121,12 @@ async function whole(body, run, state, change) {
       [rows.played[i], rows.mean[i], rows.std[i], rows.best[i], rows.change[i], rows.longest[i], rows.failed[i]].map((value) => el("td", { class: "figure" }, number(value, 4))),
     ),
   );
-  const page = (to, words) => el("button", { type: "button", disabled: to < 0 || to >= total || to === start, onclick: () => change({ ...state, start: to || undefined }, true) }, t(words));
+  const turn = (to, words) => el("button", { type: "button", disabled: to < 0 || to >= total || to === start, onclick: () => change({ ...state, start: to || undefined }, true) }, t(words));
   fill(
     body,
-    el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : ""),
+    el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : "", scanned < rollouts ? ` · ${t("reading: the newest {0} of {1} rollouts", scanned, rollouts)}` : ""),
     lines.length ? el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines))) : el("p", { class: "state" }, t("No group of this run is like this.")),
-    total > PAGE ? el("div", { class: "bar" }, page(Math.max(start - PAGE, 0), "back"), page(start + PAGE, "on")) : null,
+    total > PAGE ? el("div", { class: "bar" }, turn(Math.max(start - PAGE, 0), "back"), turn(start + PAGE, "on")) : null,
   );
 }
 
