@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -62,14 +63,15 @@ def serving(*arguments: str | Path) -> Iterator[Served]:
     command = [sys.executable, "-u", "-m", "whet", "view", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines: queue.Queue[str] = queue.Queue()
-    reader = threading.Thread(target=lambda: [lines.put(line) for line in process.stdout], daemon=True)
+    reader = threading.Thread(target=lambda: [lines.put(line.strip()) for line in chain(process.stdout, [""])], daemon=True)
     reader.start()
     try:
         try:
-            address = lines.get(timeout=START_S).strip()
+            address = lines.get(timeout=START_S)
         except queue.Empty:
             process.kill()
             raise AssertionError(f"it said nothing in {START_S} s: {process.communicate()[1]}") from None
+        assert address, f"it ended: {process.stderr.read()}"
         yield Served(address)
     finally:
         process.send_signal(signal.SIGINT)

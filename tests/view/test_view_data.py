@@ -20,6 +20,7 @@ from whet.view.pack import pack
 from whet.view.pieces import Pieces, byte_letters, pieces_of
 from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
 from whet.view.trajectories import rollout_pack, trajectory_pack
+from whet.view.waits import waits_of
 
 
 @pytest.fixture
@@ -149,6 +150,23 @@ def test_the_worst_differences_are_the_largest(lessons, tmp_path):
     found = worst_tokens(run, pieces_of(run), 0)
     assert [(each["trajectory"], each["place"]) for each in found["worst"]] == [("lesson/0#0/1", 20)]
     assert found["worst"][0]["trained"] - found["worst"][0]["sampled"] == pytest.approx(-3)
+
+
+def test_seconds_of_trajectories_by_cause(lessons, tmp_path):
+    shutil.copytree(lessons / "two-prompts", tmp_path / "run")
+    path = tmp_path / "run/rollouts/rollout_000000.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    for row in rows:
+        row["timings"] = {"engine": 3.0, "decode": 1.5, "queue": 0.5, "env": 2.0, "reward": float("inf")}
+    rows[0]["timings"] = {"engine": 1.0, "mine": 6.0}
+    pq.write_table(table.from_pylist(rows, schema=table.schema), path)
+    (run,) = find_runs([tmp_path / "run"])
+    (found,) = waits_of(run)
+    assert (found["rollout"], found["trajectories"]) == (0, 6)
+    share = 5 / 6
+    expected = {"engine": (16 - 5 * 2) / 6, "decode": 1.5 * share, "queue": 0.5 * share, "env": 2 * share, "mine": 1.0}
+    assert found["seconds"] == pytest.approx(expected)
 
 
 def test_metrics_come_as_columns_and_then_what_is_new(tmp_path):

@@ -24,6 +24,11 @@ def test_every_text_has_its_chinese():
         wanted |= set(re.findall(rf"\bt\({TEXT}", text))
         wanted |= {word for pair in re.findall(rf"\bt\([^()\"]* \? {TEXT} : {TEXT}", text) for word in pair}
     wanted |= set(re.findall(rf"^  \w+: \[{TEXT}", (PAGE / "scales.js").read_text(), re.MULTILINE))
+    tables = {"CAUSES": "times", "REDUCERS": "token", "LEFT_OUT": "token", "SORTS": "groups", "FILTERS": "groups"}
+    for table, file in tables.items():
+        body = re.search(rf"const {table} = \{{(.*?)\}};", (PAGE / f"{file}.js").read_text(), re.DOTALL)
+        assert body, table
+        wanted |= set(re.findall(rf"\w+: {TEXT}", body[1]))
     assert len(wanted) > 150 and wanted - chinese.keys() == set()
     for english, other in chinese.items():
         assert sorted(re.findall(r"\{\d\}", english)) == sorted(re.findall(r"\{\d\}", other)), english

@@ -22,6 +22,7 @@ from whet.view.pack import plain
 from whet.view.pieces import Pieces, pieces_of
 from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
 from whet.view.trajectories import place_of, rollout_pack, rows_of_trajectory, trajectory_pack
+from whet.view.waits import waits_of
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
@@ -58,6 +59,7 @@ class Viewer:
             "runs": lambda asked: JSONResponse([summary_of(run) for run in self.runs.values()]),
             "metrics": lambda asked: _packed(metrics_pack(asked.run, asked.number("start", 0))),
             "failures": lambda asked: JSONResponse(failures_of(asked.run)),
+            "waits": lambda asked: JSONResponse(waits_of(asked.run)),
             "rollouts": lambda asked: JSONResponse(rollouts_of(asked.run)),
             "rollout": lambda asked: JSONResponse(groups_of_rollout(asked.run, self._index(asked), asked.number("rollout"))),
             "groups": self._groups,

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from tests.e2e.test_records_recomputed import CASES, RUN
-from tests.e2e.tiny_run import make_files, run_config
+from tests.e2e.tiny_run import make_files, over, run_config
+from tests.view.browser.variants import VARIANTS
 from tests.view.served import serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -39,7 +40,7 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def browser(chromium, runs, quickstart, lessons):
+def browser(chromium, runs, variants, quickstart, lessons):
     """Chromium, after all runs were played: the driver has an event loop of its own, which a run in the same process does not bear."""
     from playwright.sync_api import sync_playwright
 
@@ -84,6 +85,18 @@ def runs(tmp_path_factory):
     make_files(folder)
     for name, changes in CASES.items():
         train(run_config(folder, name, **RUN, **changes))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def variants(tmp_path_factory):
+    """Runs of the other algorithms, losses and options, of one rollout each."""
+    from whet.runs.commands import train
+
+    folder = tmp_path_factory.mktemp("variants")
+    make_files(folder)
+    for name, changes in VARIANTS.items():
+        train(run_config(folder, name, **over(RUN, {"num_rollouts": 1, **changes})))
     return folder
 
 

@@ -69,6 +69,17 @@ class Example:
     """Title, text and stops, each in English (en) and Chinese (zh)."""
 
 
+def words(en: str, zh: str) -> dict[str, str]:
+    """A text in both languages."""
+    return {"en": en, "zh": zh}
+
+
+def stop(trajectory: str, token: int | None, en: str, zh: str, **more: Any) -> dict[str, Any]:
+    """A place to look at."""
+    at = {"rollout": 0, "trajectory": trajectory, **({} if token is None else {"token": token}), **more}
+    return {"at": at, "words": words(en, zh)}
+
+
 class MadeUpTokens:
     """The ids of the texts of a lesson, given as they come."""
 

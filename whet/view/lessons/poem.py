@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from whet.view.lessons.play import Example, Move, Played
-from whet.view.lessons.sums import stop, words
+from whet.view.lessons.play import Example, Move, Played, stop, words
 
 LINES = "床前明月光，\n疑是地上霜。\n举头望明月，\n低头思故乡。"
 OTHER = "山上有月亮，\n我在想家乡。\n月亮真的亮，\n想家好心慌啊。"
+
+
+def scored(poem: str, score: float, end: float) -> Played:
+    """A poem with the reward model's score, and the critic's last estimate."""
+    return Played((Move(poem),), score, {"reward_model": score}, "the reward model's score", (0.9, end))
+
 
 POEM = {
     "poem": Example(
@@ -14,10 +19,7 @@ POEM = {
         (
             (
                 "写一首思乡的五言诗。",
-                (
-                    Played((Move(LINES),), 1.8, {"reward_model": 1.8}, "the reward model's score", (0.9, 1.6)),
-                    Played((Move(OTHER),), -0.4, {"reward_model": -0.4}, "the reward model's score", (0.9, 0.1)),
-                ),
+                (scored(LINES, 1.8, 1.6), scored(OTHER, -0.4, 0.1)),
             ),
         ),
         reference=True,

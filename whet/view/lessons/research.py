@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from whet.types import ToolCall
-from whet.view.lessons.play import Example, Move, Played
-from whet.view.lessons.sums import stop, words
+from whet.view.lessons.play import Example, Move, Played, stop, words
 
 TASK = (
     "A forum says that the city of Lindau closes its old bridge in May. Find out if that is true, and write a short report with sources."

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from whet.view.lessons.play import Example, Move, Played
+from whet.view.lessons.play import Example, Move, Played, stop, words
 
 QUESTION = "1+1等于2吗？"
-
-
-def words(en: str, zh: str) -> dict[str, str]:
-    """A text in both languages."""
-    return {"en": en, "zh": zh}
-
-
-def stop(trajectory: str, token: int | None, en: str, zh: str, **more: Any) -> dict[str, Any]:
-    """A place to look at."""
-    at = {"rollout": 0, "trajectory": trajectory, **({} if token is None else {"token": token}), **more}
-    return {"at": at, "words": words(en, zh)}
 
 
 def one(text: str, reward: float, expected: tuple[float, float] = (0.0, 0.0)) -> Played:

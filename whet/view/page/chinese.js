@@ -17,8 +17,12 @@ export const CHINESE = {
   "No metrics yet. The first line comes with the first step.": "还没有指标。第一步结束后才有第一行。",
   "These runs have no metrics. Their records are under Groups.": "这些运行没有指标。它们的记录在“组”里。",
   "Where the time went": "时间花在哪里", "seconds of each step": "每步所用秒数", "inside the phases": "各阶段之内",
-  "While rollouts were played the engine computed {0} % of the time; the rest it waited for tools, rewards and the trainer.":
-    "采样期间，推理引擎有 {0} % 的时间在计算，其余时间在等工具、奖励和训练器。",
+  "The trainer waited for rollouts {0} % of the time.": "训练器有 {0} % 的时间在等采样。",
+  "In that time the engine computed {0} %; the rest it waited for tools, rewards and the trainer.": "这段时间里推理引擎有 {0} % 在计算，其余在等工具、奖励和训练器。",
+  "what trajectories waited for": "轨迹在等什么", "mean seconds of a trajectory": "每条轨迹平均秒数", "{0} trajectories": "{0} 条轨迹",
+  "Trajectories wait side by side, so these seconds do not add up to those of a step.": "轨迹是并行等待的，所以这些秒数加起来不等于一步的时间。",
+  "engine: decoding": "引擎：解码", "engine: prefill": "引擎：预填充", "engine: queue": "引擎：排队", "engine: the rest": "引擎：其余", "tools and environment": "工具与环境",
+  "parts of the reward": "奖励的组成",
   "Errors": "错误", "The first of each kind and place, with its traceback.": "每种错误、每个出错位置的第一次，附调用栈。",
   "rollout": "采样轮", "annotate": "标注", "update": "更新", "publish": "发布权重", "record": "写记录", "evaluate": "评测", "save": "保存", "other": "其他",
   "checkpoint": "检查点", "critic": "价值模型", "wait": "等待",
@@ -88,6 +92,13 @@ export const CHINESE = {
   "Whitened over the {0} trained tokens of the rollout: mean {1}, variance {2}.": "在这一轮的 {0} 个训练词元上白化：均值 {1}，方差 {2}。",
   "It is whitened over the rollout, whose {0} tokens are too many to be computed again here.": "它在整轮上白化，而这一轮有 {0} 个词元，太多，不在这里重算。",
   "It is whitened over the rollout, which is not at hand here.": "它在整轮上白化，而这里没有整轮的数据。",
+  "β follows a target of the KL, so it is another one in each rollout. From this token's own numbers it was {0}; the run's metric reward_kl/coef has it.":
+    "β 随 KL 目标调整，每轮不同。按这个词元自己的数推算，它是 {0}；运行指标 reward_kl/coef 里有它。",
+  "r + γG′ within the turn": "r + γG′（只在本轮对话内）", "Each turn is credited by itself: only the last one sees the trajectory's reward.": "每轮对话单独分配：只有最后一轮看得到整条轨迹的奖励。",
+  "From the return G a baseline of this step of the group is subtracted. It weighs the siblings by squared probabilities over the whole vocabulary, which are not recorded, so it is not computed again: by the recorded advantage it was {0}.":
+    "从回报 G 里减去本组在这一步的基线。基线按整个词表上的概率平方给同组轨迹加权，而这些平方没有记录，所以不在这里重算：按记录的优势推算，它是 {0}。",
+  "Its factor α counts trajectories of the whole rollout, which are not all at hand here.": "系数 α 要数整轮的轨迹，而这里没有全部数据。",
+  "G − r of the greedy reply": "G − 贪心回复的 r", "G − baseline of the step": "G − 这一步的基线",
   "The credit of {0} is not computed again on this page; its recorded numbers stand below.": "本页不重算 {0} 的信用分配，下面是记录值。", "this algorithm": "这个算法",
   "The score of the greedy trajectory is subtracted from the return.": "从回报中减去贪心轨迹的得分。",
   "Every token of this reply has the same advantage: the group compares whole replies, and nothing says which token earned the reward. PPO's critic would: it has a value before each token.":
@@ -105,6 +116,9 @@ export const CHINESE = {
   "clip code": "裁剪代码", "policy term": "策略项", "correction": "校正", "entropy bonus": "熵奖励", "KL to the reference": "与参考模型的 KL",
   "weight w": "权重 w", "1 / denominator of the step": "1 / 这一步的分母", "w = 1 / {0}: {1}.": "w = 1 / {0}：{1}。",
   "w = 1 / {0}. The rollout's steps share its samples, so the denominator is recorded, not counted again.": "w = 1 / {0}。这一轮的样本分给了几个优化步，所以分母取记录值，不在这里重数。",
+  "w = 1 / {0}. The whole rollout is not at hand here, so the denominator is recorded, not counted again.": "w = 1 / {0}。这里没有整轮的数据，所以分母取记录值，不在这里重数。",
+  "its group's trained tokens × the groups of the step": "本组的训练词元数 × 这一步的组数", "this sample's trained tokens × the samples of the step": "这个样本的训练词元数 × 这一步的样本数",
+  "the samples of the step": "这一步的样本数", "a number of the settings": "设置里的一个数",
   "the trained tokens of the step": "这一步的训练词元数", "this trajectory's trained tokens × the valid trajectories of the step": "这条轨迹的训练词元数 × 这一步的有效轨迹数",
   "the valid trajectories of the step": "这一步的有效轨迹数", "the token limit × the valid trajectories of the step": "词元上限 × 这一步的有效轨迹数", "the denominator of the step": "这一步的分母",
   "ratio {0}, bounds {1} to {2}": "概率比 {0}，界限 {1} 至 {2}", "active": "生效", "−c A, the dual clip": "−c A，双重裁剪", "0, held back by its covariance": "0，因协方差被压住",

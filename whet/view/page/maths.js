@@ -4,7 +4,10 @@ export const CLIP = ["none", "high", "low", "dual", "covariance", "sequence", "r
 const COMPARING = new Set(["grpo", "dr_grpo", "gspo", "cispo", "sapo", "gmpo", "rloo", "opo", "gpg", "maxrl", "grpo_passk", "reinforce_plus_plus_baseline"]);
 const EPS = 1e-6;
 
+const KNOWN = new Set([...COMPARING, "ppo", "reinforce_plus_plus", "remax"]);
+
 export const compares = (name) => COMPARING.has(name);
+export const isOwn = (name) => name?.includes(":") ?? false;
 export const there = (value) => value !== undefined && value !== null && !Number.isNaN(value);
 const orZero = (column, i) => (column && !Number.isNaN(column[i]) ? column[i] : 0);
 
@@ -35,13 +38,16 @@ export function comparedAdvantage(name, algo, group, trajectory, credit) {
     if (order[0] !== place) return 0;
     return (score - group.scores[order[1]]) / (algo.normalize_std ? group.std + EPS : 1);
   }
-  if (name === "gpg") return credit && !credit.head.too_long ? gpgScale(credit) * (score - group.mean) : null;
+  if (name === "gpg") return credit && !credit.head.too_long && gpgScale(credit) !== null ? gpgScale(credit) * (score - group.mean) : null;
   const normal = name !== "reinforce_plus_plus_baseline" && algo.normalize_std !== false && name !== "dr_grpo";
   return normal || (name === "dr_grpo" && algo.normalize_std) ? (score - group.mean) / (group.std + EPS) : score - group.mean;
 }
 
+// null: a trajectory that has no sibling left counts here as well, and the records do not tell it from a failed one.
 function gpgScale(credit) {
-  const scores = trajectoriesOf(credit).filter((one) => one.valid).map((one) => one.score);
+  const all = trajectoriesOf(credit);
+  if (!credit.head.whole || all.some((one) => !one.valid)) return null;
+  const scores = all.map((one) => one.score);
   return scores.length / Math.max(scores.filter((score) => score !== 0).length, 1);
 }
 
@@ -61,7 +67,8 @@ export function chainCredit(chain, algo) {
   let following = -1;
   for (let i = n - 1; i >= 0; i--) {
     next[i] = following;
-    if (!step[i]) continue;
+    if (algo.credit_over === "turns") returns[i] = rewards[i] + (trains[i + 1] ? gamma * returns[i + 1] : 0);
+    if (!step[i] || algo.credit_over === "turns") continue;
     const after = following < 0 ? null : following;
     returns[i] = rewards[i] + gamma * (after === null ? 0 : returns[after]);
     if (values) {
@@ -72,6 +79,20 @@ export function chainCredit(chain, algo) {
     following = i;
   }
   return { rewards, next, delta, advantage, returns, paid };
+}
+
+// Time steps where environment tokens are steps, too: in a sample whose history was rewritten, from its first trained token on.
+// bounds: start, end and place in the trajectory of each sample.
+function allSteps(origin, trains, bounds) {
+  const step = new Int8Array(origin.length);
+  for (const [start, end, order] of bounds) {
+    let begun = order === 0;
+    for (let i = start; i < end; i++) {
+      begun ||= trains[i] === 1;
+      if (begun && origin[i] !== 0) step[i] = 1;
+    }
+  }
+  return step;
 }
 
 function lastWhere(n, mask) {
@@ -103,10 +124,13 @@ export function trajectoriesOf(credit) {
       klRewards: joined(columns.kl_rewards),
       old: joined(columns.old_logprobs),
       teacher: joined(columns.teacher_logprobs),
+      origin: joined(columns.origin),
       reward: columns.reward[last],
       beyondIfCut: columns.truncated[last] && columns.value_after ? columns.value_after[last] : 0,
     };
     chain.n = chain.step.length;
+    let at = 0;
+    chain.bounds = rows.map((each) => [at, (at += each.end - each.start), each.order]);
     let added = 0;
     for (let i = 0; i < chain.n; i++) added += orZero(chain.tokenRewards, i) + orZero(chain.klRewards, i);
     return { group: columns.group[last], valid: columns.valid[last] === 1, chain, score: chain.reward + added };
@@ -127,24 +151,21 @@ function joinSlices(slices) {
 
 // Mean and variance (n - 1) of the advantages before whitening, over the trained tokens of the rollout. null: not known here.
 export function whiteningOf(credit, algo) {
-  if (!credit || credit.head.too_long || !credit.head.whole) return null;
+  if (!credit || credit.head.too_long || !credit.head.whole || !KNOWN.has(algo.name) || algo.name === "remax") return null;
   const groups = new Map();
   const all = trajectoriesOf(credit);
-  for (const one of all) {
+  for (const [place, one] of all.entries()) {
     if (!groups.has(one.group)) groups.set(one.group, []);
-    groups.get(one.group).push(one);
+    const trained = one.chain.trains.reduce((a, b) => a + b, 0);
+    groups.get(one.group).push({ trajectory: place, valid: one.valid, baseline: false, reward: one.score, added: 0, trained });
   }
   const raw = [];
-  for (const one of all) {
+  for (const [place, one] of all.entries()) {
     const { chain } = one;
-    let each = null;
-    if (algo.name === "reinforce_plus_plus_baseline") {
-      const scores = groups.get(one.group).filter((other) => other.valid).map((other) => other.score);
-      each = scores.length < 2 ? 0 : one.score - scores.reduce((a, b) => a + b, 0) / scores.length;
-    }
-    const steps = stepsOf(chain, algo);
-    const found = chainCredit({ ...chain, step: steps, beyond: algo.bootstrap_truncated ? chain.beyondIfCut : 0 }, algo);
-    const column = algo.name === "ppo" ? found.advantage : found.returns;
+    const each = compares(algo.name) ? comparedAdvantage(algo.name, algo, groupOf(groups.get(one.group)), place, credit) : null;
+    if (each === null && compares(algo.name)) return null;
+    const found = each === null ? chainCredit({ ...chain, step: stepsOf(chain, algo), beyond: algo.bootstrap_truncated ? chain.beyondIfCut : 0 }, algo) : null;
+    const column = algo.name === "ppo" ? found?.advantage : found?.returns;
     for (let i = 0; i < chain.n; i++) if (chain.trains[i]) raw.push(distil(each ?? column[i], chain.old, chain.teacher, i, algo));
   }
   if (!raw.length) return null;
@@ -153,8 +174,10 @@ export function whiteningOf(credit, algo) {
   return { mean, variance, count: raw.length };
 }
 
+// Time steps of a chain: PPO's are those that have a TD error.
 function stepsOf(chain, algo) {
-  return algo.name === "ppo" ? chain.step : chain.trains;
+  if (algo.name === "ppo") return chain.step;
+  return algo.credit_over === "all" ? allSteps(chain.origin, chain.trains, chain.bounds) : chain.trains;
 }
 
 function distil(advantage, old, teacher, i, algo) {
@@ -172,7 +195,9 @@ export function creditOf(trajectory, credit) {
   const trains = new Int8Array(total);
   if (weights) for (let i = 0; i < total; i++) trains[i] = Number.isNaN(weights[i]) ? 0 : 1;
   const errors = joined("td_errors");
-  const step = errors ? Int8Array.from(errors, (value) => (Number.isNaN(value) ? 0 : 1)) : trains;
+  const timed = errors ? Int8Array.from(errors, (value) => (Number.isNaN(value) ? 0 : 1)) : trains;
+  const bounds = samples.map((each, place) => [each.offset, each.offset + each.n, head.samples[place].order ?? place]);
+  const step = stepsOf({ step: timed, trains, origin: joined("origin"), bounds }, algo);
   const last = head.samples[head.samples.length - 1];
   const beyond = algo.bootstrap_truncated && fact.outcome === "truncated" ? last.value_after ?? 0 : 0;
   const chain = { n: total, step, trains, values: joined("values"), tokenRewards: joined("token_rewards"), klRewards: joined("kl_rewards"), beyond };
@@ -190,7 +215,7 @@ export function creditOf(trajectory, credit) {
     let value = NaN;
     if (compares(algo.name)) value = compared ?? NaN;
     else if (algo.name === "ppo") value = found.advantage[i];
-    else if (algo.name === "reinforce_plus_plus" && algo.credit_over !== "turns") value = found.returns[i];
+    else if (algo.name === "reinforce_plus_plus") value = found.returns[i];
     else if (algo.name === "remax") value = remax(head, found.returns[i]);
     raw[i] = value;
     value = distil(value, old, teacher, i, algo);
@@ -220,7 +245,8 @@ export function lossOf(sample, i, use, algo) {
   const weight = column("weights")?.[i];
   const code = column("clip")?.[i];
   if (!there(weight)) return null;
-  if (code === 10) return { skipped: true, weight, loss: 0, recordedLoss: column("losses")?.[i] };
+  if (code === 10) return { skipped: true, weight, loss: 0 };
+  if (isOwn(algo.name) || isOwn(algo.loss?.name)) return { weight, name: isOwn(algo.name) ? algo.name : algo.loss.name, unknown: true };
   const logprobs = column("logprobs");
   const old = sample.old_logprobs;
   if (!logprobs || !old || !there(logprobs[i]) || !there(old[i])) return null;
@@ -285,7 +311,7 @@ export function lossOf(sample, i, use, algo) {
     out.term = -out.ratio * A + (code === 4 ? algo.loss.covariance_kl_coef * Math.abs(token) : 0);
     out.branch = code === 4 ? "covariance" : "plain";
     out.push = out.ratio * A - (code === 4 ? algo.loss.covariance_kl_coef * Math.sign(token) : 0);
-  } else return { weight, A, name, unknown: true, recordedLoss: column("losses")?.[i] };
+  } else return { weight, name, unknown: true };
   finishLoss(out, sample, i, use, algo);
   return out;
 }
@@ -333,18 +359,25 @@ function trainedOf(sample, use) {
   return sample[key];
 }
 
+export const singleStep = (batch) => !there(batch.samples_per_step) && !(batch.steps_per_rollout > 1);
+
 // The weight of a token in the loss where the rollout fed a single optimizer step; null where it cannot be known from here.
 export function weightOf(trajectory, sample, credit) {
   const { algo = {}, batch = {}, max_tokens: limit } = trajectory.head.config;
-  const single = !there(batch.samples_per_step) && !(batch.steps_per_rollout > 1);
-  if (!single || !credit || credit.head.too_long || !credit.head.whole || !sample.first_weights) return null;
+  if (!singleStep(batch) || !credit || credit.head.too_long || !credit.head.whole || !sample.first_weights) return null;
   const all = trajectoriesOf(credit);
   const count = (chain) => chain.trains.reduce((a, b) => a + b, 0);
-  const own = trajectory.samples.reduce((sum, each) => sum + (each.first_weights ? trainedOf(each, "first").length : 0), 0);
+  const sum = (chains) => chains.reduce((total, one) => total + count(one.chain), 0);
+  const own = trajectory.samples.reduce((total, each) => total + (each.first_weights ? trainedOf(each, "first").length : 0), 0);
   const valid = all.filter((one) => one.valid).length;
-  if (algo.reducer === "token_mean") return 1 / all.reduce((sum, one) => sum + count(one.chain), 0);
+  const sequences = all.reduce((total, one) => total + one.chain.bounds.filter(([start, end]) => one.chain.trains.subarray(start, end).some(Boolean)).length, 0);
+  const { group } = trajectory.head;
+  if (algo.reducer === "token_mean") return 1 / sum(all);
   if (algo.reducer === "sample_mean") return 1 / own / valid;
+  if (algo.reducer === "group_mean") return 1 / sum(all.filter((one) => one.group === group)) / new Set(all.filter((one) => one.valid).map((one) => one.group)).size;
   if (algo.reducer === "token_sum_mean") return 1 / valid;
+  if (algo.reducer === "sequence_mean") return 1 / trainedOf(sample, "first").length / sequences;
+  if (algo.reducer === "sequence_sum") return 1 / sequences;
   if (algo.reducer === "constant_length") return 1 / (algo.reducer_scale ?? limit) / valid;
   if (algo.reducer === "constant") return 1 / (algo.reducer_scale ?? limit);
   return null;

@@ -3,6 +3,7 @@
 import { COLOURS, drawCurves } from "./charts.js";
 import { el, fill, short, visible } from "./dom.js";
 import { address, getJSON, getPack } from "./net.js";
+import { timeline, waits } from "./times.js";
 import { both, t } from "./words.js";
 
 const FIRST = ["reward/total", "policy/loss", "policy/entropy", "policy/kl_ref", "policy/clip_fraction", "response/tokens/mean", "mismatch/logprob_mean", "critic/explained_variance", "time/step_s"];
@@ -62,6 +63,7 @@ export async function runsView(main, app, state, change) {
   const search = el("input", { type: "search", placeholder: t("filter metrics"), "aria-label": t("filter metrics"), value: text, oninput: () => ((text = search.value), change({ ...state, metric: text || undefined }), draw()) });
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), change({ ...state, smooth: smooth || undefined }), draw()) });
   const bar = el("div", { class: "bar" }, search, el("label", {}, t("smoothing"), " ", slider), el("span", { class: "note" }, t("drag to zoom, double click for all")));
+  const waited = new Map();
   let drawn = [];
 
   const watch = new IntersectionObserver((entries) => {
@@ -69,13 +71,13 @@ export async function runsView(main, app, state, change) {
   }, { rootMargin: "200px" });
 
   function drawOne(card) {
-    const series = metrics.map((one, k) => ({ name: one.name, colour: k, smooth, ...one.curve(card.metric) })).filter((one) => one.x.length);
+    const series = (card.series ?? metrics.map((one, k) => ({ name: one.name, colour: k, ...one.curve(card.metric) }))).filter((one) => one.x.length).map((one) => ({ ...one, smooth }));
     const place = card.querySelector(".plot");
     place.replaceChildren();
     card.chart = drawCurves(place, series, { label: t("step") });
     drawn.push(card.chart);
     const last = card.querySelector(".last");
-    fill(last, series.map((one) => el("b", { style: { color: COLOURS[one.colour] } }, short(one.y[one.y.length - 1]))));
+    fill(last, series.map((one) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(one.y[one.y.length - 1]))));
   }
 
   function names() {
@@ -96,13 +98,15 @@ export async function runsView(main, app, state, change) {
       if (!sections.has(section)) sections.set(section, []);
       sections.get(section).push(name);
     }
+    const parts = text ? [] : metrics.map((one) => componentsOf(one, metrics.length > 1)).filter(Boolean);
     fill(charts, [...sections].map(([section, members], k) => {
       const cards = members.map((name) => {
         const unit = UNITS.find(([pattern]) => pattern.test(name))?.[1];
-        const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, name), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), el("div", { class: "plot" }));
+        const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, visible(name, true)), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), el("div", { class: "plot" }));
         card.metric = name;
         return card;
       });
+      if (k === 0) cards.splice(1, 0, ...parts);
       const grid = el("div", { class: "grid" }, cards);
       const open = k === 0 || Boolean(text);
       const observe = () => cards.forEach((card) => watch.observe(card));
@@ -110,19 +114,23 @@ export async function runsView(main, app, state, change) {
       return el("details", { class: "section", open, ontoggle: (event) => event.target.open && observe() }, el("summary", {}, section, " ", el("span", { class: "count" }, members.length)), grid);
     }));
     if (!found.length) fill(charts, el("p", { class: "state" }, t(text ? "No metric has this in its name." : "No metrics yet. The first line comes with the first step.")));
-    fill(phases, metrics.map((one) => timeline(one)));
+    fill(phases, metrics.map((one) => [timeline(one), waits(one.name, waited.get(one.name))]));
   }
 
   const legend = el("div", { class: "run-list" }, runs.map((run) => runChip(run, shown, state, change)));
   fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), await failures(shown));
-  await Promise.all(metrics.map((one) => one.update()));
+  const update = async () => {
+    const changed = await Promise.all(metrics.map((one) => one.update()));
+    await Promise.all(metrics.filter((_, k) => changed[k]).map(async ({ name }) => waited.set(name, await getJSON("waits", { run: name }))));
+    return changed.some(Boolean);
+  };
+  await update();
   draw();
 
   const timer = setInterval(async () => {
     if (document.hidden) return;
     try {
-      const changed = await Promise.all(metrics.map((one) => one.update()));
-      if (changed.some(Boolean)) draw();
+      if (await update()) draw();
       app.said(null);
     } catch (error) {
       app.said(error.message);
@@ -144,6 +152,17 @@ export async function runsView(main, app, state, change) {
   };
 }
 
+// The named parts of a run's reward in one chart; null where it has one part alone.
+function componentsOf(metrics, several) {
+  const names = [...metrics.columns.keys()].filter((name) => name.startsWith("reward/") && name !== "reward/total");
+  if (names.length < 2) return null;
+  const series = names.map((name, k) => ({ name: name.slice(7), colour: k, ...metrics.curve(name) }));
+  const key = series.map((one) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[one.colour % COLOURS.length] } }), visible(one.name, true)));
+  const card = el("figure", { class: "card chart components" }, el("figcaption", {}, el("span", { class: "name" }, t("parts of the reward"), several ? [" · ", visible(metrics.name, true)] : null), el("span", { class: "last" })), el("div", { class: "plot" }), el("div", { class: "legend" }, key));
+  card.series = series;
+  return card;
+}
+
 function runChip(run, shown, state, change) {
   const place = shown.filter((one) => one.metrics).findIndex((one) => one.name === run.name);
   const on = place >= 0;
@@ -159,52 +178,6 @@ function runChip(run, shown, state, change) {
     el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm, status, run.rollouts ? t("{0} rollouts recorded", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
     run.lesson?.title ? el("p", { class: "note" }, both(run.lesson.title)) : null,
   );
-}
-
-// Seconds of each phase as stacked bars, one for each step.
-function timeline(metrics) {
-  const phase = /^time\/([^/]+)_s$/;
-  const names = [...metrics.columns.keys()].filter((name) => phase.test(name) && !["time/step_s", "time/engine_busy_s"].includes(name));
-  const steps = metrics.columns.get("step") ?? [];
-  const all = metrics.columns.get("time/step_s") ?? [];
-  const rows = [...steps.keys()].filter((i) => all[i] > 0).slice(-120);
-  if (!names.length || !rows.length) return null;
-  const totals = names.map((name) => rows.reduce((sum, i) => sum + (metrics.columns.get(name)[i] || 0), 0));
-  const order = [...names.keys()].sort((a, b) => totals[b] - totals[a]);
-  const most = Math.max(...rows.map((i) => all[i]));
-  const whole = totals.reduce((a, b) => a + b, 0);
-  const width = 720 / rows.length;
-  const bars = rows.map((i, k) => {
-    let y = 150;
-    const title = [`${t("step")} ${steps[i]}: ${short(all[i])} s`, ...order.map((n) => `${names[n].match(phase)[1]} ${short(metrics.columns.get(names[n])[i] || 0)} s`)].join("\n");
-    const parts = order.map((n, place) => {
-      const height = (150 * (metrics.columns.get(names[n])[i] || 0)) / most;
-      y -= height;
-      return el("rect", { x: 40 + k * width, y, width: Math.max(width - (width > 4 ? 1 : 0), 0.5), height, fill: COLOURS[place % COLOURS.length], opacity: place >= COLOURS.length ? 0.5 : 1 });
-    });
-    return el("g", {}, svgTitle(title), parts);
-  });
-  const axis = [el("text", { x: 36, y: 10, "text-anchor": "end" }, `${short(most)} s`), el("text", { x: 36, y: 150, "text-anchor": "end" }, "0"), el("text", { x: 40, y: 166 }, `${t("step")} ${steps[rows[0]]}`), el("text", { x: 760, y: 166, "text-anchor": "end" }, steps[rows[rows.length - 1]])];
-  const key = order.map((n, place) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[place % COLOURS.length], opacity: place >= COLOURS.length ? 0.5 : 1 } }), `${t(names[n].match(phase)[1])} ${((100 * totals[n]) / whole).toFixed(1)} %`));
-  const nested = [...metrics.columns.keys()].filter((name) => /^time\/.+\/.+_s$/.test(name));
-  const busy = metrics.columns.get("time/engine_busy_s");
-  const rollout = metrics.columns.get("time/rollout_s");
-  const share = busy && rollout ? rows.reduce((s, i) => s + (busy[i] || 0), 0) / rows.reduce((s, i) => s + (rollout[i] || 0), 0) : NaN;
-  return el(
-    "figure",
-    { class: "card timeline" },
-    el("figcaption", {}, el("span", { class: "name" }, visible(metrics.name)), el("span", { class: "unit" }, t("seconds of each step"))),
-    el("svg", { viewBox: "0 0 770 172", role: "img", "aria-label": t("seconds of each step") }, bars, axis),
-    el("div", { class: "legend" }, key),
-    Number.isFinite(share) ? el("p", { class: "note" }, t("While rollouts were played the engine computed {0} % of the time; the rest it waited for tools, rewards and the trainer.", (100 * Math.min(share, 1)).toFixed(1))) : null,
-    nested.length ? el("details", {}, el("summary", {}, t("inside the phases")), el("table", { class: "numbers" }, el("tbody", {}, nested.map((name) => el("tr", {}, el("th", { scope: "row" }, name.slice(5, -2)), el("td", { class: "figure" }, `${short(rows.reduce((s, i) => s + (metrics.columns.get(name)[i] || 0), 0))} s`)))))) : null,
-  );
-}
-
-function svgTitle(text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "title");
-  made.textContent = text;
-  return made;
 }
 
 async function failures(runs) {

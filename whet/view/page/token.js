@@ -1,7 +1,7 @@
 // One token: the formula with its numbers, recorded and computed again side by side.
 
 import { el, longText, number, short, visible } from "./dom.js";
-import { CLIP, compares, lossOf, there, weightOf } from "./maths.js";
+import { CLIP, compares, klOf, lossOf, singleStep, there, weightOf } from "./maths.js";
 import { t } from "./words.js";
 
 const CLOSE = 1e-5;
@@ -116,14 +116,22 @@ function credit(context, sample, i) {
   const table = new Numbers();
   const parts = [];
   if (there(sample.kl_rewards?.[i]) && algo.kl_reward?.coef > 0) {
-    const known = !there(algo.kl_reward.target) && there(sample.old_logprobs?.[i]) && there(sample.ref_logprobs?.[i]) && algo.kl_reward.estimator === "k1";
-    table.row("kl_reward", t("KL's part of the reward"), "−β (log π − log π_ref)", sample.kl_rewards[i], known ? -algo.kl_reward.coef * (sample.old_logprobs[i] - sample.ref_logprobs[i]) : NaN);
+    const old = there(sample.old_logprobs?.[i]) ? sample.old_logprobs[i] : sample[algo.old_logprobs === "rollout" ? "logprobs" : "train_logprobs"]?.[i];
+    const kl = there(old) && there(sample.ref_logprobs?.[i]) ? klOf(algo.kl_reward.estimator, old - sample.ref_logprobs[i]) : NaN;
+    const adapts = there(algo.kl_reward.target);
+    table.row("kl_reward", t("KL's part of the reward"), algo.kl_reward.estimator === "k1" ? "−β (log π − log π_ref)" : `−β ${algo.kl_reward.estimator}(log π − log π_ref)`, sample.kl_rewards[i], adapts ? NaN : -algo.kl_reward.coef * kl);
+    if (adapts) parts.push(el("p", { class: "note" }, t("β follows a target of the KL, so it is another one in each rollout. From this token's own numbers it was {0}; the run's metric reward_kl/coef has it.", kl ? short(-sample.kl_rewards[i] / kl) : "–")));
   }
   if (algo.name === "ppo") parts.push(...gae(context, sample, i, table));
   else if (compares(algo.name)) parts.push(...group(context, table));
   else if (algo.name === "reinforce_plus_plus" || algo.name === "remax") {
-    table.row("return", "G", "r + γG′", NaN, credits.returns[at]);
+    table.row("return", "G", algo.credit_over === "turns" ? t("r + γG′ within the turn") : "r + γG′", NaN, credits.returns[at]);
+    if (algo.credit_over === "turns") parts.push(el("p", {}, t("Each turn is credited by itself: only the last one sees the trajectory's reward.")));
     if (algo.name === "remax") parts.push(el("p", {}, t("The score of the greedy trajectory is subtracted from the return.")));
+  } else if (algo.name === "otb") {
+    table.row("return", "G", "r + G′", NaN, credits.returns[at]);
+    const baseline = there(sample.advantages?.[i]) && !credits.whitens ? short(credits.returns[at] - sample.advantages[i]) : "–";
+    parts.push(el("p", {}, t("From the return G a baseline of this step of the group is subtracted. It weighs the siblings by squared probabilities over the whole vocabulary, which are not recorded, so it is not computed again: by the recorded advantage it was {0}.", baseline)));
   } else parts.push(el("p", {}, t("The credit of {0} is not computed again on this page; its recorded numbers stand below.", algo.name ?? t("this algorithm"))));
   if (credits.whitens) {
     const { whitening } = credits;
@@ -134,10 +142,13 @@ function credit(context, sample, i) {
         : t("It is whitened over the rollout, which is not at hand here.");
     parts.push(el("p", { class: "note" }, words));
   }
-  const formula = credits.whitens ? "(A − mean) / √(var + 1e-8)" : algo.name === "ppo" ? "Σ (γλ)ˡ δ" : groupFormula(algo);
+  if (compares(algo.name) && credits.compared === null) parts.push(el("p", { class: "note" }, t("Its factor α counts trajectories of the whole rollout, which are not all at hand here.")));
+  const formula = credits.whitens ? "(A − mean) / √(var + 1e-8)" : CREDIT_FORMULAS[algo.name] ? t(CREDIT_FORMULAS[algo.name]) : compares(algo.name) ? groupFormula(algo) : "–";
   table.row("advantage", "Â", formula, sample.advantages?.[i], credits.final[at]);
   return section(t("Credit"), parts, table.table, sameForAll(algo));
 }
+
+const CREDIT_FORMULAS = { ppo: "Σ (γλ)ˡ δ", reinforce_plus_plus: "G", remax: "G − r of the greedy reply", otb: "G − baseline of the step" };
 
 function sameForAll(algo) {
   if (!compares(algo.name)) return null;
@@ -236,7 +247,7 @@ function loss(context, sample, i) {
   if (there(found.klTerm)) table.row("kl", t("KL to the reference"), "coef · KL", NaN, found.klTerm);
   table.row("weight", t("weight w"), t("1 / denominator of the step"), found.weight, weight ?? NaN);
   table.row("loss", t("share of the loss"), "w · Σ", recorded("losses"), found.loss);
-  parts.push(table.table, push(found), el("p", { class: "note" }, weight === null ? t("w = 1 / {0}. The rollout's steps share its samples, so the denominator is recorded, not counted again.", number(1 / found.weight, 6)) : t("w = 1 / {0}: {1}.", number(1 / found.weight, 6), t(REDUCERS[algo.reducer] ?? "the denominator of the step"))));
+  parts.push(table.table, push(found), el("p", { class: "note" }, weight === null ? t(singleStep(trajectory.head.config.batch ?? {}) ? "w = 1 / {0}. The whole rollout is not at hand here, so the denominator is recorded, not counted again." : "w = 1 / {0}. The rollout's steps share its samples, so the denominator is recorded, not counted again.", number(1 / found.weight, 6)) : t("w = 1 / {0}: {1}.", number(1 / found.weight, 6), t(REDUCERS[algo.reducer] ?? "the denominator of the step"))));
   return section(t("Loss"), parts);
 }
 
@@ -244,7 +255,11 @@ const REDUCERS = {
   token_mean: "the trained tokens of the step",
   sample_mean: "this trajectory's trained tokens × the valid trajectories of the step",
   token_sum_mean: "the valid trajectories of the step",
+  group_mean: "its group's trained tokens × the groups of the step",
+  sequence_mean: "this sample's trained tokens × the samples of the step",
+  sequence_sum: "the samples of the step",
   constant_length: "the token limit × the valid trajectories of the step",
+  constant: "a number of the settings",
 };
 
 function codeOf(found) {
@@ -301,10 +316,11 @@ function otherEstimator({ trajectory, credits }, sample, i) {
   const algo = trajectory.head.config.algo ?? {};
   const { group: found } = credits;
   const at = sample.offset + i;
-  if (algo.name === "ppo") {
+  if (!compares(algo.name)) {
     if (found.n < 2) return section(t("By the other estimator"), el("p", {}, t("GRPO compares siblings, and this prompt was played once: its advantage would be 0.")));
     const place = found.members.findIndex((one) => one.trajectory === trajectory.head.samples[0].trajectory);
-    const value = place < 0 ? 0 : (found.scores[place] - found.mean) / (found.std + 1e-6);
+    if (place < 0) return null;
+    const value = (found.scores[place] - found.mean) / (found.std + 1e-6);
     return section(t("By the other estimator"), el("p", {}, t("GRPO would give this token, and every other one of the reply, ({0} − {1}) / ({2} + 1e-6) = {3}.", short(found.scores[place]), short(found.mean), short(found.std), short(value))));
   }
   const score = trajectory.head.samples[0].reward;
