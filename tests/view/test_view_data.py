@@ -110,9 +110,9 @@ def test_the_newest_groups_are_there_first_and_files_are_read_once(lessons, tmp_
         add(rollout)
     monkeypatch.setattr("whet.view.index.BLOCK", 2)
     known = RunIndex(find_runs([run])[0])
-    groups, scanned, rollouts = known.groups(within_s=-1)
+    groups, scanned, rollouts, _ = known.groups(within_s=-1)
     assert (groups["rollout"].tolist(), scanned, rollouts) == ([2, 2, 3, 3], 2, 4)
-    groups, scanned, _ = known.groups()
+    groups, scanned, *_ = known.groups()
     assert groups["rollout"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and scanned == 4
     assert groups["change"][2:].tolist() == [0] * 6
     read = []
@@ -121,6 +121,9 @@ def test_the_newest_groups_are_there_first_and_files_are_read_once(lessons, tmp_
     assert known.groups()[0]["rollout"].tolist()[-2:] == [4, 4] and read == ["rollout_000004.parquet"]
     (index / "rollout_000001.parquet").unlink()
     assert known.groups()[0]["rollout"].tolist() == [0, 0, 2, 2, 3, 3, 4, 4]
+    (index / "rollout_000003.parquet").write_bytes(b"PAR1")
+    groups, scanned, rollouts, broken = known.groups()
+    assert (groups["rollout"].tolist(), scanned, rollouts, broken) == ([0, 0, 2, 2, 4, 4], 4, 4, [3])
 
 
 def test_the_same_prompt_is_found_in_other_runs_by_its_text(lessons, tmp_path):

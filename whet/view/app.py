@@ -76,9 +76,9 @@ class Viewer:
 
     def _groups(self, asked: Asked) -> Response:
         page = asked.number("start", 0), min(asked.number("count", 100), MOST_GROUPS)
-        groups, scanned, rollouts = self._index(asked).groups(SCAN_S)
+        groups, scanned, rollouts, broken = self._index(asked).groups(SCAN_S)
         found = choose_groups(groups, asked.text("sort", "rollout"), asked.text("filter", "all"), *page, asked.optional("rollout"))
-        return JSONResponse({**plain(found), "scanned": scanned, "rollouts": rollouts})
+        return JSONResponse({**plain(found), "scanned": scanned, "rollouts": rollouts, "broken": broken})
 
     def _same(self, asked: Asked) -> Response:
         _, rollout, name, group = asked.trajectory()
@@ -153,6 +153,8 @@ def make_app(viewer: Viewer) -> Starlette:
     def answer(work: Callable[[Asked], Response], request: Request) -> Response:
         try:
             return work(Asked(request, viewer.runs))
+        except KeyError as error:
+            return JSONResponse({"error": f"the records lack a column that this view needs: {str(error)[:200]}"}, 404)
         except (ValueError, pa.ArrowException, OSError) as error:
             return JSONResponse({"error": str(error)[:2000]}, 404)
 

@@ -53,6 +53,12 @@ class ViewedRun:
             return {}
 
 
+    def section(self, name: str) -> dict[str, Any]:
+        """A table of the run's settings; empty where there is none."""
+        found = self.config().get(name)
+        return found if isinstance(found, dict) else {}
+
+
 def inside(root: Path, path: Path, *, folders: bool = False) -> Path | None:
     """The path, if it is a plain file (or a folder) below `root` after every link is followed; else None."""
     try:
@@ -110,8 +116,18 @@ def _run(root: Path, folder: Path, settings: Path) -> ViewedRun:
     real = root.resolve()
     below = folder.resolve().relative_to(real).parts
     notes = inside(root, folder / "lesson.json")
-    words = json.loads(notes.read_text(encoding="utf-8")) if notes is not None else {}
-    return ViewedRun("/".join((real.name, *below)), root, folder, settings, words)
+    return ViewedRun("/".join((real.name, *below)), root, folder, settings, {} if notes is None else _words_of(notes))
+
+
+def _words_of(path: Path) -> dict[str, Any]:
+    """Words of a lesson; none where the file has other ones than a lesson's."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return {}
+    kinds = {"title": dict, "text": list, "stops": list}
+    is_lesson = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    return found if is_lesson else {}
 
 
 def rollouts_of(run: ViewedRun) -> list[int]:
@@ -136,7 +152,7 @@ def json_lines(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
     for line in data[:end].splitlines():
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found.append(value)

@@ -53,6 +53,7 @@ class RunIndex:
         self._files: dict[int, tuple[tuple[int, int], pa.Table]] = {}
         self._lock = threading.Lock()
         self._grouped: dict[int, IndexFile] = {}
+        self._broken: list[int] = []
         self._groups = groups_of_index(INDEX_SCHEMA.empty_table())
 
     def of(self, rollout: int) -> pa.Table:
@@ -72,17 +73,21 @@ class RunIndex:
         key = (status.st_mtime_ns, status.st_size)
         known = self._files.get(rollout)
         if known is None or known[0] != key:
-            table = read_index_file(path) if indexed else index_of_file(path)
+            try:
+                table = read_index_file(path) if indexed else index_of_file(path)
+            except pa.ArrowException as error:
+                raise ValueError(f"the index of rollout {rollout} is no whole file, another program wrote or cut it: {error}") from error
             known = key, table.select([*NAMES, "row_group", "row", "num_rows", "mean_abs_advantage"])
             self._files[rollout] = known
         return known[1]
 
     def whole(self, names: Sequence[str] = NAMES) -> pa.Table:
         """Columns of the index of all rollouts, in their order."""
-        return self._read(list(self._present().values()), names)
+        return joined_tables([_read(file, names) for file in self._present().values()], names)
 
-    def groups(self, within_s: float = math.inf) -> tuple[Mapping[str, Any], int, int]:
-        """Columns of the run's groups in the order of the rollouts, how many rollouts they are of, and how many there are.
+    def groups(self, within_s: float = math.inf) -> tuple[Mapping[str, Any], int, int, list[int]]:
+        """Columns of the run's groups in the order of the rollouts; how many rollouts were read, and how many there are; and those whose
+        file cannot be read.
 
         Only files that came since the last call are read, the newest first, and after `within_s` seconds no more of them.
         """
@@ -90,16 +95,18 @@ class RunIndex:
         with self._lock:
             files = self._present()
             if any(files.get(rollout) != file for rollout, file in self._grouped.items()):
-                self._grouped, self._groups = {}, groups_of_index(self._read([], GROUPED))
+                self._grouped, self._broken, self._groups = {}, [], groups_of_index(INDEX_SCHEMA.empty_table())
             new = [rollout for rollout in reversed(files) if rollout not in self._grouped]
             for start in range(0, len(new), BLOCK):
                 block = new[start : start + BLOCK]
-                found = groups_of_index(self._read([files[rollout] for rollout in sorted(block)], GROUPED))
+                read = {rollout: self._try(files[rollout]) for rollout in sorted(block)}
+                self._broken += [rollout for rollout, table in read.items() if table is None]
+                found = groups_of_index(joined_tables([table for table in read.values() if table is not None], GROUPED))
                 self._groups = joined_groups(found, self._groups)
                 self._grouped |= {rollout: files[rollout] for rollout in block}
                 if time.monotonic() > end:
                     break
-            return self._groups, len(self._grouped), len(files)
+            return self._groups, len(self._grouped), len(files), sorted(self._broken)
 
     def _present(self) -> dict[int, IndexFile]:
         """The index file of each rollout, or its record file where it has none."""
@@ -115,9 +122,20 @@ class RunIndex:
                     found[rollout] = IndexFile(Path(entry.path), indexed, status.st_mtime_ns, status.st_size)
         return dict(sorted(found.items()))
 
-    def _read(self, files: Sequence[IndexFile], names: Sequence[str]) -> pa.Table:
-        tables = [read_index_file(file, names) if indexed else index_of_file(file).select(names) for file, indexed, *_ in files]
-        return (pa.concat_tables(tables) if tables else INDEX_SCHEMA.empty_table().select(names)).combine_chunks()
+    def _try(self, file: IndexFile) -> pa.Table | None:
+        try:
+            return _read(file, GROUPED)
+        except (ValueError, pa.ArrowException, OSError, KeyError):  # another program wrote it, or cut it
+            return None
+
+
+def _read(file: IndexFile, names: Sequence[str]) -> pa.Table:
+    return read_index_file(file.path, names) if file.indexed else index_of_file(file.path).select(names)
+
+
+def joined_tables(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
+    """Tables with these columns as one, with a single piece for each column."""
+    return (pa.concat_tables(tables) if tables else INDEX_SCHEMA.empty_table().select(names)).combine_chunks()
 
 
 def record_path(run: ViewedRun, rollout: int) -> Path:
@@ -231,7 +249,10 @@ def file_reader(path: Path) -> pq.ParquetFile:
     """A parquet file whose version this whet knows. Close it."""
     from whet.observe.records.schema import check_version
 
-    reader = pq.ParquetFile(path)
+    try:
+        reader = pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path.name} is no whole record file, another program wrote or cut it: {error}") from error
     try:
         check_version(reader.schema_arrow, path)
     except ValueError:

@@ -34,7 +34,10 @@ def metrics_pack(run: ViewedRun, start: int) -> bytes:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:
+        return float("inf")
 
 
 def failures_of(run: ViewedRun) -> list[Any]:
@@ -45,13 +48,12 @@ def failures_of(run: ViewedRun) -> list[Any]:
 
 def summary_of(run: ViewedRun) -> dict[str, Any]:
     """Facts of a run for the list of runs."""
-    config = run.config()
     end, rollouts = _end(run), rollouts_of(run)
     return {
         "name": run.name,
-        "algorithm": config.get("algo", {}).get("name"),
-        "model": config.get("model", {}).get("path"),
-        "planned": config.get("num_rollouts"),
+        "algorithm": run.section("algo").get("name"),
+        "model": run.section("model").get("path"),
+        "planned": run.config().get("num_rollouts"),
         "rollouts": [rollouts[0], rollouts[-1], len(rollouts)] if rollouts else None,
         "metrics": run.path("metrics.jsonl") is not None,
         "failures": len(failures_of(run)),
@@ -67,6 +69,6 @@ def _end(run: ViewedRun) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return plain(found) if isinstance(found, dict) else None

@@ -81,7 +81,7 @@ def pieces_of(run: ViewedRun) -> Pieces | None:
     """The texts of the run's tokens: by the tokenizer in its folder, or in that of the model that its settings name."""
     inner = [run.settings / "model", run.settings.parent / "model"]
     candidates = [inside(run.root, folder / "tokenizer.json") for folder in inner]
-    model = run.config().get("model", {}).get("path")
+    model = run.section("model").get("path")
     if isinstance(model, str) and model:
         file = Path(model) / "tokenizer.json"
         candidates.append(file if file.is_file() else None)

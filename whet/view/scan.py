@@ -45,7 +45,7 @@ def groups_of_rollout(run: ViewedRun, index: RunIndex, rollout: int) -> dict[str
     starts, ends = _bounds(rows)
     if len(starts) != len(facts):
         raise ValueError("the index does not fit the records: they were changed by another program")
-    picked = rows.take(pa.array(starts)).drop_columns(["turns", "prompt"]).to_pylist(maps_as_pydicts="strict")
+    picked = rows.take(pa.array(starts, pa.int64())).drop_columns(["turns", "prompt"]).to_pylist(maps_as_pydicts="strict")
     turns, prompts = rows["turns"], rows["prompt"]
     found: dict[str, Any] = {}
     for i, (fact, more) in enumerate(zip(facts, picked, strict=True)):

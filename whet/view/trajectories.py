@@ -82,17 +82,15 @@ def trajectory_pack(run: ViewedRun, index: RunIndex, pieces: Pieces | None, roll
         "notes": plain(first.get("notes") or []),
         "siblings": siblings(run, index, rollout, int(place["group"])),
         "mean_abs_advantage": place["mean_abs_advantage"],
-        "config": plain(of_settings(run.config())),
+        "config": plain(of_settings(run)),
         "lesson": run.notes,
     }
     return pack(head, columns)
 
 
-def of_settings(config: dict[str, Any]) -> dict[str, Any]:
+def of_settings(run: ViewedRun) -> dict[str, Any]:
     """The settings that the page computes with."""
-    batch = config.get("batch", {})
-    limit = config.get("rollout", {}).get("max_tokens")
-    return {"algo": config.get("algo", {}), "batch": batch, "max_tokens": limit, "num_rollouts": config.get("num_rollouts")}
+    return {"algo": run.section("algo"), "batch": run.section("batch"), "max_tokens": run.section("rollout").get("max_tokens")}
 
 
 def _is_token_column(field: pa.Field) -> bool:
@@ -155,7 +153,7 @@ def rollout_pack(run: ViewedRun, rollout: int) -> bytes:
     ids = {name: code for code, name in enumerate(dict.fromkeys(facts["trajectory"].to_pylist()))}
     lengths = [len(tokens["tokens"][i].values) for i in rows]
     head = {"too_long": False, "tokens": total, "whole": len(rows) == sum(order is not None for order in facts["order"].to_pylist())}
-    picked = facts.take(rows)
+    picked = facts.take(pa.array(rows, pa.int64()))
     columns: dict[str, Any] = {
         "length": np.array(lengths, np.int32),
         "group": np.array(picked["group"].to_pylist(), np.int32),

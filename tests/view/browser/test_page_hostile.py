@@ -22,10 +22,14 @@ HOSTILE = [
 ]
 
 
+RUN = "run<b>\u202e"
+TRAJECTORY = "<script>alert(2)</script>\u202e\x1b[31m"
+
+
 @pytest.fixture(scope="module")
 def hostile(lessons, tmp_path_factory):
     """The poem's run, its texts and tokens replaced."""
-    run = tmp_path_factory.mktemp("hostile") / "run"
+    run = tmp_path_factory.mktemp("hostile") / RUN
     shutil.copytree(lessons / "poem", run)
     tokenizer = json.loads((run / "model/tokenizer.json").read_text())
     table = pq.read_table(run / "rollouts/rollout_000000.parquet")
@@ -39,25 +43,34 @@ def hostile(lessons, tmp_path_factory):
     tokenizer["model"]["vocab"] = {text: token for token, text in vocabulary.items()}
     (run / "model/tokenizer.json").write_text(json.dumps(tokenizer))
     rows[0]["turns"][0] |= {"content": "\n".join(HOSTILE), "reasoning_content": HOSTILE[1], "tool_calls": HOSTILE[0]}
+    rows[0]["turns"][0]["finish"] = HOSTILE[2]
     rows[0]["prompt"][0]["content"] = HOSTILE[1]
+    rows[0] |= {"trajectory": TRAJECTORY, "task_id": HOSTILE[3], "outcome": HOSTILE[4], "label": HOSTILE[0], "dropped": HOSTILE[5]}
+    rows[0]["timings"] = {HOSTILE[3]: 1.0, "constructor": 2.0}
+    rows[0]["token_rewards"] = [float("inf")] * len(rows[0]["tokens"])
     rows[0]["reward_detail"] = rows[0]["stop"] = HOSTILE[0]
     rows[0]["reward_components"] = {HOSTILE[1]: 1.0, "b": 2.0}
     rows[0]["error"] = {"kind": HOSTILE[0], "message": HOSTILE[1], "where": HOSTILE[2], "traceback": HOSTILE[3]}
     with pq.ParquetWriter(run / "rollouts/rollout_000000.parquet", table.schema) as writer:
         writer.write_table(table.from_pylist(rows, schema=table.schema))
+    shutil.rmtree(run / "rollouts/index")
     failure = {"kind": HOSTILE[0], "message": HOSTILE[2], "where": "x", "traceback": HOSTILE[1]}
     (run / "failures.jsonl").write_text(json.dumps(failure) + "\n")
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE[1]: 1.0, "reward/total": 1.0}) + "\n")
+    odd = {HOSTILE[1]: 1.0, HOSTILE[3]: 1.0, f"reward/{HOSTILE[0]}": 1.0, f"reward/{HOSTILE[3]}": 2.0}
+    odd |= {"__proto__": 1.0, "constructor": 1e308}
+    odd |= {"time/step_s": 1.0, f"time/{HOSTILE[3]}_s": 0.5, "time/rollout_s": float("inf")}
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/total": 1.0, **odd}) + "\n")
     with serving(run) as served:
         yield served, sampled
 
 
-ADDRESS = "#/trajectory?" + urlencode({"run": "run", "rollout": 0, "trajectory": "lesson/0#0/0"})
+ADDRESS = "#/trajectory?" + urlencode({"run": RUN, "rollout": 0, "trajectory": TRAJECTORY})
 
 
 def harmless(page) -> None:
     assert page.locator("main img, main script, main iframe, main [onerror]").count() == 0
-    text = page.locator("main").inner_text()
+    hidden = "[...document.querySelectorAll('option, [title]')].map((each) => each.textContent + each.title).join()"
+    text = page.locator("body").inner_text() + page.evaluate(hidden)
     assert not set(text) & set("\x1b\u202e\u202c\u200b\U000e0041")
 
 
@@ -79,8 +92,12 @@ def test_a_trajectory_of_hostile_texts(open_page, hostile):
 
 def test_lists_of_hostile_texts(open_page, hostile):
     served, _ = hostile
-    for address, wanted in (("#/groups?run=run", ".group"), ("#/runs", ".error"), ("#/groups?run=run&text=alert", ".list mark")):
-        page = open_page(served.address + address)
+    run = urlencode({"run": RUN})
+    views = {f"#/groups?{run}": ".group", "#/runs": ".error", f"#/groups?{run}&text=alert": ".list mark"}
+    views |= {f"#/groups?{run}&rollout=all": ".list a"}
+    views |= {f"#/compare?{run}": ".bar", "#/compare" + ADDRESS.removeprefix("#/trajectory"): ".note", "#/constructor": "h1"}
+    for address, wanted in views.items():
+        page = open_page(served.address + address, locale="zh-CN")
         page.wait_for_selector(wanted)
         harmless(page)
         page.context.close()
@@ -89,7 +106,7 @@ def test_lists_of_hostile_texts(open_page, hostile):
 def test_an_export_of_hostile_texts(open_page, hostile, tmp_path):
     served, _ = hostile
     file = tmp_path / "exported.html"
-    file.write_bytes(served.get("export", run="run", rollout=0, trajectory="lesson/0#0/0").body)
+    file.write_bytes(served.get("export", run=RUN, rollout=0, trajectory=TRAJECTORY).body)
     page = open_page(file.as_uri())
     page.wait_for_selector(".strip .token")
     harmless(page)

@@ -33,7 +33,8 @@ def test_runs_have_curves_of_all_metrics(open_page, started, quickstart):
     assert all("reward/" in name for name in page.locator(".chart").evaluate_all("cards => cards.map(card => card.dataset.metric)"))
     assert "metric=reward" in page.url
     assert page.locator(".timeline svg rect").count() > 0
-    assert {"engine", "tools and environment", "reward"} <= {text.rsplit(" ", 2)[0] for text in page.locator(".waits .swatch").all_inner_texts()}
+    causes = {text.rsplit(" ", 2)[0] for text in page.locator(".waits .swatch").all_inner_texts()}
+    assert {"engine", "tools and environment", "reward"} <= causes
     page.locator("input[type=range]").fill("0.9")
     until(page, "location.hash.includes('smooth=0.9')")
 

@@ -1,7 +1,7 @@
 // The page: its addresses, its header, its keys.
 
 import { compareView } from "./compare.js";
-import { el, fill, visible } from "./dom.js";
+import { el, fill, shown, visible } from "./dom.js";
 import { groupsView } from "./groups.js";
 import { address, getJSON, getPack } from "./net.js";
 import { runsView } from "./runs.js";
@@ -9,7 +9,7 @@ import { readTrajectory, trajectoryView } from "./trajectory.js";
 import { both, languageNow, setLanguage, t } from "./words.js";
 
 const main = document.getElementById("main");
-const VIEWS = { runs: runsView, groups: groupsView, trajectory: showTrajectory, compare: compareView, lessons: lessonsView };
+const VIEWS = { __proto__: null, runs: runsView, groups: groupsView, trajectory: showTrajectory, compare: compareView, lessons: lessonsView };
 const app = { runs: [], said };
 let leave = null;
 let turn = 0;
@@ -70,7 +70,7 @@ function said(words) {
   const place = document.getElementById("said");
   if (!place) return;
   place.hidden = !words;
-  place.textContent = words ?? "";
+  place.textContent = shown(words ?? "");
 }
 
 function speak(language) {

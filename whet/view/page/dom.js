@@ -14,18 +14,20 @@ export function el(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, each] of Object.entries(value)) made.style.setProperty(key, each);
     else if (name === "value") made.value = value;
+    else if (SPOKEN.has(name)) made.setAttribute(name, shown(String(value)));
     else made.setAttribute(name, value === true ? "" : String(value));
   }
   add(made, children);
   return made;
 }
 
+const SPOKEN = new Set(["title", "aria-label", "placeholder"]);
 const SVG_TAGS = new Set(["line", "rect", "circle", "path", "g", "text"]);
 
 function add(parent, children) {
   for (const child of children) {
     if (Array.isArray(child)) add(parent, child);
-    else if (child !== null && child !== undefined && child !== false) parent.append(child);
+    else if (child !== null && child !== undefined && child !== false) parent.append(child instanceof Node ? child : shown(String(child)));
   }
 }
 
@@ -34,6 +36,9 @@ export function fill(parent, ...children) {
   add(parent, children);
   return parent;
 }
+
+// A text with what would hide or move letters as escapes: no text reaches the page without them.
+export const shown = (text) => text.replace(HIDDEN, escapeOf);
 
 // Nodes of a text of others. With `inline`, line breaks and tabs are escapes, too.
 export function visible(text, inline = false) {

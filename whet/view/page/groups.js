@@ -4,8 +4,8 @@ import { el, fill, number, short, visible } from "./dom.js";
 import { address, getJSON } from "./net.js";
 import { t } from "./words.js";
 
-const SORTS = { rollout: "newest", best: "best", worst: "worst", spread: "largest spread", longest: "longest", changed: "changed most" };
-const FILTERS = { all: "all groups", mixed: "mixed rewards", zero_variance: "zero variance", errors: "with errors", dropped: "dropped" };
+const SORTS = { __proto__: null, rollout: "newest", best: "best", worst: "worst", spread: "largest spread", longest: "longest", changed: "changed most" };
+const FILTERS = { __proto__: null, all: "all groups", mixed: "mixed rewards", zero_variance: "zero variance", errors: "with errors", dropped: "dropped" };
 const PAGE = 100;
 const FAILED = (one) => !["completed", "truncated"].includes(one.outcome);
 
@@ -37,11 +37,12 @@ async function one(body, run, rollout, state) {
     if (!groups.has(each.group)) groups.set(each.group, []);
     groups.get(each.group).push(each);
   }
+  const sort = SORTS[state.sort] ? state.sort : "rollout";
   const rows = [...groups].map(([group, members]) => summary(group, members));
   const changes = state.sort === "changed" ? await changesOf(run, rollout) : null;
   const keys = { rollout: (g) => g.group, best: (g) => -g.mean, worst: (g) => g.mean, spread: (g) => -g.std, longest: (g) => -g.longest, changed: (g) => -Math.abs(changes?.get(g.group) ?? 0) };
   const filters = { all: () => true, mixed: (g) => g.std > 1e-6, zero_variance: (g) => g.size > 1 && g.std <= 1e-6, errors: (g) => g.failed > 0, dropped: (g) => g.dropped };
-  const kept = rows.filter(filters[state.filter ?? "all"] ?? filters.all).sort((a, b) => keys[state.sort ?? "rollout"](a) - keys[state.sort ?? "rollout"](b));
+  const kept = rows.filter(filters[FILTERS[state.filter] ? state.filter : "all"]).sort((a, b) => keys[sort](a) - keys[sort](b));
   const share = given.trajectories.reduce((sum, each) => sum + (each.share ?? 0), 0);
   const count = el("p", { class: "note" }, t("{0} of {1} groups, {2} trajectories", kept.length, rows.length, given.trajectories.length), given.whole ? "" : ` · ${t("the records of this rollout are gone, its index is left")}`);
   const items = kept.slice(0, 200).map((group) => card(run, rollout, group, given, share, changes?.get(group.group), String(group.group) === state.group));
@@ -100,8 +101,8 @@ function bar(share, kind) {
 }
 
 async function whole(body, run, state, change) {
-  const start = Number(state.start ?? 0);
-  const asked = { run, sort: state.sort ?? "rollout", filter: state.filter ?? "all", start, count: PAGE };
+  const start = Math.max(Math.trunc(Number(state.start)) || 0, 0);
+  const asked = { run, sort: SORTS[state.sort] ? state.sort : "rollout", filter: FILTERS[state.filter] ? state.filter : "all", start, count: PAGE };
   for (;;) {
     const found = await getJSON("groups", asked);
     if (!body.isConnected) return;
@@ -110,7 +111,7 @@ async function whole(body, run, state, change) {
   }
 }
 
-function page(body, run, state, change, start, { total, rows, scanned, rollouts }) {
+function page(body, run, state, change, start, { total, rows, scanned, rollouts, broken }) {
   const heads = ["rollout", "task", "trajectories", "mean", "std", "best", "change", "longest", "failed"].map((name) => el("th", { scope: "col" }, t(name)));
   const lines = rows.rollout.map((rollout, i) =>
     el(
@@ -125,6 +126,7 @@ function page(body, run, state, change, start, { total, rows, scanned, rollouts 
   fill(
     body,
     el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : "", scanned < rollouts ? ` · ${t("reading: the newest {0} of {1} rollouts", scanned, rollouts)}` : ""),
+    broken.length ? el("p", { class: "note failed" }, t("The files of {0} rollouts cannot be read: {1}", broken.length, broken.slice(0, 20).join(", "))) : null,
     lines.length ? el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines))) : el("p", { class: "state" }, t("No group of this run is like this.")),
     total > PAGE ? el("div", { class: "bar" }, turn(Math.max(start - PAGE, 0), "back"), turn(start + PAGE, "on")) : null,
   );

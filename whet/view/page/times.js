@@ -1,13 +1,13 @@
 // Where the time went: the trainer's phases step by step, and what trajectories waited for, rollout by rollout.
 
 import { COLOURS } from "./charts.js";
-import { el, short, visible } from "./dom.js";
+import { el, short, shown, visible } from "./dom.js";
 import { t } from "./words.js";
 
 const PHASE = /^time\/([^/]+)_s$/;
 const NO_PHASES = ["time/step_s", "time/engine_busy_s", "time/compile_s"];
 // Causes in the order in which they are stacked, each with its words. Others that a record names come behind them.
-const CAUSES = { decode: "engine: decoding", prefill: "engine: prefill", queue: "engine: queue", engine: "engine: the rest", env: "tools and environment", reward: "reward" };
+const CAUSES = { __proto__: null, decode: "engine: decoding", prefill: "engine: prefill", queue: "engine: queue", engine: "engine: the rest", env: "tools and environment", reward: "reward" };
 const MOST_BARS = 120;
 const [LEFT, WIDTH, HEIGHT] = [44, 716, 150];
 
@@ -89,6 +89,6 @@ export function waits(name, found) {
 
 function svgTitle(text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "title");
-  made.textContent = text;
+  made.textContent = shown(text);
   return made;
 }

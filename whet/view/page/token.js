@@ -148,7 +148,7 @@ function credit(context, sample, i) {
   return section(t("Credit"), parts, table.table, sameForAll(algo));
 }
 
-const CREDIT_FORMULAS = { ppo: "Σ (γλ)ˡ δ", reinforce_plus_plus: "G", remax: "G − r of the greedy reply", otb: "G − baseline of the step" };
+const CREDIT_FORMULAS = { __proto__: null, ppo: "Σ (γλ)ˡ δ", reinforce_plus_plus: "G", remax: "G − r of the greedy reply", otb: "G − baseline of the step" };
 
 function sameForAll(algo) {
   if (!compares(algo.name)) return null;
@@ -252,6 +252,7 @@ function loss(context, sample, i) {
 }
 
 const REDUCERS = {
+  __proto__: null,
   token_mean: "the trained tokens of the step",
   sample_mean: "this trajectory's trained tokens × the valid trajectories of the step",
   token_sum_mean: "the valid trajectories of the step",

@@ -13,7 +13,7 @@ export const languageNow = () => language;
 
 // A text in the chosen language, with {0}, {1} … filled in.
 export function t(text, ...given) {
-  const words = language === "zh" ? CHINESE[text] ?? text : text;
+  const words = (language === "zh" ? CHINESE[text] : undefined) ?? String(text ?? "–");
   return words.replace(/\{(\d)\}/g, (_, place) => String(given[place]));
 }
 
