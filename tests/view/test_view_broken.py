@@ -55,8 +55,8 @@ def no_rows(run):
 
 def fewer_columns(run):
     table = pq.read_table(run / RECORDS)
-    names = ["rollout_id", "group", "trajectory", "reward", "outcome", "turns", "task_id", "prompt", "order", "baseline", "dropped", "error"]
-    pq.write_table(table.select(names), run / RECORDS)
+    left = ["rollout_id", "group", "trajectory", "reward", "outcome", "turns", "task_id", "prompt", "order", "baseline", "dropped", "error"]
+    pq.write_table(table.select(left), run / RECORDS)
     shutil.rmtree(run / "rollouts/index")
 
 

@@ -34,7 +34,7 @@ def test_runs_have_curves_of_all_metrics(open_page, started, quickstart):
     assert "metric=reward" in page.url
     assert page.locator(".timeline svg rect").count() > 0
     causes = {text.rsplit(" ", 2)[0] for text in page.locator(".waits .swatch").all_inner_texts()}
-    assert {"engine", "tools and environment", "reward"} <= causes
+    assert {"engine: decoding", "tools and environment", "reward"} <= causes
     page.locator("input[type=range]").fill("0.9")
     until(page, "location.hash.includes('smooth=0.9')")
 
