@@ -76,7 +76,8 @@ def odd_lines(run):
     (run / "end.json").write_text("[" * 100_000)
     (run / "lesson.json").write_text('{"title": 3, "text": 5}')
     (run / "config.toml").write_bytes(b"\xff\xfe\x00")
-    lines = ['{"step": 1, "a": 1e999, "b": true, "big": 1' + "0" * 400 + "}", '{"step": "x"}', "[]", "", '{"step": Infinity, "' + "n" * 3000 + '": 1}']
+    big, name = "1" + "0" * 400, "n" * 3000
+    lines = [f'{{"step": 1, "a": 1e999, "b": true, "big": {big}}}', '{"step": "x"}', "[]", "", f'{{"step": Infinity, "{name}": 1}}']
     (run / "metrics.jsonl").write_text("\n".join([*lines, "[" * 100_000]) + "\n")
 
 
@@ -153,6 +154,7 @@ def test_a_file_that_is_being_written_is_not_read(lessons, tmp_path):
     assert asked.get("/api/rollouts", params={"run": "run"}).json() == [0]
     column = pa.array([1] * 2, pa.int64())
     table = pq.read_table(run / RECORDS)
-    pq.write_table(table.set_column(table.schema.get_field_index("rollout_id"), "rollout_id", column), run / "rollouts/rollout_000001.parquet")
+    table = table.set_column(table.schema.get_field_index("rollout_id"), "rollout_id", column)
+    pq.write_table(table, run / "rollouts/rollout_000001.parquet")
     assert asked.get("/api/rollouts", params={"run": "run"}).json() == [0, 1], "records come before their index"
     assert asked.get("/api/groups", params={"run": "run"}).json()["rows"]["rollout"] == [1, 0]

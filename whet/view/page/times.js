@@ -9,14 +9,16 @@ const NO_PHASES = ["time/step_s", "time/engine_busy_s", "time/compile_s"];
 // Causes in the order in which they are stacked, each with its words. Others that a record names come behind them.
 const CAUSES = { __proto__: null, decode: "engine: decoding", prefill: "engine: prefill", queue: "engine: queue", engine: "engine: the rest", env: "tools and environment", reward: "reward" };
 const MOST_BARS = 120;
-const [LEFT, WIDTH, HEIGHT] = [44, 716, 150];
+const [LEFT, HEIGHT] = [50, 150];
+const MOST_WIDTH = 1000;
 
 // Stacked bars. bars: [{ x, values, title }], values in the order of `names`; the key has the share of each name.
 function stacked(title, unit, axis, names, bars, words) {
   const totals = names.map((_, k) => bars.reduce((sum, bar) => sum + bar.values[k], 0));
   const whole = totals.reduce((a, b) => a + b, 0) || 1;
   const most = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
-  const width = WIDTH / Math.max(bars.length, 12);
+  const room = Math.min(Math.max(innerWidth - 130, 200), MOST_WIDTH);
+  const width = room / Math.max(bars.length, 12);
   const paint = (k) => ({ background: COLOURS[k % COLOURS.length], opacity: k >= COLOURS.length ? 0.5 : 1 });
   const columns = bars.map((bar, place) => {
     let y = HEIGHT + 10;
@@ -29,7 +31,7 @@ function stacked(title, unit, axis, names, bars, words) {
   });
   const end = LEFT + width * bars.length;
   const marks = [
-    el("line", { x1: LEFT, x2: LEFT + WIDTH, y1: HEIGHT + 10, y2: HEIGHT + 10 }),
+    el("line", { x1: LEFT, x2: LEFT + room, y1: HEIGHT + 10, y2: HEIGHT + 10 }),
     el("text", { x: LEFT - 5, y: 14, "text-anchor": "end" }, `${short(most)} s`),
     el("text", { x: LEFT - 5, y: HEIGHT + 10, "text-anchor": "end" }, "0"),
     el("text", { x: LEFT, y: HEIGHT + 26 }, `${axis} ${bars[0].x}`),
@@ -38,7 +40,7 @@ function stacked(title, unit, axis, names, bars, words) {
   const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: paint(k) }), visible(words(name), true), ` ${((100 * totals[k]) / whole).toFixed(1)} %`));
   return [
     el("figcaption", {}, el("span", { class: "name" }, visible(title, true)), el("span", { class: "unit" }, unit)),
-    el("svg", { viewBox: `0 0 770 ${HEIGHT + 32}`, role: "img", "aria-label": unit }, marks, columns),
+    el("svg", { viewBox: `0 0 ${LEFT + room + 10} ${HEIGHT + 32}`, role: "img", "aria-label": unit }, marks, columns),
     el("div", { class: "legend" }, key),
   ];
 }
