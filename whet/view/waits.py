@@ -1,4 +1,4 @@
-"""What the trajectories of a run waited for: seconds by cause, rollout by rollout."""
+"""Seconds that the trajectories of a run waited, by cause, rollout by rollout."""
 
 from __future__ import annotations
 
