@@ -75,6 +75,9 @@ FinishedOk = Annotated[
 ]
 
 
+Shown = Annotated[
+    int | None, typer.Option("--show", help="Print N replies of each rollout with their rewards, best to worst.", min=0, metavar="N")
+]
 For = Annotated[
     str | None, typer.Option("--for", help="The command that the file is for; default: the one that its keys fit best.", metavar="COMMAND")
 ]
@@ -165,7 +168,9 @@ def get(
 
 
 @app.command(context_settings=SETTINGS)
-def train(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = False, finished_ok: FinishedOk = False) -> None:
+def train(
+    config: ConfigFile, overrides: Overrides = None, show: Shown = None, keys: PrintKeys = False, finished_ok: FinishedOk = False
+) -> None:
     """Train with reinforcement learning.
 
     Rolls out prompts in groups, scores the trajectories, updates the policy, and evaluates; everything goes into run_dir. A run that was
@@ -173,7 +178,8 @@ def train(config: ConfigFile, overrides: Overrides = None, keys: PrintKeys = Fal
 
     Example: whet train examples/gsm8k_grpo.toml model.path=Qwen/Qwen3-0.6B num_rollouts=100
     """
-    _train("train", config, overrides, finished_ok)
+    typed = [*(overrides or []), *([] if show is None else [f"observe.show={show}"])]
+    _train("train", config, typed, finished_ok)
 
 
 @app.command(context_settings=SETTINGS)

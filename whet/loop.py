@@ -21,8 +21,9 @@ from whet.observe.display import Display
 from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
 from whet.observe.peaks import memory
 from whet.observe.records import RecordThread, drop_records
+from whet.observe.replies import TABLE_ROWS, chosen_replies
 from whet.observe.spans import Phases
-from whet.observe.trackers import Tracker
+from whet.observe.trackers import ReplyTracker, Tracker
 from whet.observe.watch import Watch
 from whet.rollout.constant import RewardGuard
 from whet.rollout.metrics import further_metrics, new_failures, require_valid, rollout_metrics
@@ -58,6 +59,8 @@ class Observer:
     """Notices when torch's threads hold each other up."""
     watch: Watch | None = None
     """The caller's, in Python."""
+    num_shown: int = 0
+    """Replies of each rollout and evaluation that are printed."""
     is_ended: bool = False
     """True once the watch has said that the run ends here."""
 
@@ -76,6 +79,15 @@ class Observer:
             self.display.warn(note)
         if self.watch is not None:
             self.is_ended |= self.watch.on_step(step, values)
+
+    def replies(self, step: int, groups: Sequence[Group], name: str = "replies") -> None:
+        """Print replies, if the settings ask for it, and pass some on to the trackers that take them."""
+        for reply in chosen_replies(groups, self.num_shown):
+            self.display_without_log.note(reply.as_text())
+        takers = [tracker for tracker in self.trackers[1:] if isinstance(tracker, ReplyTracker)]
+        rows = chosen_replies(groups, TABLE_ROWS) if takers else []
+        for tracker in takers if rows else []:
+            tracker.replies(step, name, rows)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Show an evaluation to the watch."""
@@ -220,6 +232,7 @@ async def train_rl(run: RolloutRun) -> dict[str, float]:
         async with between_updates(run, progress):
             values |= await ask_further(run, progress, taken, values)
             run.observer.tell(progress.rollout_id, values)
+            run.observer.replies(progress.rollout_id, taken.groups)
             warning = run.guard.see(taken.groups)
             if warning is not None:
                 run.observer.display.warn(warning)
@@ -337,11 +350,13 @@ async def evaluate_if_due(run: RolloutRun, progress: Progress) -> None:
     if not run.evaluation_due(progress.rollout_id):
         return
     values: dict[str, float] = {}
+    played: dict[str, Sequence[Group]] = {}
     for chosen in run.evaluations:
         with run.observer.phases.span("evaluate"):
             async with run.rollouts.engine_awake():
                 groups = await run.stop.unless(chosen.play(run.seed))
         run.observer.failures(groups)
+        played[chosen.name] = groups
         values.update(flatten(chosen.summarise(progress.rollout_id, groups)))
     run.observer.trackers[0].log(progress.rollout_id, values)
     run.evaluated.after, run.evaluated.values = progress.rollout_id, values
@@ -354,4 +369,5 @@ async def evaluate_if_due(run: RolloutRun, progress: Progress) -> None:
         prefix = f"eval/{chosen.name}/"
         rows = [(key.removeprefix(prefix), value) for key, value in values.items() if key.startswith(prefix)]
         run.observer.display.table(f"evaluation {chosen.name} after {progress.rollout_id} rollouts", ("metric", "value"), rows)
+        run.observer.replies(progress.rollout_id, played[chosen.name], f"replies/{chosen.name}")
     run.observer.evaluated(progress.rollout_id, values)

@@ -128,7 +128,7 @@ def test_a_full_disk_is_told(monkeypatch):
 def test_optional_packages_say_what_for_and_how(monkeypatch):
     monkeypatch.setattr(module, "versions", lambda names: {"tensorboard": "2.20", "wandb": None})
     (_, there), (_, absent) = notes("optional")
-    assert there.startswith("tensorboard 2.20, for event files") and "pip install 'whet[wandb]'" in absent and "observe.wandb" in absent
+    assert there.startswith("tensorboard 2.20, for metrics") and "pip install 'whet[wandb]'" in absent and "observe.trackers" in absent
 
 
 def test_what_needs_a_broken_package_is_not_checked(monkeypatch):

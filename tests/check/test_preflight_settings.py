@@ -99,8 +99,8 @@ def test_packages_and_trackers_that_are_asked_for(here, monkeypatch):
     assert "no further package" in only("ok", look("packages")[0], "packages")
     monkeypatch.setattr(settings, "find_spec", lambda name: None if name == "wandb" else object())
     module(here, "trackers.py", "def good(run_dir, config): ...\nbad = 3\n")
-    trackers = "observe.trackers=['trackers.py:good','trackers.py:bad']"
-    findings, _ = look("packages", overrides=["observe.tensorboard=true", "observe.wandb.project=whet", trackers])
+    trackers = "observe.trackers=['tensorboard','wandb','trackers.py:good','trackers.py:bad']"
+    findings, _ = look("packages", overrides=[trackers])
     assert of(findings, "packages", "ok") == ["tensorboard is there", "tracker trackers.py:good can be called"]
     fails = of(findings, "packages", "FAIL")
     assert "pip install 'whet[wandb]'" in fails[0] and "'trackers.py:bad' is a int, not a callable" in fails[1]

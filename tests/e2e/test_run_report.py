@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
         'num_rollouts = 1\nmodel = { path = "model" }\ndata = { train = "rows.jsonl" }\n'
         "batch = { prompts_per_rollout = 2, samples_per_prompt = 2 }\nrollout = { max_turn_tokens = 8, max_tokens = 96 }\n"
         'reward = { name = "my_judge:score", timeout_s = 60 }\nevaluate = { sets = { test = { path = "rows.jsonl" } } }\n'
-        "observe = { tensorboard = true }\n"
+        'observe = { trackers = ["tensorboard"] }\n'
     )
     return folder
 

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from tests.e2e.tiny_run import make_files, run_config
+from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
 from whet.cli import main
+from whet.config import dump_toml
 from whet.runs.commands import train
 from whet.runs.show import ShowQuery, chosen_of, transcripts
 
@@ -90,3 +91,14 @@ def test_words_choose_by_reward():
     assert chosen_of([3, 1, 2], ("best", "worst", "typical"), float) == [("best", 3), ("worst", 1), ("typical", 2)]
     assert chosen_of([1, 1], ("best", "worst", "typical"), float) == [("best", 1), ("worst", 1)]
     assert chosen_of(["a", "b"], ("best",), lambda each: None) == [("", "a")]
+
+
+def test_replies_are_printed_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+    make_files(tmp_path)
+    config = run_config(tmp_path, "run", num_rollouts=1, observe={"display": "plain"})
+    (tmp_path / "run.toml").write_text(dump_toml(config))
+    status, out, err = whet(monkeypatch, capsys, "train", tmp_path / "run.toml", "--show", "2")
+    assert not status, err
+    printed = re.findall(r"^train/\d#0/\d: reward ([\d.]+).*\n  prompt: (.+)\n  reply: ", out, re.MULTILINE)
+    assert len(printed) == 2 and float(printed[0][0]) >= float(printed[1][0]) and printed[0][1] in QUESTIONS
+    assert "  reply: " not in (tmp_path / "run/log.txt").read_text(), "the log holds no replies"

@@ -7,15 +7,8 @@ import types
 import pytest
 from pydantic import ValidationError
 
-from whet.observe.trackers import (
-    JsonlTracker,
-    ObserveConfig,
-    TensorBoardTracker,
-    Tracker,
-    WandbConfig,
-    WandbTracker,
-    build_trackers,
-)
+from whet.observe.services import TensorBoardTracker
+from whet.observe.trackers import JsonlTracker, ObserveConfig, Tracker, build_trackers
 
 
 def lines(path):
@@ -105,63 +98,20 @@ def scalars(folder, name):
 
 def test_tensorboard_has_the_scalars_and_no_step_twice_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard")
-    tracker = TensorBoardTracker(tmp_path)
+    tracker = TensorBoardTracker(tmp_path, {})
     for step in (1, 2, 3):
         tracker.log(step, {"reward/mean": step / 4})
     tracker.close()
-    assert scalars(tmp_path, "reward/mean") == [(1, 0.25), (2, 0.5), (3, 0.75)]
-    resumed = TensorBoardTracker(tmp_path)
+    assert scalars(tmp_path / "tensorboard", "reward/mean") == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    resumed = TensorBoardTracker(tmp_path, {})
     resumed.log(3, {"reward/mean": 8.0})
     resumed.close()
-    assert scalars(tmp_path, "reward/mean") == [(1, 0.25), (2, 0.5), (3, 8.0)]
+    assert scalars(tmp_path / "tensorboard", "reward/mean") == [(1, 0.25), (2, 0.5), (3, 8.0)]
 
 
 def test_a_tensorboard_without_steps_closes(tmp_path):
     pytest.importorskip("tensorboard")
-    TensorBoardTracker(tmp_path).close()
-
-
-@pytest.mark.parametrize(
-    ("module", "config", "package"),
-    [
-        ("torch.utils.tensorboard", ObserveConfig(tensorboard=True), "tensorboard"),
-        ("wandb", ObserveConfig(wandb=WandbConfig()), "wandb"),
-    ],
-)
-def test_a_missing_package_names_the_install_command(tmp_path, monkeypatch, module, config, package):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"observe\.{package} needs .*pip install 'whet\[{package}\]'"):
-        build_trackers(config, tmp_path, {})
-
-
-class FakeWandb(types.ModuleType):
-    def __init__(self):
-        super().__init__("wandb")
-        self.calls = []
-
-    def init(self, **settings):
-        self.calls.append(("init", settings))
-        return self
-
-    def log(self, values, step):
-        self.calls.append(("log", step, values))
-
-    def finish(self):
-        self.calls.append(("finish",))
-
-
-def test_wandb_is_told_what_it_needs(tmp_path, monkeypatch):
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    config = ObserveConfig(wandb=WandbConfig(project="math"))
-    jsonl, tracker = build_trackers(config, tmp_path, {"seed": 1})
-    jsonl.close()
-    assert isinstance(tracker, WandbTracker)
-    tracker.log(3, {"reward/mean": 0.5})
-    tracker.close()
-    settings = {"project": "math", "mode": "offline", "dir": str(tmp_path), "config": {"seed": 1}}
-    assert fake.calls == [("init", settings), ("log", 3, {"reward/mean": 0.5}), ("finish",)]
+    TensorBoardTracker(tmp_path, {}).close()
 
 
 def test_metrics_are_always_kept_and_own_trackers_are_built_from_references(tmp_path, monkeypatch):
@@ -196,6 +146,8 @@ def test_metrics_are_always_kept_and_own_trackers_are_built_from_references(tmp_
 def test_settings_are_checked():
     with pytest.raises(ValidationError, match="every"):
         ObserveConfig(records={"every": -1})
+    with pytest.raises(ValidationError, match=r"wandb is now observe\.trackers: write observe\.trackers=\[\"wandb\"\]"):
+        ObserveConfig(wandb={"project": "x"})
     with pytest.raises(ValidationError, match=r"records_every is now observe\.records\.every: write observe\.records\.every=3"):
         ObserveConfig(records_every=3)
     with pytest.raises(ValidationError, match="display"):

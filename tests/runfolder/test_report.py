@@ -501,11 +501,11 @@ def test_what_nobody_knows_to_be_secret_stays_here(person, secret):
     number = int(secret) if secret.isdigit() else secret
     tree["reward"] = {"name": "math", "options": {"pin": number, "nested": {"deep": [secret]}, secret.replace(" ", "_"): 1}}
     tree["data"]["system_prompt"] = f"you know {secret}"
-    tree["observe"] = {"wandb": {"project": secret}}
+    tree["observe"] = {"on_rollout": secret}
     tree |= {"house": {"key": number}, "surprise": number}
     (folder / "config.toml").write_text(dump_toml(tree))
     journal = Journal(folder)
-    keys = ("house.key", "data.system_prompt", "reward.options.pin", "observe.wandb.name", secret)
+    keys = ("house.key", "data.system_prompt", "reward.options.pin", "observe.on_rollout.name", secret)
     given = [f"{key}='{secret}'" for key in keys] + [f"'reward.options={{pin=\"{secret}\"}}'", f"'{secret}'"]
     journal.started(f"whet train {' '.join(given)}", environment())
     quoted = f"reward.options.pin: expected text, got {secret!r}"

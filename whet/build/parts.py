@@ -328,7 +328,10 @@ def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Hea
     writer = RecordWriter(session.folder, config.observe.records, config_hash(config)) if config.observe.records.every else None
     records = RecordThread(writer) if writer is not None else None
     phases = Phases(display.phase)
-    return Observer(display, console, session.journal, trackers, phases, records, threads=session.threads, watch=WATCH.get())
+    return Observer(
+        display, console, session.journal, trackers, phases, records,
+        threads=session.threads, watch=WATCH.get(), num_shown=config.observe.show,
+    )  # fmt: skip
 
 
 def build_run_state(

@@ -18,7 +18,9 @@ from whet.runfolder.machine import accelerators, cpu_model, machine, memory_limi
 from whet.types import JSON
 
 LITTLE_DISK = 2 * 2**30
-OPTIONAL = {"tensorboard": "event files for TensorBoard (observe.tensorboard)", "wandb": "runs on Weights & Biases (observe.wandb)"}
+OPTIONAL = {name: f'metrics and replies in {title} (observe.trackers=["{name}"])' for name, title in (
+    ("tensorboard", "TensorBoard"), ("wandb", "Weights & Biases"), ("trackio", "trackio"), ("swanlab", "SwanLab"), ("mlflow", "MLflow"),
+)}  # fmt: skip
 """Optional packages, each with its purpose."""
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?\s*(>=\s*(?P<least>[\d.]+))?")
 

@@ -14,6 +14,8 @@ from whet.check.boundary import run_user_code
 from whet.check.context import CheckContext
 from whet.check.findings import Note, fail, need, ok, warn
 from whet.config import ConfigError, resolve
+from whet.observe.services import install
+from whet.observe.trackers import SERVICES
 from whet.plan.text import several
 from whet.rollout.filters import build_selection
 from whet.rollout.sampling import check_trainable
@@ -123,19 +125,19 @@ def check_packages(context: CheckContext) -> Iterator[Note]:
     config = context.config
     if config.threads is not None and config.threads > usable_cores():
         yield warn(f"threads is {config.threads}, but this process may use {usable_cores()} cores: more threads are slower")
-    wanted = {"tensorboard": config.observe.tensorboard, "wandb": config.observe.wandb is not None}
-    for package in (name for name, asked in wanted.items() if asked):
-        if find_spec(package) is None:
-            yield fail(f"observe.{package} needs the {package} package: pip install 'whet[{package}]', or turn it off")
-        else:
-            yield ok(f"{package} is there")
     for reference in config.observe.trackers:
+        if reference in SERVICES:
+            missing = find_spec(reference) is None
+            yield fail(f"observe.trackers: {reference} is not installed: {install(reference)}, or leave it out") if missing else ok(
+                f"{reference} is there"
+            )
+            continue
         tracker = run_user_code(f"tracker {reference!r}", lambda: resolve(reference, kind="tracker"), IMPORT_DEADLINE_S)  # noqa: B023
         if callable(tracker):
             yield ok(f"tracker {reference} can be called")
         else:
             yield fail(f"observe.trackers: {reference!r} is a {type(tracker).__name__}, not a callable (run_dir, config) -> Tracker")
-    if not any(wanted.values()) and not config.observe.trackers:
+    if not config.observe.trackers:
         yield ok("metrics go to metrics.jsonl alone: no further package is asked for")
 
 

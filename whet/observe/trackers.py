@@ -1,5 +1,4 @@
-"""Trackers of a run's metrics: always `metrics.jsonl`, on request TensorBoard, wandb and a user's own
-tracker."""
+"""Trackers of a run's metrics: always `metrics.jsonl`, on request packages such as TensorBoard, and a user's own."""
 
 from __future__ import annotations
 
@@ -7,15 +6,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from whet.config import Config, Reference, call_factory, resolve_callable
 from whet.files import AppendedLines
 from whet.observe.retention import RecordsConfig
+
+if TYPE_CHECKING:
+    from whet.observe.replies import ShownReply
 
 
 @runtime_checkable
@@ -31,22 +33,30 @@ class Tracker(Protocol):
         ...
 
 
-class WandbConfig(Config):
-    """A Weights & Biases run. The account and the run's name come from wandb's own environment (`WANDB_API_KEY`, `wandb login`,
-    `WANDB_NAME`). It writes below the run's folder and sends nothing, unless `WANDB_MODE=online`; `wandb sync` uploads it later."""
+@runtime_checkable
+class ReplyTracker(Tracker, Protocol):
+    """A tracker that replies of each rollout are sent to, too."""
 
-    project: str = "whet"
+    def replies(self, step: int, name: str, rows: Sequence[ShownReply]) -> None:
+        """Record a table of replies after the step's values: `replies` of a rollout, `replies/SET` of an evaluation set."""
+        ...
+
+
+TrackerPackage = Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]
+"""Packages that are trackers (`whet.observe.services`)."""
+SERVICES: tuple[str, ...] = get_args(TrackerPackage)
+MOVED = {**{name: f'trackers=["{name}"]' for name in ("tensorboard", "wandb")}, "records_every": "records.every={}"}
+"""Present form of keys of earlier versions."""
 
 
 class ObserveConfig(Config):
     """Display and trackers of a run, in addition to `metrics.jsonl`, which is always written."""
 
-    tensorboard: bool = False
-    """Write TensorBoard event files below the run's folder."""
-    wandb: WandbConfig | None = None
-    """Log to Weights & Biases."""
-    trackers: tuple[Reference, ...] = ()
-    """Your own: each names a callable `(run_dir: Path, config: dict) -> Tracker`."""
+    trackers: tuple[TrackerPackage | Reference, ...] = ()
+    """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a
+    callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    show: NonNegativeInt = 0
+    """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     display: Literal["auto", "rich", "plain", "none"] = "auto"
     """`rich`: a live panel; `plain`: a line per step; `none`: warnings only; `auto`: rich on a terminal, else plain."""
     on_rollout: Reference | None = None
@@ -61,9 +71,11 @@ class ObserveConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_a_table_of_records(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and "records_every" in values:
-            raise ValueError(f"records_every is now observe.records.every: write observe.records.every={values['records_every']}")
+    def _has_moved(cls, values: Any) -> Any:
+        for old, new in MOVED.items() if isinstance(values, Mapping) else ():
+            if old in values:
+                key = new.partition("=")[0]
+                raise ValueError(f"{old} is now observe.{key}: write observe.{new.format(values[old])}")
         return values
 
 
@@ -120,57 +132,6 @@ class JsonlTracker:
         self._lines.close()
 
 
-class TensorBoardTracker:
-    """Scalars in TensorBoard event files. Needs the `tensorboard` package."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard", "observe.tensorboard", error) from error
-        self._make_writer = lambda step: SummaryWriter(str(folder), purge_step=step)
-        self._writer: Any = None
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one scalar per value.
-
-        The first step logged takes the place of what an earlier process wrote from that step on: after a resume, a
-        curve does not run twice.
-        """
-        if self._writer is None:
-            self._writer = self._make_writer(step)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-class WandbTracker:
-    """A Weights & Biases run. Needs the `wandb` package."""
-
-    def __init__(
-        self,
-        project: str,
-        folder: Path,
-        config: Mapping[str, Any],
-    ) -> None:
-        """Start the wandb run, offline unless `WANDB_MODE` says otherwise. It shows `config`; its files go below `folder`."""
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise _missing("wandb", "observe.wandb", error) from error
-        self._run = wandb.init(project=project, mode=os.environ.get("WANDB_MODE", "offline"), dir=str(folder), config=dict(config))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
 def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str, Any]) -> list[Tracker]:
     """The trackers of a run; the first is the JsonlTracker of its `metrics.jsonl`.
 
@@ -181,11 +142,12 @@ def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
-    if config.tensorboard:
-        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
-    if config.wandb is not None:
-        trackers.append(WandbTracker(config.wandb.project, run_dir, run_config))
     for reference in config.trackers:
+        if reference in SERVICES:
+            from whet.observe.services import build_service
+
+            trackers.append(build_service(reference, run_dir, run_config))
+            continue
         factory = resolve_callable(reference, kind="tracker", given=["run_dir", "config"])
         tracker = call_factory(factory, reference, run_dir, dict(run_config), kind="tracker")
         if not isinstance(tracker, Tracker):
@@ -193,7 +155,3 @@ def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str
             raise ValueError(f"observe.trackers: {made}, which has no log() and close()")
         trackers.append(tracker)
     return [JsonlTracker(run_dir / "metrics.jsonl"), *trackers]
-
-
-def _missing(package: str, key: str, error: ImportError) -> ValueError:
-    return ValueError(f"{key} needs the {package} package ({error}): pip install 'whet[{package}]', or turn it off")

@@ -105,6 +105,8 @@ def refuse_settings(config: BaseRunConfig) -> None:
         ValueError: with the name of the setting.
     """
     refuse_unread(config.cluster, ENGINE_KEYS, "(cluster) in a run without rollouts, which has no engine", "use `whet train`")
+    why = "(observe) in a run without rollouts, which has no replies"
+    refuse_unread(config.observe, ["show"], why, "use `whet train`, or leave it out")
     hook = config.observe.on_rollout
     if hook is not None:
         raise ValueError(f"observe.on_rollout={hook!r} has no effect in a run without rollouts; use observe.trackers, or leave it out")
