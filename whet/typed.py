@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from whet.config import ConfigError
+from whet.config.elsewhere import known_elsewhere
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "authorization", "bearer", "apikey"}
@@ -45,7 +46,9 @@ def _check_form(text: str, after: str | None) -> None:
     value = text if equals else f"{bare}={after if after is not None and '=' not in after else 'VALUE'}"
     if key.startswith("-"):
         hint = f"{bare}={'VALUE' if _is_secret(bare) else value.partition('=')[2]}"
-        raise ConfigError([f"there is no option {key}; settings are written without dashes, as key=value: {hint}"])
+        told = known_elsewhere(bare)
+        advice = told or f"settings are written without dashes, as key=value: {hint}"
+        raise ConfigError([f"there is no option {key}; {advice}"])
     if not equals and key.endswith(".toml"):
         raise ConfigError([f"one TOML file is read, and {key} is a second one; settings on top of it are written as key=value"])
     if not equals:

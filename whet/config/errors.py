@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from whet.config.base import Config
 from whet.config.dump import toml_value
+from whet.config.elsewhere import known_elsewhere
 from whet.config.schema import (
     KeyPath,
     child_options,
@@ -207,10 +208,20 @@ def _expected(details: ErrorDetails) -> str:
 def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
     """The lines about one error: several if a table is in the wrong place."""
     if item.details["type"] == "extra_forbidden":
-        return _of_a_member(item, model, data) or [f"{path_text(item.path)}: unknown key; {_suggestion(item.path, model, data)}"]
+        known = _elsewhere(item) or _of_a_member(item, model, data)
+        return known or [f"{path_text(item.path)}: unknown key; {_suggestion(item.path, model, data)}"]
     if item.details["type"] in _NO_MEMBER:
         return [_no_member(item, model, data)]
     return [_line(item, model, data)]
+
+
+def _elsewhere(item: _Located) -> list[str]:
+    """Lines about a key that slime, verl or TRL has, or about a table of such keys; empty if none of them is known."""
+    keys = [path_text((*item.path, *path)) for path in _leaves(item.value)]
+    told = {key: known_elsewhere(key) for key in keys}
+    if not any(told.values()):
+        return []
+    return [f"{key}: unknown key" + (f"; {words}" if words else "") for key, words in told.items()]
 
 
 def _no_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> str:
