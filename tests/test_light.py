@@ -105,6 +105,10 @@ TOLD = [
     ("serve model --config missing.toml", "missing.toml"),
     ("serve model port=seventy", "port"),
     ("score replies.jsonl reward=math reward.timeot_s=3", "reward.timeot_s"),
+    ("convert nowhere there", "there is no nowhere"),
+    ("convert good.toml typo.toml", "typo.toml is there already"),
+    ("train good.toml num_generations=4", "in whet it is batch.samples_per_prompt"),
+    ("train good.toml --lr-decay-style cosine", "in whet it is train.optim.schedule"),
     ("check good.toml --threads 3", "there is no option --threads"),
 ]
 

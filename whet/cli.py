@@ -24,6 +24,7 @@ from whet.runs.errors import command_line, guarded, print_in_colour, words_of
 from whet.runs.show import ShowQuery
 
 if TYPE_CHECKING:
+    from whet.checkpoint.convert import ConversionResult
     from whet.evaluate.score import ScoreSummary
 
 T = TypeVar("T")
@@ -335,7 +336,7 @@ def score(
 def convert(
     source: Annotated[Path, typer.Argument(help="A Hugging Face folder, a run's folder, a checkpoint, or a DCP folder.", metavar="SRC")],
     target: Annotated[Path, typer.Argument(help="A folder that does not exist yet.", metavar="DST")],
-    to: Annotated[str, typer.Option(help="hf or dcp.")] = "hf",
+    to: Annotated[Literal["hf", "dcp"], typer.Option(help="Form of the new folder.")] = "hf",
     model: Annotated[str | None, typer.Option(help="Folder or hub name of the model, for a checkpoint of a run.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type for all floating-point tensors; default: each keeps its own.")] = None,
     shard_size: Annotated[int, typer.Option(help="Size of a file of weights in MiB.", min=1)] = 5 * 2**10,
@@ -344,14 +345,17 @@ def convert(
 
     Example: whet convert runs/gsm8k policy --model Qwen/Qwen3-0.6B --to hf --dtype bfloat16
     """
-    from typing import get_args
 
-    from whet.checkpoint.convert import To, convert
+    def work() -> ConversionResult:
+        if not source.exists():
+            raise ValueError(f"there is no {source}: name the folder of a model, a run or a checkpoint")
+        if target.exists():
+            raise ValueError(f"{target} is there already; choose another folder, or remove it")
+        from whet.checkpoint.convert import convert
 
-    if to not in get_args(To):
-        raise typer.BadParameter(f"{to!r} is neither hf nor dcp", param_hint="--to")
-    kind: To = "hf" if to == "hf" else "dcp"
-    found = guarded(lambda: convert(source, target, kind, model=model, dtype=dtype, shard_bytes=shard_size * 2**20))
+        return convert(source, target, to, model=model, dtype=dtype, shard_bytes=shard_size * 2**20)
+
+    found = guarded(work)
     _echo(f"{target}: {found.num_tensors} tensors, {found.size_bytes / 1e6:.1f} MB, read back as they were written")
     if found.left_out:
         _echo(f"left out: {len(found.left_out)} tensors that the model has no place for, among them {', '.join(found.left_out[:3])}")
