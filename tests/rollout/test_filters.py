@@ -141,3 +141,20 @@ def test_a_filter_of_ones_own_and_an_order(tmp_path):
 def test_what_there_is_not_is_refused_by_name(name, options, words):
     with pytest.raises((ValueError, ConfigError), match=words):
         verdict(name, group(1.0), **options)
+
+
+def parted(*parts):
+    """A group whose rewards have a part `acc` and an unequal penalty."""
+    found = group(*[acc - 0.1 * k for k, acc in enumerate(parts)])
+    rewards = [replace(t, rewards=Rewards(t.rewards.total, {"acc": acc})) for t, acc in zip(found.trajectories, parts, strict=True)]
+    return replace(found, trajectories=tuple(rewards))
+
+
+@pytest.mark.parametrize("name", ["zero_std", "all_right"])
+def test_a_filter_may_look_at_a_part_of_the_reward(name):
+    assert verdict(name, parted(1.0, 1.0, 1.0)) is None
+    assert verdict(name, parted(1.0, 1.0, 1.0), component="acc") is not None
+    assert verdict(name, parted(1.0, 0.0, 1.0), component="acc") is None
+    assert verdict("all_wrong", parted(0.0, 0.0), component="acc") == "all_wrong"
+    with pytest.raises(ConfigError, match=r"component is 'accuracy', but the reward of task 't' has acc"):
+        verdict(name, parted(1.0, 0.0), component="accuracy")

@@ -69,8 +69,8 @@ class ControlTable(TypedDict, total=False):
     """Play groups while the trainer computes, so that weights change under them; unset: with max_staleness above 0. It needs an engine with its own copy of the weights."""
     partial: bool
     """Without overlap: keep the unfinished groups of a full rollout with their sampled tokens, and continue them under the next version, instead of aborting them. Their older tokens train within max_staleness."""
-    too_old: Literal["mask", "drop"]
-    """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its whole sample is not."""
+    too_old: Literal["mask", "drop", "drop_group"]
+    """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its whole sample is not; drop_group: no sample of its task's group is."""
     max_partial_age: int | None
     """Restart an unfinished group that was started more than this many versions ago; none: never."""
     over_sample: float
@@ -789,8 +789,8 @@ class TrainSettings(TypedDict, total=False):
     """Play groups while the trainer computes, so that weights change under them; unset: with max_staleness above 0. It needs an engine with its own copy of the weights."""
     control__partial: bool
     """Without overlap: keep the unfinished groups of a full rollout with their sampled tokens, and continue them under the next version, instead of aborting them. Their older tokens train within max_staleness."""
-    control__too_old: Literal["mask", "drop"]
-    """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its whole sample is not."""
+    control__too_old: Literal["mask", "drop", "drop_group"]
+    """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its whole sample is not; drop_group: no sample of its task's group is."""
     control__max_partial_age: int | None
     """Restart an unfinished group that was started more than this many versions ago; none: never."""
     control__over_sample: float

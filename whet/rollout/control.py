@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from whet.config import Config, Reference, refuse_unread
 
-TooOld = Literal["mask", "drop"]
+TooOld = Literal["mask", "drop", "drop_group"]
 
 
 class FilterConfig(Config):
@@ -39,7 +39,7 @@ class ControlConfig(Config):
     max_staleness."""
     too_old: TooOld = "mask"
     """Treatment of a token older than max_staleness. mask: only this token is not trained; drop: its
-    whole sample is not."""
+    whole sample is not; drop_group: no sample of its task's group is."""
     max_partial_age: int | None = Field(default=None, ge=0)
     """Restart an unfinished group that was started more than this many versions ago; none: never."""
     over_sample: float = Field(default=1.0, ge=1)

@@ -20,11 +20,14 @@ Filter = Callable[[Group], str | None]
 """Why a group is dropped, in a word or two that are counted; None: it is kept."""
 
 
-class NoOptions(Config):
-    """Nothing to choose."""
+class ScoreOptions(Config):
+    """The number that is compared."""
+
+    component: str | None = None
+    """Part of the reward that is looked at in place of the total, such as `acc`."""
 
 
-class PassOptions(Config):
+class PassOptions(ScoreOptions):
     """Definition of a right answer."""
 
     pass_reward: float = Field(default=1.0, allow_inf_nan=False)
@@ -40,21 +43,21 @@ class LengthOptions(Config):
     """Tokens sampled in a group's longest valid trajectory, at most; none: any number."""
 
 
-def zero_std(group: Group) -> str | None:
+def zero_std(group: Group, component: str | None = None) -> str | None:
     """Drop a group whose valid trajectories all scored the same, or of which fewer than two are valid: it has no advantages."""
-    scores = scores_of(group)
+    scores = scores_of(group, component)
     return _no_valid(scores) or nothing_to_compare(scores)
 
 
-def all_right(group: Group, pass_reward: float) -> str | None:
+def all_right(group: Group, pass_reward: float, component: str | None = None) -> str | None:
     """Drop a group in which every valid trajectory is right, or none is valid."""
-    scores = scores_of(group)
+    scores = scores_of(group, component)
     return _no_valid(scores) or ("all_right" if min(scores) >= pass_reward else None)
 
 
-def all_wrong(group: Group, pass_reward: float) -> str | None:
+def all_wrong(group: Group, pass_reward: float, component: str | None = None) -> str | None:
     """Drop a group in which no valid trajectory is right, or none is valid."""
-    scores = scores_of(group)
+    scores = scores_of(group, component)
     return _no_valid(scores) or ("all_wrong" if max(scores) < pass_reward else None)
 
 
@@ -67,16 +70,27 @@ def length(group: Group, min_tokens: int, max_tokens: int | None) -> str | None:
 
 
 FILTERS: dict[str, tuple[type[Config], Callable[..., str | None]]] = {
-    "zero_std": (NoOptions, zero_std),
+    "zero_std": (ScoreOptions, zero_std),
     "all_right": (PassOptions, all_right),
     "all_wrong": (PassOptions, all_wrong),
     "length": (LengthOptions, length),
 }
 
 
-def scores_of(group: Group) -> list[float]:
-    """Scores of the group's valid trajectories."""
-    return [score for t in group.trajectories if (score := score_of(t)) is not None]
+def scores_of(group: Group, component: str | None = None) -> list[float]:
+    """Scores of the group's valid trajectories; with `component` that part of their rewards.
+
+    Raises:
+        ConfigError: a reward has no such part.
+    """
+    if component is None:
+        return [score for t in group.trajectories if (score := score_of(t)) is not None]
+    found = [t.rewards.components for t in group.trajectories if t.outcome.valid and t.rewards is not None]
+    lacking = next((parts for parts in found if component not in parts), None)
+    if lacking is not None:
+        there = f"has {', '.join(lacking)}" if lacking else "has no parts"
+        raise ConfigError([f"control.filters: component is {component!r}, but the reward of task {group.task.id!r} {there}"])
+    return [parts[component] for parts in found]
 
 
 def _no_valid(scores: Sequence[float]) -> str | None:

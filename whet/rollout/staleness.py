@@ -22,7 +22,7 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
         samples: samples of a rollout.
         version: version of the policy that is about to be trained.
         max_staleness: the oldest age that trains.
-        too_old: `mask` takes out the tokens alone, `drop` whole samples that have one.
+        too_old: `mask` takes out the tokens alone, `drop` whole samples that have one, `drop_group` all samples of their groups.
 
     Returns:
         The samples in their order, and metrics: the mean and the largest age of what trains, and how many tokens were taken out.
@@ -30,10 +30,12 @@ def bounded(samples: Sequence[Sample], version: int, max_staleness: int, too_old
     out: list[Sample] = []
     ages: Counter[int] = Counter()
     num_masked = 0
-    for sample in samples:
-        found = _ages(sample, version)
-        if any(age > max_staleness for age in found):
-            whole = too_old == "drop"
+    ages_of = [_ages(sample, version) for sample in samples]
+    is_old = [any(age > max_staleness for age in found) for found in ages_of]
+    dropped = {sample.group for sample, old in zip(samples, is_old, strict=True) if old and too_old == "drop_group"}
+    for sample, found, old in zip(samples, ages_of, is_old, strict=True):
+        if old or sample.group in dropped:
+            whole = too_old != "mask"
             mask = Runs.from_runs(
                 (trains and not (whole or (v != UNSAMPLED and version - v > max_staleness)), n)
                 for trains, v, n in in_step(sample.loss_mask, sample.versions)
