@@ -183,6 +183,14 @@ class EmbeddedTable(TypedDict, total=False):
     """Device of each copy, or of each of its processes (`cuda:1`; each then has its own weights there). Empty: the CPU for all, or, if the model is on a GPU, one GPU after the other."""
 
 class EngineTable(TypedDict, total=False):
+    name: Literal["embedded", "vllm"]
+    """Engine that samples: embedded, which is whet's own, or vllm, whose servers have an environment of their own (docs/engines.md)."""
+    urls: Sequence[str]
+    """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
+    servers: int
+    """Servers that whet starts on this machine."""
+    vllm: VllmTable
+    """Servers of vLLM."""
     embedded: EmbeddedTable
     """The engine in the trainer's process."""
     pool: PoolTable
@@ -339,22 +347,14 @@ class ParallelTable(TypedDict, total=False):
 class PoolTable(TypedDict, total=False):
     restarts: int
     """Restarts of each member after it died or hung, or failed to restart. Ten minutes of service set the count back to 0. After the last restart the member is given up, and the others continue. 0: never restart. With `deterministic` a lost member ends the run."""
-    restart_backoff_s: float
-    """Seconds before the first restart; twice as many before each further one."""
     start_timeout_s: float
     """Seconds for a member to start: to import torch, to attach to the weights and, if it has its own device, to move them there."""
-    health_every_s: float
-    """Seconds between two health checks of each member."""
     health_timeout_s: float
     """Seconds for a member to answer a health check, a call that computes nothing. After that the member counts as hung: it is killed and restarted."""
     step_timeout_s: float
     """Seconds that one step of a member, or one score, may take. After that the member counts as hung, even if it still answers health checks."""
     update_timeout_s: float
     """Seconds for a member to take over new weights. After that the member counts as hung; the version rests on the receipts of the others, and the member serves again once it holds the same weights. A shorter `sync.timeout_s` ends the run instead. If all members take part in one exchange (`sync.transport=broadcast`), the shorter of the two ends the run."""
-    breaker_failures: int
-    """Number of failed requests in a row, by a member that lives, until its circuit breaker opens: then the member gets no requests."""
-    breaker_open_s: float
-    """Seconds until an open breaker is half-open and lets one request try; twice as many after each trial that fails, up to 32 times."""
 
 class RecordsTable(TypedDict, total=False):
     every: int
@@ -543,6 +543,12 @@ class TrainTable(TypedDict, total=False):
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
     logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
+
+class VllmTable(TypedDict, total=False):
+    python: str
+    """Python of the environment that has vLLM and whet-vllm."""
+    args: Mapping[str, Any]
+    """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets `model`, `host`, `port`, and what log-probs and weights need."""
 
 class TrainSettings(TypedDict, total=False):
     run_dir: str
@@ -1035,6 +1041,18 @@ class TrainSettings(TypedDict, total=False):
     """Attention of ranks that share rows. ulysses: each rank attends with a part of the heads; gather: each rank has all keys and values for its own queries, in chains only; auto: ulysses if the heads divide."""
     engine: EngineTable
     """Sampling engine."""
+    engine__name: Literal["embedded", "vllm"]
+    """Engine that samples: embedded, which is whet's own, or vllm, whose servers have an environment of their own (docs/engines.md)."""
+    engine__urls: Sequence[str]
+    """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
+    engine__servers: int
+    """Servers that whet starts on this machine."""
+    engine__vllm: VllmTable
+    """Servers of vLLM."""
+    engine__vllm__python: str
+    """Python of the environment that has vLLM and whet-vllm."""
+    engine__vllm__args: Mapping[str, Any]
+    """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets `model`, `host`, `port`, and what log-probs and weights need."""
     engine__embedded: EmbeddedTable
     """The engine in the trainer's process."""
     engine__embedded__cache_tokens: int
@@ -1061,22 +1079,14 @@ class TrainSettings(TypedDict, total=False):
     """Restarts, health checks and deadlines of the engine's processes, if it has its own."""
     engine__pool__restarts: int
     """Restarts of each member after it died or hung, or failed to restart. Ten minutes of service set the count back to 0. After the last restart the member is given up, and the others continue. 0: never restart. With `deterministic` a lost member ends the run."""
-    engine__pool__restart_backoff_s: float
-    """Seconds before the first restart; twice as many before each further one."""
     engine__pool__start_timeout_s: float
     """Seconds for a member to start: to import torch, to attach to the weights and, if it has its own device, to move them there."""
-    engine__pool__health_every_s: float
-    """Seconds between two health checks of each member."""
     engine__pool__health_timeout_s: float
     """Seconds for a member to answer a health check, a call that computes nothing. After that the member counts as hung: it is killed and restarted."""
     engine__pool__step_timeout_s: float
     """Seconds that one step of a member, or one score, may take. After that the member counts as hung, even if it still answers health checks."""
     engine__pool__update_timeout_s: float
     """Seconds for a member to take over new weights. After that the member counts as hung; the version rests on the receipts of the others, and the member serves again once it holds the same weights. A shorter `sync.timeout_s` ends the run instead. If all members take part in one exchange (`sync.transport=broadcast`), the shorter of the two ends the run."""
-    engine__pool__breaker_failures: int
-    """Number of failed requests in a row, by a member that lives, until its circuit breaker opens: then the member gets no requests."""
-    engine__pool__breaker_open_s: float
-    """Seconds until an open breaker is half-open and lets one request try; twice as many after each trial that fails, up to 32 times."""
     engine__sleep: bool | None
     """Free the memory of the engine's caches, and of its own copy of the weights, while the trainer computes; new weights wake the engine. Unset: only if the engine has its own processes on the trainer's GPUs and sampling does not overlap training."""
     sync: SyncTable
