@@ -149,7 +149,7 @@ def test_a_reader_that_goes_away_is_no_error(arguments):
         (("run.toml", "data.train="), 'data.train = "": expected a length of at least 1'),
         (("run.toml", "reward=math"), 'reward = "math": expected a table; did you mean reward.name=math?'),
         (("run.toml", "model=base"), "did you mean model.path=base?"),
-        (("run.toml", "engine.name=vllm"), "engine.name: unknown key; the keys here are "),
+        (("run.toml", "engine.kind=vllm"), "engine.kind: unknown key; the keys here are "),
     ],
 )
 def test_what_is_typed_wrongly_is_told_with_how_it_is_written(monkeypatch, capsys, tmp_path, typed, told):

@@ -46,8 +46,7 @@ def _check_form(text: str, after: str | None) -> None:
     value = text if equals else f"{bare}={after if after is not None and '=' not in after else 'VALUE'}"
     if key.startswith("-"):
         hint = f"{bare}={'VALUE' if _is_secret(bare) else value.partition('=')[2]}"
-        told = known_elsewhere(bare)
-        advice = told or f"settings are written without dashes, as key=value: {hint}"
+        advice = known_elsewhere(bare) or f"settings are written without dashes, as key=value: {hint}"
         raise ConfigError([f"there is no option {key}; {advice}"])
     if not equals and key.endswith(".toml"):
         raise ConfigError([f"one TOML file is read, and {key} is a second one; settings on top of it are written as key=value"])

@@ -14,6 +14,7 @@ from whet.runs.commands import train
 TIMES_OF_DAY = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 ONLY_WRITTEN_DOWN = {
     "build/session.py",  # warns that the clock was set back
+    "observe/services.py",
     "observe/trackers.py",
     "runfolder/failures.py",
     "runfolder/journal.py",

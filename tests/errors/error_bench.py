@@ -69,6 +69,7 @@ TRAINS = ("train", "sft")
 JOURNAL = (LOG, STARTS, FAILURES)
 """What a start adds to; `END` is always the last start's."""
 VARIES = (
+    (re.compile(r"^warning: .*threads take .* times as long as one.*\n", re.MULTILINE), ""),  # where other work runs
     (re.compile(r"\x1b\[[0-9;]*m"), ""),  # colours
     (re.compile(r"0x[0-9a-f]{6,}"), "0x..."),  # objects
     (re.compile(r"(cut at byte) \d+"), r"\1 1107"),  # lines of metrics.jsonl hold times

@@ -16,7 +16,7 @@ def names_elsewhere() -> dict[str, str]:
 
 
 def known_elsewhere(key: str) -> str | None:
-    """What to write in place of a key of slime, verl or TRL, also in the form of an option; None: they have no such key."""
+    """The answer to a key of slime, verl or TRL, also in the form of an option; None: they have no such key."""
     found = names_elsewhere().get(key.lstrip("-+").replace("-", "_"))
     if found is None:
         return None

@@ -208,8 +208,12 @@ def _expected(details: ErrorDetails) -> str:
 def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> list[str]:
     """The lines about one error: several if a table is in the wrong place."""
     if item.details["type"] == "extra_forbidden":
-        known = _elsewhere(item) or _of_a_member(item, model, data)
-        return known or [f"{path_text(item.path)}: unknown key; {_suggestion(item.path, model, data)}"]
+        if known := _of_a_member(item, model, data):
+            return known
+        hints = _hints(item.path, model, data)
+        if (not hints or isinstance(item.value, Mapping)) and (lines := _elsewhere(item)):
+            return lines
+        return [f"{path_text(item.path)}: unknown key; {hints or _keys_here(item.path, model, data)}"]
     if item.details["type"] in _NO_MEMBER:
         return [_no_member(item, model, data)]
     return [_line(item, model, data)]
@@ -218,10 +222,10 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
 def _elsewhere(item: _Located) -> list[str]:
     """Lines about a key that slime, verl or TRL has, or about a table of such keys; empty if none of them is known."""
     keys = [path_text((*item.path, *path)) for path in _leaves(item.value)]
-    told = {key: known_elsewhere(key) for key in keys}
-    if not any(told.values()):
+    answers = {key: known_elsewhere(key) for key in keys}
+    if not any(answers.values()):
         return []
-    return [f"{key}: unknown key" + (f"; {words}" if words else "") for key, words in told.items()]
+    return [f"{key}: unknown key" + (f"; {words}" if words else "") for key, words in answers.items()]
 
 
 def _no_member(item: _Located, model: type[Config], data: Mapping[str, Any]) -> str:
@@ -321,18 +325,25 @@ def _wanted(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
     return text
 
 
-def _suggestion(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
-    leaf = str(path[-1])
+def _siblings(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> list[str]:
     tables = [option for option in chosen(options_at(model, path[:-1], data), node_at(data, path[:-1])) if is_config(option)]
-    siblings = [name for option in tables for name in fields_of(option)]
-    siblings = list(dict.fromkeys(siblings))
+    return list(dict.fromkeys(name for option in tables for name in fields_of(option)))
+
+
+def _hints(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
+    """Keys of the settings that an unknown key may stand for; empty if none is close."""
+    leaf = str(path[-1])
     hints: list[str] = []
-    if near := nearest(leaf, siblings):
+    if near := nearest(leaf, _siblings(path, model, data)):
         hints.append(f"did you mean {' or '.join(path_text((*path[:-1], name)) for name in near)}?")
     elsewhere = dict.fromkeys(path_text(known) for known in key_paths(model) if known[-1] == leaf)
     if 0 < len(elsewhere) <= _MAX_ELSEWHERE:
         hints.append(f"there is {' and '.join(elsewhere)}")
-    return "; ".join(hints) or f"the keys here are {', '.join(siblings)}"
+    return "; ".join(hints)
+
+
+def _keys_here(path: KeyPath, model: type[Config], data: Mapping[str, Any]) -> str:
+    return f"the keys here are {', '.join(_siblings(path, model, data))}"
 
 
 def show(value: Any, limit: int = 80) -> str:
