@@ -20,9 +20,10 @@ from tests.engine.vllm_server import LONGEST, FakeVllm, VllmPool, letters
 from whet.engine.base import EngineFailed, EngineLost, EngineRefused, StaleCache
 from whet.engine.pool.member import State
 from whet.engine.publish import EnginePublisher, SyncError
-from whet.engine.vllm.http import KEY, HttpServer
-from whet.engine.vllm.start import OWN_ARGS, ServerAt, VllmStarter, arguments, why
-from whet.engine.vllm.wire import seed_of
+from whet.engine.servers.http import KEY, HttpServer
+from whet.engine.servers.start import ServerAt, ServerStarter
+from whet.engine.servers.wire import seed_of
+from whet.engine.vllm.start import OWN_ARGS, Vllm
 from whet.settings.rl import RunConfig
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
@@ -49,7 +50,7 @@ def server():
 
 
 def member_of(server, key=None):
-    return ServerAt("vllm 0", server.url, letters, None, 5.0)(threading.Event())
+    return ServerAt(Vllm(), "vllm 0", server.url, letters, None, 5.0)(threading.Event())
 
 
 def run(play):
@@ -435,25 +436,25 @@ def test_a_call_that_waits_ends_when_the_server_is_cut_off(server):
 
 def test_the_command_line_of_a_server_has_vllms_own_names(tmp_path):
     more = {"tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False, "x": [1, 2]}
-    found = arguments(tmp_path, 80, "bfloat16", more)
+    found = Vllm().command(tmp_path, 80, "bfloat16", more)
     line = " ".join(found)
     assert "--tensor-parallel-size 2 --enforce-eager --no-enable-prefix-caching --x 1 2" in line and '{"backend": "whet"}' in line
     assert "--logprobs-mode processed_logprobs" in line and "--dtype bfloat16" in line
     for name in ("model", "port", *OWN_ARGS):
         with pytest.raises(ValueError, match=f"{name} is set by whet"):
-            arguments(tmp_path, 80, "bfloat16", {name: 1})
+            Vllm().command(tmp_path, 80, "bfloat16", {name: 1})
 
 
 def test_why_a_server_did_not_start():
-    assert "engine.vllm.python" in why(["Traceback", "ModuleNotFoundError: No module named 'vllm'"])
-    assert "lacks the package whet-vllm" in why(["ModuleNotFoundError: No module named 'whet_vllm'"])
+    assert "engine.python" in Vllm().why(["Traceback", "ModuleNotFoundError: No module named 'vllm'"])
+    assert "lacks the package whet-vllm" in Vllm().why(["ModuleNotFoundError: No module named 'whet_vllm'"])
     usage = "usage: api_server.py [--tensor-parallel-size X] [--max-model-len X]"
-    words = why([usage, "api_server.py: error: unrecognized arguments: --tensor-paralel-size 2"])
+    words = Vllm().why([usage, "api_server.py: error: unrecognized arguments: --tensor-paralel-size 2"])
     assert words == "engine.vllm.args: the installed vLLM has no --tensor-paralel-size; it has --tensor-parallel-size"
 
 
 def starter(tmp_path, python, timeout_s=20.0):
-    return VllmStarter("vllm 0", python, tmp_path, "float32", {}, letters, None, timeout_s)
+    return ServerStarter(Vllm(), "vllm 0", python, tmp_path, "float32", {}, letters, None, timeout_s)
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path):
@@ -467,7 +468,7 @@ def test_a_server_that_ends_as_it_starts_says_why(tmp_path):
 
 
 def test_a_start_that_nobody_waits_for_ends_the_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("whet.engine.vllm.start.END_S", 0.1)
+    monkeypatch.setattr("whet.engine.servers.start.END_S", 0.1)
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     script.chmod(0o755)

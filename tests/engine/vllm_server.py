@@ -20,8 +20,9 @@ from whet.engine.base import Capabilities
 from whet.engine.pool.member import Incident, Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
-from whet.engine.vllm.member import VllmMember
-from whet.engine.vllm.start import ServerAt
+from whet.engine.servers.member import ServerMember
+from whet.engine.servers.start import ServerAt
+from whet.engine.vllm.start import Vllm
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.transport.base import DiskTicket
@@ -268,7 +269,7 @@ class FakeVllm:
         return web.json_response({"success": True, "new_version": self.label})
 
 
-class VllmPool(EnginePool[VllmMember]):
+class VllmPool(EnginePool[ServerMember]):
     """A pool of fake servers that it starts.
 
     Args:
@@ -284,9 +285,9 @@ class VllmPool(EnginePool[VllmMember]):
         bare = without_contents(model)
         names = frozenset(name for name, _ in bare.named_weights())
 
-        def start(name: str, given_up: threading.Event) -> VllmMember:
+        def start(name: str, given_up: threading.Event) -> ServerMember:
             self.servers.append(FakeVllm(model, script, plugin=plugin))
-            return ServerAt(name, self.servers[-1].url, letters, names, 10.0)(given_up)
+            return ServerAt(Vllm(), name, self.servers[-1].url, letters, names, 10.0)(given_up)
 
         nobody = threading.Event()
         starts = {f"vllm {i}": partial(start, f"vllm {i}") for i in range(num)}

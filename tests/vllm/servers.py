@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.engine.vllm.start import VllmStarter
+from whet.engine.servers.start import ServerStarter
+from whet.engine.vllm.start import Vllm
 from whet.quickstart.model import SmallModelConfig, make_model
 
 ARGS = {"enforce_eager": True, "max_model_len": 512, "max_num_seqs": 64}
@@ -29,5 +30,5 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-def starter(name: str, folder: Path, decode, direct_names=None) -> VllmStarter:
-    return VllmStarter(name, python(), folder, "float32", ARGS, decode, direct_names, START_S)
+def starter(name: str, folder: Path, decode, direct_names=None) -> ServerStarter:
+    return ServerStarter(Vllm(), name, python(), folder, "float32", ARGS, decode, direct_names, START_S)

@@ -26,9 +26,11 @@ from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
-from whet.engine.vllm.http import HttpServer
-from whet.engine.vllm.pool import direct_names
-from whet.engine.vllm.start import StartedServer, answers, arguments, connect, free_port
+from whet.engine.servers.http import HttpServer
+from whet.engine.servers.member import ServerMember
+from whet.engine.servers.pool import direct_names
+from whet.engine.servers.start import StartedServer, answers, free_port
+from whet.engine.vllm.start import Vllm
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.model.meta import without_contents
@@ -207,17 +209,18 @@ def test_new_weights_are_proven_by_what_arrived_and_by_the_probe(member, folder,
 def fresh(folder, renderer, without=()):
     """A server of its own, which a test may spoil; `without` some of whet's arguments."""
     port = free_port()
-    words = arguments(folder, port, "float32", ARGS)
+    words = Vllm().command(folder, port, "float32", ARGS)
     for name in without:
         place = words.index(name)
         del words[place : place + 2]
-    process = StartedServer("vllm alone", python(), words)
+    process = StartedServer("vllm alone", python(), words, Vllm().environment())
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 300
     while not answers(url + "/health"):
         assert process.ended is None and time.monotonic() < deadline, process.last_lines()
         time.sleep(0.5)
-    return connect(HttpServer("vllm alone", url), None, renderer.decode, direct_names(trained(folder)), process)
+    server = HttpServer("vllm alone", url)
+    return ServerMember(server, Vllm().connect(server, None, direct_names(trained(folder))), renderer.decode, process)
 
 
 def test_the_stale_head_of_a_tied_model_is_found_by_the_probe(folder, renderer):

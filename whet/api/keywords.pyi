@@ -183,14 +183,18 @@ class EmbeddedTable(TypedDict, total=False):
     """Device of each copy, or of each of its processes (`cuda:1`; each then has its own weights there). Empty: the CPU for all, or, if the model is on a GPU, one GPU after the other."""
 
 class EngineTable(TypedDict, total=False):
-    name: Literal["embedded", "vllm"]
-    """Engine that samples: embedded, which is whet's own, or vllm, whose servers have an environment of their own (docs/engines.md)."""
+    name: Literal["embedded", "vllm", "sglang"]
+    """Engine that samples: embedded, which is whet's own, or vllm or sglang, whose servers have environments of their own (docs/engines.md)."""
     urls: Sequence[str]
     """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
     servers: int
     """Servers that whet starts on this machine."""
+    python: str
+    """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
     vllm: VllmTable
     """Servers of vLLM."""
+    sglang: SglangTable
+    """Servers of SGLang."""
     embedded: EmbeddedTable
     """The engine in the trainer's process."""
     pool: PoolTable
@@ -237,8 +241,8 @@ class EvaluationSetTable(TypedDict, total=False):
     """Sampling and limits that differ from training's."""
     env: EnvTable | None
     """Environment settings that differ from training's; with a `name` here nothing is taken over from training's."""
-    reward: RewardTable | None
-    """Reward, if it differs."""
+    reward: RewardChoiceTable | None
+    """Reward, if it differs; training's processes score it, too."""
     pass_reward: float
     """A trajectory whose reward, with those of its tokens, is at least this passes, for pass@k."""
 
@@ -386,6 +390,20 @@ class RestoreTable(TypedDict, total=False):
     parts: Sequence[Literal["weights", "optimizer", "data", "random", "counters"]]
     """Parts of the checkpoint to restore: weights; optimizer (moments, masters and place in the schedule); data (the cursor); random (generators' states); counters. With all of them the run continues exactly as the other would have."""
 
+class RewardChoiceTable(TypedDict, total=False):
+    name: str | Callable[..., Any] | None
+    """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
+    options: Mapping[str, Any]
+    """Keyword arguments of the reward `name`."""
+    components: Mapping[str, ComponentTable]
+    """Several rewards by a name of your choice; the total is their weighted sum."""
+    group: GroupRewardTable | None
+    """A reward of all siblings of a task together, computed after each has ended and was scored by itself; it replaces their rewards. If it fails, all siblings have failed, and they are not played again (control.retries)."""
+    score_key: str | None
+    """Key of the reward if a function returns a mapping; its other numbers are components. Unset: `total`, or the sum."""
+    timeout_s: float
+    """Seconds for each call, counted from its start in a worker, and for each request of a reward that asks a server."""
+
 class RewardKLTable(TypedDict, total=False):
     coef: float
     """Each trained token's reward is lowered by coef times its KL."""
@@ -399,26 +417,6 @@ class RewardKLTable(TypedDict, total=False):
 class RewardModelTable(TypedDict, total=False):
     center_coef: float
     """Weight of (score(chosen) + score(rejected))^2 on top, which keeps scores around 0 (arXiv 2312.09244, which uses 0.01)."""
-
-class RewardTable(TypedDict, total=False):
-    name: str | Callable[..., Any] | None
-    """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
-    options: Mapping[str, Any]
-    """Keyword arguments of the reward `name`."""
-    components: Mapping[str, ComponentTable]
-    """Several rewards by a name of your choice; the total is their weighted sum."""
-    group: GroupRewardTable | None
-    """A reward of all siblings of a task together, computed after each has ended and was scored by itself; it replaces their rewards. If it fails, all siblings have failed, and they are not played again (control.retries)."""
-    score_key: str | None
-    """Key of the reward if a function returns a mapping; its other numbers are components. Unset: `total`, or the sum."""
-    timeout_s: float
-    """Seconds for each call, counted from its start in a worker, and for each request of a reward that asks a server."""
-    workers: int
-    """Processes that run plain functions and symbolic comparisons."""
-    worker_memory_mb: int
-    """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
-    environment: Sequence[str]
-    """Names of environment variables that workers get, such as the key of a service that a function asks. They get none of the trainer's but those of paths, languages and numerical libraries."""
 
 class RolloutOverridesTable(TypedDict, total=False):
     temperature: float
@@ -506,6 +504,10 @@ class RowTable(TypedDict, total=False):
     tools_key: str | None
     """Column of the tools the row brings along: a list of OpenAI schemas or a JSON string of one."""
 
+class SglangTable(TypedDict, total=False):
+    args: Mapping[str, Any]
+    """Arguments of the servers by SGLang's own names, with underscores (`{tp_size = 2}`); true: a switch. whet sets `model_path`, `host`, `port`, and how replies are streamed."""
+
 class SyncTable(TypedDict, total=False):
     transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"]
     """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only the changes since the version before, compressed; auto: shared."""
@@ -545,8 +547,6 @@ class TrainTable(TypedDict, total=False):
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
 class VllmTable(TypedDict, total=False):
-    python: str
-    """Python of the environment that has vLLM and whet-vllm."""
     args: Mapping[str, Any]
     """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets `model`, `host`, `port`, and what log-probs and weights need."""
 
@@ -1041,18 +1041,22 @@ class TrainSettings(TypedDict, total=False):
     """Attention of ranks that share rows. ulysses: each rank attends with a part of the heads; gather: each rank has all keys and values for its own queries, in chains only; auto: ulysses if the heads divide."""
     engine: EngineTable
     """Sampling engine."""
-    engine__name: Literal["embedded", "vllm"]
-    """Engine that samples: embedded, which is whet's own, or vllm, whose servers have an environment of their own (docs/engines.md)."""
+    engine__name: Literal["embedded", "vllm", "sglang"]
+    """Engine that samples: embedded, which is whet's own, or vllm or sglang, whose servers have environments of their own (docs/engines.md)."""
     engine__urls: Sequence[str]
     """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
     engine__servers: int
     """Servers that whet starts on this machine."""
+    engine__python: str
+    """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
     engine__vllm: VllmTable
     """Servers of vLLM."""
-    engine__vllm__python: str
-    """Python of the environment that has vLLM and whet-vllm."""
     engine__vllm__args: Mapping[str, Any]
     """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets `model`, `host`, `port`, and what log-probs and weights need."""
+    engine__sglang: SglangTable
+    """Servers of SGLang."""
+    engine__sglang__args: Mapping[str, Any]
+    """Arguments of the servers by SGLang's own names, with underscores (`{tp_size = 2}`); true: a switch. whet sets `model_path`, `host`, `port`, and how replies are streamed."""
     engine__embedded: EmbeddedTable
     """The engine in the trainer's process."""
     engine__embedded__cache_tokens: int

@@ -20,8 +20,8 @@ from whet.engine.embedded.tokenizer import EngineTokenizer, TokenizerFolder
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident
 from whet.engine.pool.pool import print_incident
-from whet.engine.vllm.config import ServersConfig
-from whet.engine.vllm.pool import VllmServers, vllm_engine
+from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.pool import Servers, servers_engine
 from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.launch import LOOPBACK, Launcher
 from whet.model.causal import CausalModel, pick_device
@@ -107,7 +107,7 @@ def build_servers(
         on_incident: called when a server is lost.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
-    engine = vllm_engine(VllmServers(servers, spec.folder, decode), model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    engine = servers_engine(Servers(servers, spec.folder, decode), model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
         yield engine
     finally:

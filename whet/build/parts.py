@@ -47,7 +47,7 @@ from whet.runfolder.failures import FailureFiles
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
-from whet.settings.rl import BaseRunConfig, EngineConfig, RunConfig, evaluation_env, evaluation_rows
+from whet.settings.rl import BaseRunConfig, EngineConfig, RunConfig, evaluation_env, evaluation_reward, evaluation_rows
 from whet.train.controller import LOCAL, Controller
 from whet.train.learners import Models
 from whet.types import JSON, Task
@@ -159,8 +159,6 @@ def build_parts(
             yield Parts(folder, model, engine, runner, rewards, scorer_of, thread)
 
 
-VLLM_RUNNING = 256
-"""Requests that a vLLM server runs at a time unless its arguments say another number."""
 Scoring = tuple[Reward | None, GroupReward | None]
 """Reward of single trajectories, and of siblings together."""
 
@@ -261,7 +259,7 @@ def build_runner(
 def max_in_flight(engine: EngineConfig) -> int:
     """Requests that an engine runs at a time."""
     if engine.num_servers:
-        return engine.num_servers * int(str(engine.vllm.args.get("max_num_seqs", VLLM_RUNNING)))
+        return engine.max_running
     return engine.embedded.max_running * engine.embedded.copies
 
 
@@ -314,7 +312,7 @@ def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[
 def _evaluation_runner(config: RunConfig, chosen: EvaluationSetConfig, parts: Parts) -> TrajectoryRunner:
     scoring = parts.runner.reward, parts.runner.group_reward
     if chosen.reward is not None:
-        scoring = _scoring(chosen.reward, parts.folder, parts.rewards, parts.scorer_of)
+        scoring = _scoring(evaluation_reward(config, chosen), parts.folder, parts.rewards, parts.scorer_of)
     rollout, env = chosen.rollout.over(config.rollout), evaluation_env(config, chosen)
     runner = build_runner(config, rollout, env, scoring, parts.engine, parts.runner.renderer)
     return replace(runner, resources=parts.runner.resources)

@@ -20,7 +20,7 @@ from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
-from whet.settings.rl import RunConfig, evaluation_env, evaluation_rows, training_rows
+from whet.settings.rl import RunConfig, evaluation_env, evaluation_reward, evaluation_rows, training_rows
 from whet.types import Task
 
 TRAINING = ""
@@ -105,7 +105,7 @@ def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None
         chosen = None if name == TRAINING else config.evaluate.sets[name]
         env = config.env if chosen is None else evaluation_env(config, chosen)
         if env.name in ENVS:
-            reward = config.reward if chosen is None or chosen.reward is None else chosen.reward
+            reward = config.reward if chosen is None else evaluation_reward(config, chosen)
             faults = asyncio.run(unusable_rows(reward, rows))
             if faults:
                 source = training_rows(config) if chosen is None else evaluation_rows(config, chosen)

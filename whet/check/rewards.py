@@ -18,7 +18,7 @@ from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, b
 from whet.reward.base import read_score
 from whet.reward.labels import readers_of, unusable_rows
 from whet.reward.pool import START_TIMEOUT_S
-from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
+from whet.settings.rl import evaluation_env, evaluation_reward, evaluation_rows, training_rows
 from whet.types import Finish, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 from whet.types.columns import Floats, Ints, Runs
 
@@ -32,7 +32,7 @@ def check_rewards(context: CheckContext) -> Iterator[Note]:
     config = context.rl
     yield from _reward(context, TRAINING, config.reward, config.env)
     for name, chosen in config.evaluate.sets.items():
-        for note in _reward(context, name, chosen.reward or config.reward, evaluation_env(config, chosen)):
+        for note in _reward(context, name, evaluation_reward(config, chosen), evaluation_env(config, chosen)):
             yield Note(note.status, f"{name}: {note.text}", note.lines)
 
 

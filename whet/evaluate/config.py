@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from whet.config import Config
 from whet.data.rows import RowConfig
 from whet.env.build import EnvConfig
-from whet.reward import RewardConfig
+from whet.reward import RewardChoice, RewardConfig
 from whet.rollout.sampling import RolloutOverrides
 
 
@@ -27,8 +27,8 @@ class EvaluationSetConfig(Config):
     env: EnvConfig | None = None
     """Environment settings that differ from training's; with a `name` here nothing is taken over from
     training's."""
-    reward: RewardConfig | None = None
-    """Reward, if it differs."""
+    reward: RewardChoice | None = None
+    """Reward, if it differs; training's processes score it, too."""
     pass_reward: float = 1.0
     """A trajectory whose reward, with those of its tokens, is at least this passes, for pass@k."""
 

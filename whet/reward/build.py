@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -51,7 +51,7 @@ class ComponentConfig(Config):
     """Keyword arguments of the reward."""
 
 
-class RewardConfig(Config):
+class RewardChoice(Config):
     """Scoring of trajectories: by one reward (`name`), or by a weighted sum of several (`components`);
     then, or instead, siblings together (`group`)."""
 
@@ -71,16 +71,9 @@ class RewardConfig(Config):
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds for each call, counted from its start in a worker, and for each request of a reward that
     asks a server."""
-    workers: int = Field(default=1, ge=1)
-    """Processes that run plain functions and symbolic comparisons."""
-    worker_memory_mb: int = Field(default=2048, ge=0)
-    """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
-    environment: tuple[str, ...] = ()
-    """Names of environment variables that workers get, such as the key of a service that a function asks. They get none of the trainer's
-    but those of paths, languages and numerical libraries."""
 
     @model_validator(mode="after")
-    def _one_form(self) -> RewardConfig:
+    def _one_form(self) -> Self:
         if self.name is not None and self.components:
             raise ValueError(
                 f"reward.name = {self.name!r} and reward.components ({', '.join(self.components)}) are both set; "
@@ -96,6 +89,18 @@ class RewardConfig(Config):
     def scores_each(self) -> bool:
         """True if trajectories are scored one by one."""
         return self.name is not None or bool(self.components)
+
+
+class RewardConfig(RewardChoice):
+    """Scoring of trajectories, and the processes that do it."""
+
+    workers: int = Field(default=1, ge=1)
+    """Processes that run plain functions and symbolic comparisons."""
+    worker_memory_mb: int = Field(default=2048, ge=0)
+    """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that workers get, such as the key of a service that a function asks. They get none of the trainer's
+    but those of paths, languages and numerical libraries."""
 
 
 @dataclass(frozen=True, slots=True)

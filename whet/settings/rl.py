@@ -20,7 +20,7 @@ from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.pool.config import PoolConfig, refuse_unread_pool
-from whet.engine.vllm.config import ServersConfig
+from whet.engine.servers.config import ServersConfig
 from whet.env.build import EnvConfig
 from whet.evaluate.config import EvaluateConfig, EvaluationSetConfig
 from whet.model.config import ModelConfig
@@ -253,9 +253,17 @@ def evaluation_env(config: RunConfig, chosen: EvaluationSetConfig) -> EnvConfig:
     return validated(EnvConfig, {**config.env.model_dump(), **chosen.env.model_dump(exclude_unset=True)}, "env of an evaluation set")
 
 
+def evaluation_reward(config: RunConfig, chosen: EvaluationSetConfig) -> RewardConfig:
+    """An evaluation set's reward, scored by as many processes as training's."""
+    if chosen.reward is None:
+        return config.reward
+    shared = config.reward.model_dump(include={"workers", "worker_memory_mb", "environment"})
+    return validated(RewardConfig, {**shared, **chosen.reward.model_dump(exclude_unset=True)}, "reward of an evaluation set")
+
+
 def reward_tables(config: RunConfig) -> list[RewardConfig]:
     """The rewards of a run: training's, then those that evaluation sets have of their own."""
-    return [config.reward, *(chosen.reward for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
+    return [config.reward, *(evaluation_reward(config, chosen) for chosen in config.evaluate.sets.values() if chosen.reward is not None)]
 
 
 def check_best(config: RunConfig) -> None:

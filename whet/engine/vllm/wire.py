@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.engine.base import EngineFailed, EngineRefused
-from whet.types import Grammar, Request, SamplingParams, Scored
+from whet.engine.servers.wire import SampledTokens, check_raw, restarts, seed_of
+from whet.types import Grammar, Request, Scored
 from whet.types.columns import Doubles, Ints
 
 IMPOSSIBLE = -9999.0
 """vLLM's JSON has it in place of minus infinity."""
 GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "lark": "grammar"}
 """Names of whet's grammars among vLLM's structured outputs."""
-_MIX = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """The tokens of one event."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    top_logprobs: list[tuple[tuple[int, float], ...]]
-    nuclei: list[list[int]]
-    """For each token the ids that it was drawn from; empty: not asked for."""
-    finish: str | None
-    """vLLM's finish reason: stop, length, abort, error or repetition."""
-    labels: list[str] | None
-    """Labels of the weights that sampled the reply, with its last event; None: the server does not tell."""
-
-
-def restarts(sampling: SamplingParams) -> bool:
-    """True if a reply cannot be continued from its tokens: the server takes them for a part of the prompt, and a grammar, or a penalty on
-    what was sampled, would begin again."""
-    return sampling.grammar is not None or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[str, Any]:
@@ -56,7 +34,7 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
             f"request {request.id}: vLLM cannot continue a reply under a grammar, presence_penalty or frequency_penalty: it would count "
             "the reply's first tokens as prompt; leave these options out, or use engine.name=embedded"
         )
-    _check_raw(request)
+    check_raw(request, "with --logprobs-mode processed_logprobs vLLM")
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -87,26 +65,8 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
     }
 
 
-def _check_raw(request: Request) -> None:
-    """The server tells log-probs of the distribution that it samples from; others only where both are the same."""
-    sampling = request.sampling
-    if not (sampling.raw_logprobs or sampling.top_logprobs):
-        return
-    same = {"seed": 0, "stop": (), "stop_token_ids": (), "min_tokens": 0, "raw_logprobs": False, "top_logprobs": 0, "nucleus": False}
-    if replace(sampling, max_tokens=1, **same) != SamplingParams(1):
-        raise EngineRefused(
-            f"request {request.id}: with --logprobs-mode processed_logprobs vLLM has no log-probs of the model's own distribution but at "
-            "temperature 1 without top_p, top_k, min_p, penalties, bias and grammar"
-        )
-
-
 def structured(grammar: Grammar) -> dict[str, Any]:
     return {GRAMMARS[grammar.kind]: grammar.text}
-
-
-def seed_of(seed: int, num_begun: int) -> int:
-    """Seed for the rest of a reply: other noise than at its beginning, which the server would draw again. Within vLLM's 63 bits."""
-    return (seed ^ (num_begun * _MIX)) & (2**63 - 1)
 
 
 def sampled_of(event: Mapping[str, Any], request: Request) -> SampledTokens:

@@ -1,4 +1,4 @@
-"""vLLM servers as one engine."""
+"""Servers as one engine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident, Slot, StartMember
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
-from whet.engine.vllm.config import ServersConfig
-from whet.engine.vllm.member import VllmMember
-from whet.engine.vllm.start import ServerAt, VllmStarter
+from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.member import ServerMember
+from whet.engine.servers.start import ServerAt, ServerKind, ServerStarter
+from whet.engine.sglang.start import Sglang
+from whet.engine.vllm.start import Vllm
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.transport.senders import sender_of
 from whet.transport.settings import Syncing
 
-Start = StartMember[VllmMember]
+Start = StartMember[ServerMember]
+KINDS: dict[str, ServerKind] = {"vllm": Vllm(), "sglang": Sglang()}
 
 
 @dataclass(frozen=True, slots=True)
-class VllmServers:
+class Servers:
     """The servers that settings ask for."""
 
     config: ServersConfig
@@ -37,24 +40,25 @@ class VllmServers:
 
     def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
         """A start of each server, by its name."""
-        direct = direct_names(model)
+        kind, direct = KINDS[self.config.name], direct_names(model)
+        names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
         if self.config.urls:
-            return {
-                f"vllm {i}": ServerAt(f"vllm {i}", url, self.decode, direct, pool.start_timeout_s) for i, url in enumerate(self.config.urls)
-            }
-        dtype = str(model.dtype).removeprefix("torch.")
+            pairs = zip(names, self.config.urls, strict=True)
+            return {name: ServerAt(kind, name, url, self.decode, direct, pool.start_timeout_s) for name, url in pairs}
+        args = self.config.vllm.args if self.config.name == "vllm" else self.config.sglang.args
         return {
-            f"vllm {i}": VllmStarter(
-                name=f"vllm {i}",
-                python=self.config.vllm.python,
+            name: ServerStarter(
+                kind=kind,
+                name=name,
+                python=self.config.python,
                 folder=self.folder,
-                dtype=dtype,
-                args=self.config.vllm.args,
+                dtype=str(model.dtype).removeprefix("torch."),
+                args=args,
                 decode=self.decode,
                 direct_names=direct,
                 timeout_s=pool.start_timeout_s,
             )
-            for i in range(self.config.servers)
+            for name in names
         }
 
 
@@ -65,9 +69,9 @@ def direct_names(model: CausalModel) -> frozenset[str] | None:
     return names if all(list(naming.files[name]) == [name] for name in names) else None
 
 
-def vllm_engine(
-    servers: VllmServers, model: CausalModel, pool: PoolConfig, sync: Syncing, address: str, on_incident: OnIncident
-) -> EnginePool[VllmMember]:
+def servers_engine(
+    servers: Servers, model: CausalModel, pool: PoolConfig, sync: Syncing, address: str, on_incident: OnIncident
+) -> EnginePool[ServerMember]:
     """Start the servers, or connect to them, all at once.
 
     Args:
@@ -97,7 +101,7 @@ def vllm_engine(
     )
 
 
-def start_all(starts: Mapping[str, Start]) -> dict[str, VllmMember]:
+def start_all(starts: Mapping[str, Start]) -> dict[str, ServerMember]:
     """All at once; when one does not start the others are ended.
 
     Raises:

@@ -68,6 +68,10 @@ class HttpServer:
         """
         return await self._call("POST", path, {} if body is None else body)
 
+    async def post_text(self, path: str, body: Mapping[str, Any]) -> str:
+        """The text of a POST route whose answer is no JSON. Errors as `post`."""
+        return await self._unless_cut(path, self._answer("POST", path, body))
+
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         text = await self._unless_cut(path, self._answer(method, path, body))
         try:

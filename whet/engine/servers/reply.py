@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whet.engine.embedded.stops import Decode, completes
-from whet.engine.vllm.wire import SampledTokens, restarts
+from whet.engine.servers.wire import SampledTokens, restarts
 from whet.types import Chunk, Finish, Request
 from whet.types.columns import Floats, Ints, Ragged
 

@@ -1,8 +1,7 @@
-"""A vLLM server as a member of a pool, over its public routes.
+"""A server as a member of a pool, over its public routes.
 
 Requests run while the gate is open. To pause, the gate closes and the server aborts what runs; each reply keeps its tokens and goes on
-from them later, so one version sampled all tokens of an attempt. New weights come by vLLM's four phases, through the weight-transfer engine
-of the package `whet-vllm`, or from a folder.
+from them later, so one version sampled all tokens of an attempt.
 """
 
 from __future__ import annotations
@@ -13,21 +12,17 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineLost, EngineRefused, StaleCache
 from whet.engine.embedded.stops import Decode
-from whet.engine.vllm.http import HttpServer
-from whet.engine.vllm.reply import ServedReply
-from whet.engine.vllm.wire import SampledTokens, body_of, sampled_of, score_body, scored_of
-from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
+from whet.engine.servers.http import HttpServer
+from whet.engine.servers.reply import ServedReply
+from whet.engine.servers.wire import SampledTokens, Wire
+from whet.transport.base import Ticket
 from whet.types import Chunk, Finish, Receipt, Request, Scored
 from whet.types.columns import Ints
 
-GENERATE = "/inference/v1/generate"
-PREFIX = "generate-tokens-"
-"""vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
 LOOK_S = 0.05
 """Between two looks of a waiting request at whether it was aborted, or its server cut off."""
 RESET_S = 30.0
@@ -50,46 +45,20 @@ class ServerProcess(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Facts that a server tells of itself."""
-
-    model: str
-    """Name of the model in requests."""
-    max_tokens: int
-    """Longest sequence."""
-    world_size: int
-    """Processes that take weights over."""
-    label: str
-    """Its label of the weights that it holds."""
-    has_plugin: bool
-    """It was started with the weight-transfer engine of `whet-vllm`."""
-
-
-class VllmMember:
-    """A `Member` that is a vLLM server.
+class ServerMember:
+    """A `Member` that is a server.
 
     Args:
-        server: its routes.
-        served: facts of it.
+        server: its address; to be cut off when nothing of it counts any more.
+        wire: its routes.
         decode: token ids to text, to find stop texts.
-        direct_names: names of the model's weights, if files call and cut them as the model does, so that digests of what arrived can be
-            compared; None: they do not.
         process: its process; None: somebody else started it.
     """
 
-    def __init__(
-        self,
-        server: HttpServer,
-        served: Served,
-        decode: Decode,
-        direct_names: frozenset[str] | None = None,
-        process: ServerProcess | None = None,
-    ) -> None:
-        self._server, self._served, self._decode, self._process = server, served, decode, process
-        self._direct_names = direct_names
-        self._label, self._version = served.label, 0
-        self._joined = self._asleep = self._updated = False
+    def __init__(self, server: HttpServer, wire: Wire, decode: Decode, process: ServerProcess | None = None) -> None:
+        self._server, self._wire, self._decode, self._process = server, wire, decode, process
+        self._label, self._version = wire.served.label, 0
+        self._asleep = self._updated = False
         self._paused_there = False
         """True while the server itself is paused."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
@@ -102,7 +71,7 @@ class VllmMember:
         self._changing = asyncio.Lock()
         self._busy_before_s = self._busy_since = 0.0
         self.num_dropped = 0
-        """SampledTokens tokens that no reply has: after a stop text, and of replies that cannot be continued."""
+        """Sampled tokens that no reply has: after a stop text, and of replies that cannot be continued."""
 
     @property
     def name(self) -> str:
@@ -110,11 +79,11 @@ class VllmMember:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self._served.max_tokens, shares_weights=False, deterministic=False)
+        return Capabilities(self._wire.served.max_tokens, shares_weights=False, deterministic=False)
 
     @property
     def receivers(self) -> list[str]:
-        return [f"{self._server.url} rank {rank}" for rank in range(self._served.world_size)]
+        return list(self._wire.served.receivers)
 
     def open(self, conversation: str) -> None:
         """The pool keeps a conversation at one server; the server knows of none."""
@@ -129,8 +98,9 @@ class VllmMember:
         if request.id in self._replies:
             raise ValueError(f"a request with the id {request.id!r} is already running")
         length = len(request.tokens) + request.sampling.max_tokens
-        if not request.tokens or length > self._served.max_tokens:
-            raise EngineRefused(f"request {request.id}: {length} tokens with its reply, and {self.name} runs {self._served.max_tokens}")
+        if not request.tokens or length > self._wire.served.max_tokens:
+            longest = self._wire.served.max_tokens
+            raise EngineRefused(f"request {request.id}: {length} tokens with its reply, and {self.name} runs {longest}")
         reply = self._replies[request.id] = ServedReply(request, self._decode)
         chunks = asyncio.Queue[Chunk | None]()
         reading = asyncio.ensure_future(self._read(reply, chunks))  # whether or not the caller reads on: a pause waits for it
@@ -178,12 +148,10 @@ class VllmMember:
     async def _attempt(self, request: Request, reply: ServedReply) -> AsyncGenerator[Chunk, None]:
         """Chunks until the reply ends; they end without that if the server lets go of it."""
         reply.server_id = self._new_id()
-        body = body_of(request, reply.server_id, self._served.model, f"whet-{self._label}")
         version, label = self._version, self._label
         with self._counted():
-            async with aclosing(self._server.events(GENERATE, body)) as events:
-                async for event in events:
-                    sampled = sampled_of(event, request)
+            async with aclosing(self._wire.stream(request, reply.server_id, label)) as events:
+                async for sampled in events:
                     self._check_labels(request, sampled, label)
                     finish = Finish.STOP if reply.take(sampled) else self._finish(request, sampled, reply)
                     if finish is not None:
@@ -245,21 +213,20 @@ class VllmMember:
             return
         reply.aborted = True
         if reply.server_id:
-            await self._server.post("/inference/v1/abort_requests", {"request_ids": [PREFIX + reply.server_id]})
+            await self._wire.abort(reply.server_id)
 
     async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """As `Engine.score`, at temperature 1 alone: vLLM's log-probs of a prompt have no other."""
+        """As `Engine.score`, at temperature 1 alone: servers have no other log-probs of a prompt."""
         if temperature != 1.0:
-            raise EngineRefused(f"vLLM scores tokens at temperature 1 alone, not {temperature}")
+            raise EngineRefused(f"{self._wire.kind} scores tokens at temperature 1 alone, not {temperature}")
         async with self._changing:
             was_paused = self._paused_there
             if was_paused:  # a paused server answers nothing
                 await self._resume_there()
-            body = score_body(tokens, self._served.model, self._new_id(), top_logprobs)
-            answer = await self._server.post(GENERATE, body)
+            scored = await self._wire.score(tokens, top_logprobs, self._new_id())
             if was_paused:
                 await self._pause_there()
-        return scored_of(answer, tokens, top_logprobs, self.name)
+        return scored
 
     # Pauses and weights.
 
@@ -281,18 +248,18 @@ class VllmMember:
 
     async def _pause_there(self) -> None:
         if not self._paused_there:
-            await self._server.post("/pause?mode=abort&clear_cache=false")
+            await self._wire.pause()
             self._paused_there = True
 
     async def _resume_there(self) -> None:
         if self._paused_there:
-            await self._server.post("/resume")
+            await self._wire.resume()
             self._paused_there = False
 
     async def flush(self) -> None:
         """As `Engine.flush`."""
         deadline = time.monotonic() + RESET_S
-        while not (await self._server.post("/reset_prefix_cache?reset_running_requests=true") or {}).get("success", True):
+        while not await self._wire.flush():
             if time.monotonic() > deadline:
                 raise EngineFailed(f"{self.name} did not let go of its prefix cache within {RESET_S:g} s")
             await asyncio.sleep(LOOK_S)
@@ -301,7 +268,7 @@ class VllmMember:
         """As `Engine.sleep`."""
         async with self._changing:
             if not self._asleep:
-                await self._server.post("/sleep?level=2&mode=abort")
+                await self._wire.sleep()
                 self._asleep = True
 
     async def update(self, ticket: Ticket, version: int) -> Receipt:
@@ -311,11 +278,13 @@ class VllmMember:
         began = time.monotonic()
         async with self._changing:
             try:
-                await self._wake("weights")
-                wire = await self._load(ticket, version)
-                await self._wake("kv_cache")
+                if self._asleep:
+                    await self._wire.wake("weights")
+                wire = await self._wire.load(ticket, version)
+                if self._asleep:
+                    await self._wire.wake("kv_cache")
                 await self.flush()
-                label = (await self._server.get("/weight_info"))["weight_version"]
+                label = await self._wire.label()
                 if label != str(version):
                     raise EngineFailed(f"it calls its weights {label!r} after the update")
             except (EngineFailed, EngineRefused) as error:
@@ -324,42 +293,12 @@ class VllmMember:
             self._version, self._label, self._asleep, self._updated = version, label, False, True
         return Receipt(version, wire, None, engine=self.name, load_s=time.monotonic() - began)
 
-    async def _wake(self, what: str) -> None:
-        if self._asleep:
-            await self._server.post(f"/wake_up?tags={what}")
-
-    async def _load(self, ticket: Ticket, version: int) -> dict[str, str] | None:
-        """Digests of what arrived, the same in all processes of the server; None: the server has no plugin to tell."""
-        match ticket:
-            case DiskTicket() if not self._served.has_plugin:
-                await self._server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(ticket.folder)}})
-                await self._server.post("/update_weight_version", {"new_version": str(version)})
-                return None
-            case DiskTicket():
-                info = {"version": version, "folder": str(ticket.folder)}
-            case BroadcastTicket() if not self._served.has_plugin:
-                raise ValueError(f"{self.name} was started without whet-vllm: install it there, or set sync.transport=disk")
-            case BroadcastTicket() if self._direct_names is None:
-                raise ValueError("files cut the weights of this model otherwise than the trainer does: set sync.transport=disk")
-            case BroadcastTicket():
-                info = asdict(ticket)
-            case _:
-                raise ValueError("a vLLM server takes weights over by sync.transport=disk or broadcast")
-        if not self._joined:
-            await self._server.post("/init_weight_transfer_engine", {"init_info": {"receivers": self.receivers}})
-            self._joined = True
-        await self._server.post("/start_weight_update")
-        await self._server.post("/update_weights", {"update_info": info})
-        await self._server.post("/finish_weight_update", {"weight_version": str(version)})
-        found = same_digests(self.name, await self._server.post("/collective_rpc", {"method": "whet_digests"}), self._served.world_size)
-        return None if self._direct_names is None else {name: digest for name, digest in found.items() if name in self._direct_names}
-
     # Supervision.
 
     async def health(self) -> EngineHealth:
         """As `EngineCalls.health`: the server answers, and has its engine."""
         try:
-            await self._server.get("/health")
+            await self._wire.health()
         except (EngineFailed, EngineRefused) as error:
             raise EngineLost(str(error)) from error
         running_s = time.monotonic() - self._busy_since if self._num_streams else 0.0
@@ -377,15 +316,3 @@ class VllmMember:
         self._server.cut("it was closed")
         if self._process is not None:
             self._process.stop()
-
-
-def same_digests(name: str, answer: Any, world_size: int) -> dict[str, str]:
-    """The digests that all processes of a server tell.
-
-    Raises:
-        EngineFailed: if they do not tell the same.
-    """
-    results = cast("list[dict[str, str]]", answer["results"]) if isinstance(answer, dict) else []
-    if len(results) != world_size or any(each != results[0] for each in results):
-        raise EngineFailed(f"{name}: its {world_size} processes received other weights than each other, or {len(results)} of them answered")
-    return results[0]

@@ -1,0 +1,70 @@
+"""Engines that are servers: `engine.name`, `engine.urls`, `engine.servers`, `[engine.vllm]` and `[engine.sglang]`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from whet.config import Config, refuse_unread
+
+MAX_RUNNING = 256
+"""Requests that a server runs at a time unless its arguments say another number."""
+
+
+class VllmConfig(Config):
+    """vLLM servers, each a process with an engine of its own (docs/engines.md)."""
+
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the servers by vLLM's own names, with underscores (`{tensor_parallel_size = 2}`); true: a switch. whet sets
+    `model`, `host`, `port`, and what log-probs and weights need."""
+
+
+class SglangConfig(Config):
+    """SGLang servers, each a process with an engine of its own (docs/engines.md)."""
+
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the servers by SGLang's own names, with underscores (`{tp_size = 2}`); true: a switch. whet sets `model_path`, `host`,
+    `port`, and how replies are streamed."""
+
+
+class ServersConfig(Config):
+    """Servers in place of the embedded engine."""
+
+    name: Literal["embedded", "vllm", "sglang"] = "embedded"
+    """Engine that samples: embedded, which is whet's own, or vllm or sglang, whose servers have environments of their own
+    (docs/engines.md)."""
+    urls: list[str] = Field(default_factory=list)
+    """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts
+    them."""
+    servers: int = Field(default=1, ge=1)
+    """Servers that whet starts on this machine."""
+    python: str = "python"
+    """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """Servers of vLLM."""
+    sglang: SglangConfig = Field(default_factory=SglangConfig)
+    """Servers of SGLang."""
+
+    @property
+    def num_servers(self) -> int:
+        """Number of servers; 0: the engine is embedded."""
+        return 0 if self.name == "embedded" else len(self.urls) or self.servers
+
+    @property
+    def max_running(self) -> int:
+        """Requests that all servers run at a time."""
+        asked = self.vllm.args.get("max_num_seqs") if self.name == "vllm" else self.sglang.args.get("max_running_requests")
+        return self.num_servers * int(str(asked or MAX_RUNNING))
+
+    @model_validator(mode="after")
+    def _servers_are_read(self) -> ServersConfig:
+        if self.name == "embedded":
+            every = ["urls", "servers", "python", "vllm", "sglang"]
+            refuse_unread(self, every, "(engine) with engine.name='embedded'", "set engine.name=vllm or sglang")
+            return self
+        if self.urls:
+            refuse_unread(self, ["servers", "python", self.name], "(engine) with servers that run already (engine.urls)", "leave them out")
+        other = "sglang" if self.name == "vllm" else "vllm"
+        refuse_unread(self, [other], f"(engine) with engine.name={self.name!r}", "leave it out")
+        return self

@@ -1,0 +1,278 @@
+"""Starts servers, and connects to servers that run already."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from whet.engine.base import EngineFailed
+from whet.engine.embedded.stops import Decode
+from whet.engine.servers import guard
+from whet.engine.servers.http import KEY, HttpServer
+from whet.engine.servers.member import ServerMember
+from whet.engine.servers.wire import Wire
+from whet.engine.workers.launch import LocalWorker
+from whet.runfolder.child_environment import child_environment
+from whet.runfolder.stacks import spied
+
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.2
+END_S = 15.0
+"""For a server to end by itself."""
+ASK_S = 10.0
+"""For a server to answer a question about itself."""
+TIMEOUT = "engine.pool.start_timeout_s"
+
+
+class ServerKind(Protocol):
+    """A kind of server: its command line, and its routes."""
+
+    name: str
+    """As in `engine.name`."""
+    title: str
+    """In messages: vLLM, SGLang."""
+
+    def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
+        """Module and arguments of a server of this machine.
+
+        Args:
+            folder: the model's.
+            port: port on this machine.
+            dtype: type of its computation, unless `args` has one.
+            args: further arguments by the server's names.
+
+        Raises:
+            ValueError: if one of them is whet's to set.
+        """
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Variables of a server's process."""
+        ...
+
+    def why(self, lines: Sequence[str]) -> str:
+        """The reason of a server's end, from its last lines, and what to do where that is known."""
+        ...
+
+    def connect(self, server: HttpServer, key: str | None, direct_names: frozenset[str] | None) -> Wire:
+        """The routes of a server that answers.
+
+        Args:
+            server: its address.
+            key: its key; None: none.
+            direct_names: names of the model's weights, if files call and cut them as the model does; None: they do not.
+
+        Raises:
+            EngineFailed: if it lacks something that whet needs; the text says what to do.
+        """
+        ...
+
+
+def command_line(kind: ServerKind, every: Mapping[str, Any], fixed: set[str], args: Mapping[str, Any]) -> list[str]:
+    """Arguments of a server.
+
+    Args:
+        kind: the kind of server.
+        every: whet's own arguments; those outside `fixed` may be another.
+        fixed: names that whet sets.
+        args: the user's, by the server's names.
+
+    Raises:
+        ValueError: if one of them is whet's to set.
+    """
+    named = {name.replace("-", "_").lstrip("_"): value for name, value in args.items()}
+    if taken := sorted(fixed & named.keys()):
+        raise ValueError(f"engine.{kind.name}.args: {', '.join(taken)} is set by whet; leave it out")
+    return [word for name, value in {**every, **named}.items() for word in flags(name, value)]
+
+
+def flags(name: str, value: Any) -> list[str]:
+    """An argument of a command line; true: a switch."""
+    flag = "--" + name.replace("_", "-")
+    match value:
+        case True:
+            return [flag]
+        case False:
+            return ["--no-" + flag[2:]]
+        case dict():
+            return [flag, json.dumps(value)]
+        case list():
+            return [flag, *map(str, value)]
+        case _:
+            return [flag, str(value)]
+
+
+class StartedServer:
+    """A server's process, and its engine's.
+
+    Args:
+        name: before each line of its output.
+        python: of the server's environment.
+        args: the module, and its command line.
+        environment: variables in addition to those that any process of a run has.
+    """
+
+    def __init__(self, name: str, python: str, args: Sequence[str], environment: Mapping[str, str]) -> None:
+        command = [python, guard.__file__, python, "-m", *args]
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment(environment)
+        )
+        self._child, self._worker = child, LocalWorker(name, child)
+
+    @property
+    def ended(self) -> str | None:
+        """The manner of its end; None: it runs."""
+        status = self._worker.ended(0)
+        return None if status is None else status.words
+
+    def last_lines(self) -> list[str]:
+        return self._worker.last_lines()
+
+    def stacks(self) -> str:
+        return "" if self._child.poll() is not None else spied(self._child.pid)
+
+    def kill(self) -> None:
+        """End it, and its engine. Any thread."""
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        try:
+            self._child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def stop(self) -> None:
+        self._worker.mute()  # its last words are of its own threads
+        self.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStarter:
+    """Starts a server of this machine, again and again. Its `__call__` may run in any thread."""
+
+    kind: ServerKind
+    name: str
+    python: str
+    folder: Path
+    """The model's."""
+    dtype: str
+    args: Mapping[str, Any]
+    decode: Decode
+    direct_names: frozenset[str] | None
+    """As in `ServerKind.connect`."""
+    timeout_s: float
+    """For the server to be ready."""
+
+    def __call__(self, given_up: threading.Event) -> ServerMember:
+        python = shutil.which(self.python)
+        if python is None:
+            there = f"there is no {self.python}; name the Python of an environment that has {self.kind.title}"
+            raise EngineFailed(f"engine.python: {there}")
+        port = free_port()
+        command = self.kind.command(self.folder, port, self.dtype, self.args)
+        process = StartedServer(self.name, python, command, self.kind.environment())
+        try:
+            server = HttpServer(self.name, f"http://{LOOPBACK}:{port}")
+            self._await_ready(server.url, process, given_up)
+            return ServerMember(server, self.kind.connect(server, None, self.direct_names), self.decode, process)
+        except BaseException:
+            process.kill()
+            raise
+
+    def _await_ready(self, url: str, process: StartedServer, given_up: threading.Event) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while not answers(url + "/health"):
+            if (how := process.ended) is not None:
+                raise EngineFailed(f"{self.name} did not start ({how}): {self.kind.why(process.last_lines())}")
+            if time.monotonic() > deadline:
+                last = " | ".join(process.last_lines()[-3:])
+                raise EngineFailed(f"{self.name} was not ready within {self.timeout_s:g} s ({TIMEOUT}); its last lines: {last}")
+            if given_up.wait(POLL_S):
+                raise EngineFailed(f"{self.name}: the engine was closed")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAt:
+    """Connects to a server that somebody else started, again and again. Its `__call__` may run in any thread."""
+
+    kind: ServerKind
+    name: str
+    url: str
+    decode: Decode
+    direct_names: frozenset[str] | None
+    timeout_s: float
+
+    def __call__(self, given_up: threading.Event) -> ServerMember:
+        deadline = time.monotonic() + self.timeout_s
+        while not answers(self.url.rstrip("/") + "/health"):
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{self.name}: {self.url} (engine.urls) did not answer within {self.timeout_s:g} s ({TIMEOUT})")
+            if given_up.wait(POLL_S):
+                raise EngineFailed(f"{self.name}: the engine was closed")
+        key = os.environ.get(KEY)
+        server = HttpServer(self.name, self.url, key)
+        return ServerMember(server, self.kind.connect(server, key, self.direct_names), self.decode)
+
+
+def ask(name: str, url: str, key: str | None, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON of a route.
+
+    Raises:
+        EngineFailed: if it has none.
+    """
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with _no_proxy().open(request, timeout=ASK_S) as answer:
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        hint = f"; set the server's key in {KEY}" if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403) else ""
+        raise EngineFailed(f"{name}: {url}: {error}{hint}") from error
+
+
+def answers(url: str) -> bool:
+    try:
+        with _no_proxy().open(url, timeout=ASK_S) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _no_proxy() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def reason(kind: ServerKind, lines: Sequence[str], module: str) -> str:
+    """The reason of a server's end that any kind may have."""
+    text = "\n".join(lines)
+    if re.search(rf"No module named '?{module}\b", text):
+        return f"engine.python has no {kind.title}; name the Python of the environment that has it"
+    if found := re.search(r"unrecognized arguments: (.*)", text):
+        names = [word for word in found[1].split() if word.startswith("--")]
+        return f"engine.{kind.name}.args: the installed {kind.title} has no {', '.join(names)}{nearest(names, text)}"
+    errors = [line for line in lines if re.search(r"Error|error:", line)]
+    return " | ".join((errors or list(lines))[-3:])
+
+
+def nearest(names: Sequence[str], text: str) -> str:
+    known = sorted(set(re.findall(r"--[a-z][a-z0-9-]+", text)) - set(names))
+    close = [each for name in names for each in get_close_matches(name, known, 1)]
+    return f"; it has {', '.join(close)}" if close else ""

@@ -1,0 +1,78 @@
+"""SGLang's routes. New weights come from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Literal
+
+from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.servers.http import HttpServer
+from whet.engine.servers.wire import SampledTokens, Served
+from whet.engine.sglang.wire import ReplyStream, body_of, score_body, scored_of
+from whet.transport.base import DiskTicket, Ticket
+from whet.types import Request, Scored
+from whet.types.columns import Ints
+
+GENERATE = "/generate"
+
+
+class SglangWire:
+    """The `Wire` of an SGLang server, or of `whet serve`.
+
+    Args:
+        server: its address.
+        served: facts of it.
+    """
+
+    kind = "SGLang"
+
+    def __init__(self, server: HttpServer, served: Served) -> None:
+        self.served, self._server = served, server
+
+    async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
+        reply = ReplyStream(request)
+        async with aclosing(self._server.events(GENERATE, body_of(request, request_id))) as events:
+            async for event in events:
+                yield reply.sampled(event)
+
+    async def abort(self, request_id: str) -> None:
+        await self._server.post_text("/abort_request", {"rid": request_id})
+
+    async def score(self, tokens: Ints, top_logprobs: int, request_id: str) -> Scored:
+        answer = await self._server.post(GENERATE, score_body(tokens, request_id, top_logprobs))
+        return scored_of(answer, tokens, top_logprobs, self._server.name)
+
+    async def pause(self) -> None:
+        await self._server.post("/pause_generation", {"mode": "abort"})
+
+    async def resume(self) -> None:
+        await self._server.post("/continue_generation", {})  # without a body it answers 400
+
+    async def flush(self) -> bool:
+        try:
+            await self._server.post_text("/flush_cache", {})
+        except EngineRefused:  # 400: something runs still
+            return False
+        return True
+
+    async def sleep(self) -> None:
+        await self._server.post_text("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
+
+    async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        await self._server.post_text("/resume_memory_occupation", {"tags": [what]})
+
+    async def label(self) -> str:
+        return str((await self._server.get("/model_info"))["weight_version"])
+
+    async def health(self) -> None:
+        await self._server.get("/health")
+
+    async def load(self, ticket: Ticket, version: int) -> None:
+        """As `Wire.load`, from a folder alone. `abort_all_requests` is false: what runs was ended by the pause."""
+        if not isinstance(ticket, DiskTicket):
+            raise ValueError("an SGLang server takes weights over by sync.transport=disk")
+        body = {"model_path": str(ticket.folder), "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
+        answer = await self._server.post("/update_weights_from_disk", body)
+        if not answer.get("success"):
+            raise EngineFailed(f"{self._server.name}: /update_weights_from_disk: {answer.get('message')}")

@@ -1,0 +1,116 @@
+"""vLLM's routes. New weights come by its four phases through the weight-transfer engine of the package `whet-vllm`, or from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any, Literal, cast
+
+from whet.engine.base import EngineFailed
+from whet.engine.servers.http import HttpServer
+from whet.engine.servers.wire import SampledTokens, Served
+from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
+from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
+from whet.types import Request, Scored
+from whet.types.columns import Ints
+
+GENERATE = "/inference/v1/generate"
+PREFIX = "generate-tokens-"
+"""vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
+
+
+class VllmWire:
+    """The `Wire` of a vLLM server.
+
+    Args:
+        server: its address.
+        served: facts of it.
+        model: name of the model in requests.
+        has_plugin: it was started with the weight-transfer engine of `whet-vllm`.
+        direct_names: names of the model's weights, if files call and cut them as the model does, so that digests of what arrived can be
+            compared; None: they do not.
+    """
+
+    kind = "vLLM"
+
+    def __init__(
+        self, server: HttpServer, served: Served, model: str, *, has_plugin: bool, direct_names: frozenset[str] | None = None
+    ) -> None:
+        self.served = served
+        self._server, self._model, self._has_plugin, self._direct_names = server, model, has_plugin, direct_names
+        self._joined = False
+
+    async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
+        body = body_of(request, request_id, self._model, f"whet-{label}")
+        async with aclosing(self._server.events(GENERATE, body)) as events:
+            async for event in events:
+                yield sampled_of(event, request)
+
+    async def abort(self, request_id: str) -> None:
+        await self._server.post("/inference/v1/abort_requests", {"request_ids": [PREFIX + request_id]})
+
+    async def score(self, tokens: Ints, top_logprobs: int, request_id: str) -> Scored:
+        answer = await self._server.post(GENERATE, score_body(tokens, self._model, request_id, top_logprobs))
+        return scored_of(answer, tokens, top_logprobs, self._server.name)
+
+    async def pause(self) -> None:
+        await self._server.post("/pause?mode=abort&clear_cache=false")
+
+    async def resume(self) -> None:
+        await self._server.post("/resume")
+
+    async def flush(self) -> bool:
+        return (await self._server.post("/reset_prefix_cache?reset_running_requests=true") or {}).get("success", True)
+
+    async def sleep(self) -> None:
+        await self._server.post("/sleep?level=2&mode=abort")
+
+    async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        await self._server.post(f"/wake_up?tags={what}")
+
+    async def label(self) -> str:
+        return (await self._server.get("/weight_info"))["weight_version"]
+
+    async def health(self) -> None:
+        await self._server.get("/health")
+
+    async def load(self, ticket: Ticket, version: int) -> dict[str, str] | None:
+        """As `Wire.load`. Without the plugin a server takes a folder alone, and tells no digests."""
+        name = self._server.name
+        match ticket:
+            case DiskTicket() if not self._has_plugin:
+                await self._server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(ticket.folder)}})
+                await self._server.post("/update_weight_version", {"new_version": str(version)})
+                return None
+            case DiskTicket():
+                info = {"version": version, "folder": str(ticket.folder)}
+            case BroadcastTicket() if not self._has_plugin:
+                raise ValueError(f"{name} was started without whet-vllm: install it there, or set sync.transport=disk")
+            case BroadcastTicket() if self._direct_names is None:
+                raise ValueError("files cut the weights of this model otherwise than the trainer does: set sync.transport=disk")
+            case BroadcastTicket():
+                info = asdict(ticket)
+            case _:
+                raise ValueError("a vLLM server takes weights over by sync.transport=disk or broadcast")
+        if not self._joined:
+            await self._server.post("/init_weight_transfer_engine", {"init_info": {"receivers": list(self.served.receivers)}})
+            self._joined = True
+        await self._server.post("/start_weight_update")
+        await self._server.post("/update_weights", {"update_info": info})
+        await self._server.post("/finish_weight_update", {"weight_version": str(version)})
+        answer = await self._server.post("/collective_rpc", {"method": "whet_digests"})
+        found = same_digests(name, answer, len(self.served.receivers))
+        return None if self._direct_names is None else {each: digest for each, digest in found.items() if each in self._direct_names}
+
+
+def same_digests(name: str, answer: Any, world_size: int) -> dict[str, str]:
+    """The digests that all processes of a server tell.
+
+    Raises:
+        EngineFailed: if they do not tell the same.
+    """
+    results = cast("list[dict[str, str]]", answer["results"]) if isinstance(answer, dict) else []
+    if len(results) != world_size or any(each != results[0] for each in results):
+        raise EngineFailed(f"{name}: its {world_size} processes received other weights than each other, or {len(results)} of them answered")
+    return results[0]
