@@ -18,7 +18,12 @@ from whet.serve.errors import ApiError
 API_KEY, ADMIN_KEY = "WHET_API_KEY", "WHET_ADMIN_KEY"
 """Variables of the environment: a key on the command line would show in the list of processes."""
 PUBLIC = frozenset({"/health"})
-ADMIN = frozenset({"/abort_request", "/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"})
+ADMIN = frozenset(
+    {
+        *("/abort_request", "/inference/v1/abort_requests"),
+        *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+    }
+)
 MIN_KEY = 16
 """Characters of a key."""
 

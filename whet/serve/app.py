@@ -19,11 +19,13 @@ from whet.serve.native import prepare_generate
 from whet.serve.openai_chat import prepare_chat
 from whet.serve.openai_completions import prepare_completion
 from whet.serve.service import Service
+from whet.serve.tokens import abort_requests, prepare_tokens
 
 GENERATE: Mapping[str, Prepare] = {
     "/v1/chat/completions": prepare_chat,
     "/v1/completions": prepare_completion,
     "/generate": prepare_generate,
+    "/inference/v1/generate": prepare_tokens,
 }
 READ: Mapping[str, Handle] = {
     "/health": admin.health,
@@ -42,6 +44,7 @@ CHANGE: Mapping[str, Handle] = {
     "/continue_generation": admin.continue_generation,
     "/flush_cache": admin.flush_cache,
     "/update_weights_from_disk": admin.update_weights_from_disk,
+    "/inference/v1/abort_requests": abort_requests,
 }
 ALSO_GET = ("/flush_cache",)
 """SGLang's clients call it either way."""
