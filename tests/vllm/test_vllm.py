@@ -198,6 +198,7 @@ def test_new_weights_are_proven_by_what_arrived_and_by_the_probe(member, folder,
     publication = publish(pool, model, version)
     (receipt,) = publication.receipt.members
     assert receipt.wire is not None and set(receipt.wire) == {name for name, _ in model.named_weights()}
+    assert 0 < publication.proven_share < 1, "norms and embeddings are as they were loaded; this build packs the linear layers"
     assert publication.probe_nats < 1e-4, "the head, which is tied to the embeddings, is new, too"
 
     async def play():
@@ -270,7 +271,7 @@ def settings(folder, run_dir, steps, **sync):
         "batch": {"prompts_per_rollout": 8, "samples_per_prompt": 4},
         "rollout": {"max_tokens": 300, "max_turn_tokens": 100},
         "train": {"optim": {"lr": 3e-3}},
-        "engine": {"name": "vllm", "servers": 2, "vllm": {"python": python(), "args": ARGS}},
+        "engine": {"name": "vllm", "servers": 2, "python": python(), "vllm": {"args": ARGS}},
         **sync,
     }
     (run_dir.parent / "reward.py").write_text(REWARD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -21,9 +21,10 @@ from whet.algo.base import Need
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.nonfinite import NonFinite
 from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
+from whet.engine.layout import Heads, expected
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
-from whet.observe.metrics import Max, Metrics, Total
+from whet.observe.metrics import Max, Metrics, Min, Total
 from whet.transport.base import Stream, TransportError
 from whet.types import Receipt, RunFailed, Scored
 from whet.types.columns import Doubles, Ints, Runs
@@ -63,12 +64,15 @@ class Publication:
     probe_nats: float
     """Largest difference between the engine's log-probs of a fixed prompt, through its cached decode
     path, and the trainer's."""
+    proven_share: float
+    """Share of the engine's parameters whose bytes in its own memory were compared with the trainer's, by their number."""
     times: SyncTimes
 
     def metrics(self) -> Metrics:
         """`sync/...`: seconds by part, bytes that left the trainer's process, the probe."""
         seconds: Metrics = {f"sync/{part}": Total(found) for part, found in asdict(self.times).items()}
-        return {**seconds, "sync/bytes": Total(self.receipt.wire_bytes), "sync/probe_nats": Max(self.probe_nats)}
+        proof: Metrics = {"sync/probe_nats": Max(self.probe_nats), "sync/proven_share": Min(self.proven_share)}
+        return {**seconds, **proof, "sync/bytes": Total(self.receipt.wire_bytes)}
 
 
 class Publisher(Protocol):
@@ -175,8 +179,10 @@ class EnginePublisher:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
         sent = await loop.run_in_executor(self._thread, stream.finish)
         held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
-        for answer in receipt.members or (receipt,):
+        answers = receipt.members or (receipt,)
+        for answer in answers:
             self._check(answer, version, sent, held)
+        share = await loop.run_in_executor(self._thread, self._check_layouts, answers, version)
         probe_nats = await self._compare_probe(version)
         times = SyncTimes(
             gather_s=stream.gather_s,
@@ -186,7 +192,7 @@ class EnginePublisher:
             prove_s=(proven := time.perf_counter()) - taken_over,
             pause_s=proven - paused,
         )
-        return Publication(receipt, probe_nats, times)
+        return Publication(receipt, probe_nats, share, times)
 
     def _check(self, answer: Receipt, version: int, sent: Mapping[str, str], held: Mapping[str, str]) -> None:
         for what, mine, digests in (("received", sent, answer.wire), ("holds", held, answer.resident)):
@@ -195,6 +201,24 @@ class EnginePublisher:
                 raise SyncError(f"version {version}: {answer.engine} {what} other weights than the trainer's: {', '.join(wrong[:5])}{more}")
         if answer.num_stale_tokens:
             raise SyncError(f"version {version}: {answer.engine} still has {answer.num_stale_tokens} tokens cached from older weights")
+
+    def _check_layouts(self, answers: Sequence[Receipt], version: int) -> float:
+        """Compare what servers hold in layouts of their own; the share of parameters that could be compared, of the engine with the
+        fewest."""
+        digests: dict[str, set[str]] = {}
+        for answer in answers:
+            for key, digest in (answer.layout or {}).items():
+                digests.setdefault(key, set()).add(digest)
+        mine = expected(self._backend.named_weights(), Heads.of(self._model.hf.config.get_text_config()), digests) if digests else {}
+        shares: list[float] = []
+        for answer in answers:
+            layout = answer.layout or {}
+            compared = layout.keys() & mine.keys()
+            if wrong := sorted(key for key in compared if layout[key] not in mine[key]):
+                more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+                raise SyncError(f"version {version}: {answer.engine} holds other weights than the trainer's: {', '.join(wrong[:5])}{more}")
+            shares.append(1.0 if answer.resident is not None else len(compared) / max(1, len(layout)))
+        return min(shares)
 
     async def _take_over(self, weights: Stream, version: int) -> Receipt:
         try:

@@ -199,6 +199,8 @@ class Receipt:
     """Digest of each tensor as it arrived, by its name in Hugging Face files; None where the engine cannot tell."""
     resident: Mapping[str, str] | None
     """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None likewise."""
+    layout: Mapping[str, str] | None = None
+    """SHA-256 of each parameter as a server holds it, in its own layout (`whet/engine/layout.py`); None: it does not tell."""
     size_bytes: int = 0
     """Size of the tensors that arrived."""
     num_stale_tokens: int = 0

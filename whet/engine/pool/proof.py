@@ -79,7 +79,7 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
 
 def _differences(one: Receipt, other: Receipt) -> list[str]:
     """Differences between what two members hold, or else between what arrived there; none where one of them can tell neither."""
-    for mine, theirs in ((one.resident, other.resident), (one.wire, other.wire)):
+    for mine, theirs in ((one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire)):
         if mine is not None and theirs is not None:
             return differences(mine, theirs)
     return []

@@ -284,6 +284,7 @@ class ServerMember:
                 if self._asleep:
                     await self._wire.wake("kv_cache")
                 await self.flush()
+                held = await self._wire.held()
                 label = await self._wire.label()
                 if label != str(version):
                     raise EngineFailed(f"it calls its weights {label!r} after the update")
@@ -291,7 +292,7 @@ class ServerMember:
                 words = str(error).removeprefix(f"{self.name}: ")
                 raise EngineLost(f"{self.name}: version {version} arrived in part, if at all: {words}") from error
             self._version, self._label, self._asleep, self._updated = version, label, False, True
-        return Receipt(version, wire, None, engine=self.name, load_s=time.monotonic() - began)
+        return Receipt(version, wire, None, held, engine=self.name, load_s=time.monotonic() - began)
 
     # Supervision.
 

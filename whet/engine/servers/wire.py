@@ -83,6 +83,10 @@ class Wire(Protocol):
         """
         ...
 
+    async def held(self) -> dict[str, str] | None:
+        """SHA-256 of each parameter in the server's memory, as `Receipt.layout`; None: it does not tell."""
+        ...
+
     async def label(self) -> str:
         """The server's label of its weights."""
         ...

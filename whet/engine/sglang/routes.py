@@ -62,6 +62,9 @@ class SglangWire:
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         await self._server.post_text("/resume_memory_occupation", {"tags": [what]})
 
+    async def held(self) -> None:
+        """None: its `/weights_checker` has a hash of its own."""
+
     async def label(self) -> str:
         return str((await self._server.get("/model_info"))["weight_version"])
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
-from whet.engine.base import EngineFailed
+from whet.engine.base import EngineFailed, EngineRefused
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.wire import SampledTokens, Served
 from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
@@ -68,6 +68,12 @@ class VllmWire:
 
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         await self._server.post(f"/wake_up?tags={what}")
+
+    async def held(self) -> dict[str, str] | None:
+        try:
+            return dict((await self._server.post("/weight_checker", {"action": "checksum"}))["checksums"])
+        except EngineRefused:  # a server without this route
+            return None
 
     async def label(self) -> str:
         return (await self._server.get("/weight_info"))["weight_version"]
