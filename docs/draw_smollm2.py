@@ -3,8 +3,8 @@
     whet quickstart --model smollm2
     python docs/draw_smollm2.py runs/quickstart-smollm2-seed0/rl sums
 
-writes benchmarks/results/smollm2_sums.json and docs/pictures/smollm2-sums.svg. The replies are those to the first problems of the
-held-out set, in the first evaluation and in the last.
+writes benchmarks/results/smollm2_sums.json and docs/pictures/smollm2-sums.svg. The replies are those to problems that are
+spread over the held-out set, in the first evaluation and in the last.
 """
 
 from __future__ import annotations
@@ -45,15 +45,27 @@ def kept(run: Path) -> dict[str, Any]:
         "seconds": round(rows[-1]["time"] - start["time"]),
         "rewards": [round(row["reward/total"], 4) for row in rows if "reward/total" in row],
         "held_out": [[row["step"], row[ACCURACY]] for row in rows if ACCURACY in row],
+        "by_kind": by_kind(run / "evaluations/held_out/rollouts"),
         "replies": replies(run / "evaluations/held_out/rollouts"),
     }
 
 
+def by_kind(folder: Path) -> dict[str, dict[str, list[int]]]:
+    """Held-out problems that are right and all, by rollout and by the column `kind` of their rows; without such a column, all are one."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        kinds = found.setdefault(str(int(path.stem.rpartition("_")[2])), {})
+        for row in read_records(path):
+            right, num = kinds.get(kind := json.loads(row["metadata"] or "{}").get("kind", "all"), [0, 0])
+            kinds[kind] = [right + (row["reward"] > 0), num + 1]
+    return found
+
+
 def replies(folder: Path) -> list[dict[str, Any]]:
-    """The same problems in the first and the last evaluation: [{prompt, label, before, after}]."""
+    """The same problems, spread over the set, in the first and the last evaluation: [{prompt, label, before, after}]."""
     files = sorted(folder.glob("*.parquet"))
     first, last = ({row["task_id"].partition("#")[0]: row for row in read_records(path)} for path in (files[0], files[-1]))
-    chosen = list(first)[:NUM_REPLIES]
+    chosen = list(first)[:: max(len(first) // NUM_REPLIES, 1)][:NUM_REPLIES]
     return [
         {
             "prompt": first[task]["prompt"][-1]["content"],
@@ -103,20 +115,22 @@ def picture(found: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Replies before and after; a right one is green."""
-    columns, top = (24, 200, 560), BOTTOM + 102
+    longest, top = max(len(row["prompt"].partition("?")[0]) for row in rows), BOTTOM + 102
+    columns = (24, 200, 560) if longest < 24 else (24, 350, 630)
+    limit = LONGEST if longest < 24 else LONGEST - 10
     parts = [words(x, top, text, DARK, 15, "bold") for x, text in zip(columns, ("held out", "before", "after"), strict=True)]
     for i, row in enumerate(rows, 1):
         y = top + 27 * i
         parts.append(words(columns[0], y, row["prompt"].partition("?")[0] + "?", DARK, 14))
         for x, when in zip(columns[1:], ("before", "after"), strict=True):
-            parts.append(words(x, y, shown(row[when]), GREEN if row[f"{when}_reward"] > 0 else RED, 14))
+            parts.append(words(x, y, shown(row[when], limit), GREEN if row[f"{when}_reward"] > 0 else RED, 14))
     return parts
 
 
-def shown(reply: str) -> str:
+def shown(reply: str, limit: int) -> str:
     """A reply on one line."""
     text = " ".join(reply.split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def minutes(found: Mapping[str, Any]) -> str:

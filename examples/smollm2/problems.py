@@ -1,9 +1,9 @@
-"""The problems of the example, made on the spot: sums of two numbers, and sums and differences mixed.
+"""The problems of the example, made on the spot: sums of two numbers, and four kinds of questions mixed.
 
     python examples/smollm2/problems.py [--seed 0] [--out runs/smollm2/data]
 
     sums.jsonl        sums_held_out.jsonl          What is 54 + 68?
-    plus_minus.jsonl  plus_minus_held_out.jsonl    What is 54 + 68?  What is 68 - 54?
+    four_kinds.jsonl  four_kinds_held_out.jsonl    also: What is 7 * 8?  Which is the largest (smallest) of 34, 71, 12 and 56?
 
 No problem is in training and held out.
 """
@@ -21,17 +21,29 @@ Row = dict[str, str]
 
 def sums() -> list[Row]:
     """Every sum of two numbers of two digits."""
-    return [_row(f"{a} + {b}", a + b) for a in range(10, 100) for b in range(10, 100)]
+    return [_row(f"What is {a} + {b}?", a + b) for a in range(10, 100) for b in range(10, 100)]
 
 
-def plus_minus() -> list[Row]:
-    """Every sum and every difference of two numbers of two digits; no difference is negative."""
-    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
-    return [*sums(), *(_row(f"{a} - {b}", a - b) for a, b in pairs if a >= b)]
+def four_kinds(seed: int = 0) -> dict[str, list[Row]]:
+    """As many problems of each kind: sums, products of two numbers from 2 to 12, the largest of four numbers, and the smallest."""
+    rng = random.Random(seed)
+    found: dict[str, list[Row]] = {"sum": rng.sample(sums(), 121), "product": []}
+    found["product"] = [_row(f"What is {a} * {b}?", a * b) for a in range(2, 13) for b in range(2, 13)]
+    for kind, pick in (("largest", max), ("smallest", min)):
+        fours = [rng.sample(range(10, 100), 4) for _ in range(121)]
+        found[kind] = [_row(f"Which is the {kind} of {a}, {b}, {c} and {d}?", pick(a, b, c, d)) for a, b, c, d in fours]
+    return {kind: [{**row, "kind": kind} for row in rows] for kind, rows in found.items()}
+
+
+def four_kinds_split(seed: int = 0) -> tuple[list[Row], list[Row]]:
+    """The rows to train on and those held out: 96 and 25 of each kind, in any order."""
+    parts = [split(rows, seed, 25) for rows in four_kinds(seed).values()]
+    train, held_out = ([row for part in parts for row in part[side]] for side in (0, 1))
+    return random.Random(seed).sample(train, len(train)), held_out
 
 
 def _row(question: str, answer: int) -> Row:
-    return {"prompt": f"What is {question}? {TAIL}", "label": str(answer)}
+    return {"prompt": f"{question} {TAIL}", "label": str(answer)}
 
 
 def split(rows: list[Row], seed: int, num_held_out: int = 100) -> tuple[list[Row], list[Row]]:
@@ -43,9 +55,9 @@ def split(rows: list[Row], seed: int, num_held_out: int = 100) -> tuple[list[Row
 def write_all(out: Path, seed: int) -> None:
     """Write the four files."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("sums", sums()), ("plus_minus", plus_minus())):
-        for side, some in zip(("", "_held_out"), split(rows, seed), strict=True):
-            (out / f"{name}{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    for name, sides in (("sums", split(sums(), seed)), ("four_kinds", four_kinds_split(seed))):
+        for side, rows in zip(("", "_held_out"), sides, strict=True):
+            (out / f"{name}{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":
