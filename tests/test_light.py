@@ -21,7 +21,10 @@ LIGHT = [
     "whet.api.calls",
     "whet.api.run",
 ]
-GOOD = '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n[batch]\nprompts_per_rollout = 2\n'
+GOOD = (
+    '[model]\npath = "model"\n[data]\ntrain = "rows.jsonl"\n[reward]\nname = "math"\n'
+    "[batch]\nprompts_per_rollout = 2\nsamples_per_prompt = 2\n"
+)
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -40,6 +43,13 @@ def folder(tmp_path_factory):
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"raise ImportError('{name} is broken here')\n")
     (made / "good.toml").write_text(GOOD)
+    (made / "model").mkdir()
+    (made / "rows.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n')
+    (made / "odd.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
+    (made / "empty.jsonl").write_text("")
+    (made / "my.py").write_text("def compute_score(data_source, solution_str): ...\ndef bare(x: int): ...\n")
+    (made / "math").mkdir()
+    (made / "math/config.toml").write_text("")
     (made / "typo.toml").write_text("num_rolouts = 3\n" + GOOD)
     (made / "torn.toml").write_text(GOOD + "[model\n")
     return made
@@ -85,7 +95,7 @@ print(json.dumps({typed: start(typed) for typed in json.loads(sys.argv[1])}))
 @pytest.fixture(scope="module")
 def ended(folder):
     """Exit status, standard output and standard error of every command below."""
-    typed = [*(typed for typed, _ in TOLD), *(typed for typed, _ in HELP), *NEEDS]
+    typed = [*(typed for typed, _ in TOLD), *(typed for typed, _ in HELP), *(typed for typed, _ in CHECKED), *NEEDS]
     done = light_python(folder, "-c", FORKS, json.dumps(typed), *LIGHT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -99,7 +109,7 @@ TOLD = [
     ("train good.toml algo.name=grop", "algo"),
     ("sft good.toml", "`whet train`"),
     ("train good.toml rollout.temperature=0", "rollout.temperature=0 cannot be trained on"),
-    ("train good.toml batch.prompts_per_rollout=3 batch.samples_per_step=2", "batch: "),
+    ("train good.toml batch.prompts_per_rollout=3 batch.samples_per_step=4", "batch: "),
     ("train good.toml checkpoint.best=eval/other/mean@1", "checkpoint.best"),
     ("serve model prot=80", "prot"),
     ("serve model --config missing.toml", "missing.toml"),
@@ -107,6 +117,18 @@ TOLD = [
     ("score replies.jsonl reward=math reward.timeot_s=3", "reward.timeot_s"),
     ("convert nowhere there", "there is no nowhere"),
     ("convert good.toml typo.toml", "typo.toml is there already"),
+    ("train good.toml model.path=modell", "there is no model folder 'modell'"),
+    ("train good.toml data.train=rows.json", "did you mean rows.jsonl"),
+    ("train good.toml data.train=odd.jsonl", "the columns are question, answer"),
+    ("train good.toml data.train=good.toml", "expected a file that ends in"),
+    ("train good.toml reward.name=maths", "did you mean math"),
+    ("train good.toml reward.name=my.py:compute_score", "cannot be called as f(trajectory)"),
+    ("train good.toml env.name=tools env.tools=[\"my.py:bare\"]", "has no docstring"),
+    ("train good.toml batch.samples_per_prompt=1", "must be at least 2, not 1"),
+    ("evaluate good.toml evaluate.sets.test.path=odd.jsonl", "the columns are question, answer"),
+    ("serve modell", "there is no model folder 'modell'"),
+    ("plan modell", "there is no model folder 'modell'"),
+    ("init math", "math has config.toml already"),
     ("train good.toml num_generations=4", "in whet it is batch.samples_per_prompt"),
     ("train good.toml --lr-decay-style cosine", "in whet it is train.optim.schedule"),
     ("check good.toml --threads 3", "there is no option --threads"),
@@ -138,6 +160,15 @@ def test_help_needs_none_of_them(ended, typed, told):
     status, out, err = ended[typed]
     assert status == 0, err
     assert told in out
+
+
+CHECKED = [("check typo.toml", "num_rolouts: unknown key"), ("check missing.toml", "there is no configuration file")]
+
+
+@pytest.mark.parametrize(("typed", "told"), CHECKED)
+def test_a_check_tells_of_settings_without_them(ended, typed, told):
+    status, out, err = ended[typed]
+    assert (status, err) == (2, "") and told in out and out.rstrip().endswith("not checked")
 
 
 NEEDS = ["serve model port=0", "train good.toml run_dir=run"]

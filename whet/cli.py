@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
+from whet.files import replace_file
 from whet.observe.record_query import RecordQuery
 from whet.plan.options import PlanOptions
 from whet.runs.errors import command_line, guarded, print_in_colour, words_of
@@ -138,8 +139,7 @@ def init(
     chosen = folder or Path(kind)
     for path in guarded(lambda: write_folder(kind, chosen)):
         typer.echo(path)
-    first = "whet rm rm.toml; " if kind == "rlhf" else ""
-    typer.echo(f"next: cd {chosen}; {first}whet check config.toml; whet train config.toml")
+    typer.echo(f"next: cd {chosen}; whet check config.toml; whet train config.toml")
 
 
 @models.command("list")
@@ -212,12 +212,14 @@ def evaluate(
 
     Measures what the run has trained so far: the model of a run that came to its end, else its newest checkpoint, else model.path.
     """
+    from whet.build.first_look import look_at_playing
     from whet.build.run_dirs import newest_of
     from whet.config import load_config
     from whet.settings.rl import RunConfig
 
     def work() -> None:
         settings, note = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
+        look_at_playing(settings, trains=False)
         from whet.runs.commands import evaluate
 
         evaluate(settings, command_line(), base=base, notes=(note,) if note else ())
@@ -234,11 +236,13 @@ def generate(
     keys: PrintKeys = False,
 ) -> None:
     """Roll out without training: every token with its origin and log-prob, rewards included, to files."""
+    from whet.build.first_look import look_at
     from whet.config import load_config
     from whet.settings.rl import RunConfig
 
     def work() -> None:
         settings = load_config(RunConfig, config, _typed(config, overrides))
+        look_at(settings)
         from whet.runs.commands import generate
 
         generate(settings, output, prompts)
@@ -258,10 +262,12 @@ def serve(
     Example: whet serve Qwen/Qwen3-0.6B port=8000 limits.max_running=64
     """
     from whet.config import load_config
+    from whet.data.hub import check_model_path
     from whet.serve.settings import ServeConfig
 
     def work() -> None:
         settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
+        check_model_path(settings.model.path)
         from whet.runs.commands import serve
 
         serve(settings)
@@ -524,10 +530,13 @@ def plan(options: PlanOptions, report: Path | None) -> None:
 
     Example: whet plan --rollouts examples/plan_rollouts.toml engine.count=64 control.max_staleness=1
     """
-    from whet.build.parts import write_summary
-    from whet.plan.plan import plan as planned
+    from whet.data.hub import check_model_path
 
     def work() -> bool:
+        check_model_path(options.model)
+        from whet.build.parts import write_summary
+        from whet.plan.plan import plan as planned
+
         found = planned(options)
         for line in found.lines():
             _echo(line)
@@ -553,15 +562,22 @@ def check(
 
     def work() -> int:
         typed = _typed(config, overrides)
-        from whet.build.parts import write_summary
-        from whet.check.check import AREAS, check
         from whet.check.findings import line, summary
+        from whet.check.reading import AREAS, CheckReport, read_checked
         from whet.observe.build_display import build_display
 
         display = build_display("plain", ())
-        found = check(config, typed, lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
+        found = read_checked(config, typed, command)
+        if isinstance(found, CheckReport):
+            for finding in found.findings:
+                display.note(line(finding, AREAS))
+        else:
+            from whet.check.check import check
+
+            found = check(config, typed, lambda finding: display.note(line(finding, AREAS)), command, calls_tools=tools)
         if report is not None:
-            write_summary(report, found.to_dict())
+            report.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(report, json.dumps(found.to_dict(), indent=1) + "\n")
         display.note(summary(found.findings))
         return found.failed
 
@@ -596,6 +612,7 @@ def version() -> None:
 
 def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
+    from whet.build.first_look import look_at
     from whet.build.run_dirs import Finished, placed, something_to_do
     from whet.config import ConfigError, load_config, read_tree
     from whet.settings.rl import check_together
@@ -613,6 +630,7 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
             raise ConfigError([problem, *error.problems], error.source, [None, *error.lines]) from None
         with something_to_do(config):
             check_together(config)
+            look_at(config)
             from whet.runs.job import train
 
             train(config, command_line(), (note,) if note else ())

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from tests.check.small_run import RL, SFT, module, of, write_rows
-from whet.check.check import AREAS, CHECKS, Check, check, notes_of
+from whet.check.check import CHECKS, Check, check, notes_of
 from whet.check.findings import Finding, Missing, Note, line, ok, summary
+from whet.check.reading import AREAS
 from whet.config import read_tree
 from whet.plan.text import several
 from whet.settings.rl import RunConfig

@@ -154,8 +154,8 @@ def test_configurations_are_frozen():
 
 
 def test_a_misspelled_key_names_the_nearest_and_the_place_of_its_name():
-    problem = one_problem("optim.learning_rate=1", "optim.lr=1")
-    assert "optim.learning_rate: unknown key" in problem and "lr, betas, schedule" in problem
+    problem = one_problem("optim.learning_pace=1", "optim.lr=1")
+    assert "optim.learning_pace: unknown key" in problem and "lr, betas, schedule" in problem
     assert "did you mean optim.betas?" in one_problem("optim.beta=1")
     assert "there is optim.lr" in one_problem("lr=1")
     problem = one_problem("evaluate.sets.gsm8k.path=x", "evaluate.sets.gsm8k.limits=3")

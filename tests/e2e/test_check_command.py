@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from tests.typed import whet_here
 from whet.check import doctor
-from whet.check.check import AREAS, check
+from whet.check.check import check
+from whet.check.reading import AREAS
 from whet.model.config import ModelConfig
 from whet.model.meta import meta_causal
 from whet.quickstart.model import CHAT_TEMPLATE

@@ -10,9 +10,12 @@ from tests.errors.error_data import DATA
 from tests.errors.error_dependable import DEPENDABLE
 from tests.errors.error_hooks import HOOKS
 from tests.errors.error_model import MODEL
+from tests.errors.error_python import COMMAND_LINE, PYTHON
 from tests.errors.error_run import RUN
 
 PARTS: dict[str, tuple[Case, ...]] = {
+    "From Python": PYTHON,
+    "At the command line": COMMAND_LINE,
     "Configuration": CONFIGURATION,
     "Data": DATA,
     "Model folders": MODEL,

@@ -41,7 +41,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_lost(case: Case, shared: Shared,
     assert told.status == case.status, told.message
     missing = [words for words in case.words if words not in told.message]
     assert not missing, f"{missing} is not in:\n{told.message}"
-    assert ("\nerror: " in f"\n{told.message}") == (case.status == 2), told.message
+    assert bool(re.search(r"^(error: |>>> )", told.message, re.MULTILINE)) == (case.status == 2), told.message
     assert str(tmp_path) not in told.message
     printed[case.id] = told.message
     if not WRITE:

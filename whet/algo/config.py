@@ -217,6 +217,11 @@ class CustomAlgorithmConfig(Config):
     """Handed to an algorithm of your own."""
 
 
+COMPARES = frozenset(
+    ("grpo", "dr_grpo", "gspo", "cispo", "sapo", "gmpo", "grpo_passk", "rloo", "opo", "gpg", "maxrl", "otb", "reinforce_plus_plus_baseline")
+)
+"""Names of the algorithms that compare the samples of a prompt."""
+
 AlgorithmConfig = Annotated[
     GRPOConfig
     | DrGRPOConfig

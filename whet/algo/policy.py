@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.algo.base import LossDetail, LossTerms, Need, StepPlan
 from whet.algo.credit import Assign, group_metrics
 from whet.algo.offpolicy import corrected, corrected_step, correction_metrics
-from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PROPORTIONAL, PolicyConfig
+from whet.algo.policy_config import NEEDS_CHOICE, ONE_RATIO, PROPORTIONAL, PolicyConfig, check_compared
 from whet.algo.reward_kl import RewardKL
 from whet.algo.surrogates import build_surrogate
 from whet.core.batch import TokenOutputs, TrainBatch
@@ -81,11 +81,8 @@ class PolicyGradient:
         self.reward_kl = RewardKL(config.kl_reward)
         self._assign = assign
         self._surrogate = build_surrogate(config.loss, config)
-        if compares and plan.samples_per_prompt is not None and plan.samples_per_prompt < 2:
-            raise ValueError(
-                f"{name} compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
-                f"not {plan.samples_per_prompt}"
-            )
+        if compares and plan.samples_per_prompt is not None:
+            check_compared(name, plan.samples_per_prompt)
         early = config.reads_logprobs_early or Need.OLD_LOGPROBS in needs
         self.old_logprobs = config.old_logprobs
         if self.old_logprobs == "auto" and config.correction.named.mode == "clip":

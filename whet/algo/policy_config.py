@@ -199,3 +199,16 @@ class PolicyConfig(Config):
             f"loss.name={self.loss.name}": self.loss.name in NEEDS_CHOICE,
         }
         return [name for name, reads in readers.items() if reads]
+
+
+def check_compared(name: str, samples_per_prompt: int) -> None:
+    """Refuse too few samples for an algorithm that compares those of a prompt.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if samples_per_prompt < 2:
+        raise ValueError(
+            f"{name} compares the samples of a prompt with each other: batch.samples_per_prompt must be at least 2, "
+            f"not {samples_per_prompt}"
+        )

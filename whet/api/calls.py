@@ -13,6 +13,7 @@ from whet.api.callbacks import watch_of
 from whet.api.given import Given, read_given
 from whet.api.process import CallerThread, watched
 from whet.api.run import Run
+from whet.build.first_look import look_at
 from whet.build.run_dirs import Finished, new_or_unfinished, same_settings, something_to_do
 from whet.config import ConfigError, changed_code, code_digests
 from whet.here import holding
@@ -108,6 +109,7 @@ def _run(command: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]
                 check_together(config)
                 _check_processes(config, given, has_callbacks=watch is not None)
                 with rows_in(given, folder), watched(watch):
+                    look_at(config)
                     caller.run(lambda: _train(config, _resumed_by(command, folder), note))
         except Finished as finished:
             print(str(finished).replace(" (--finished-ok: end with status 0)", ""), file=sys.stderr)
@@ -187,6 +189,8 @@ def _resumed_by(command: str, folder: Path) -> str:
 
 def played_tables(model: Any, data: Any, reward: Any, tools: Any, algo: Any) -> dict[str, Any]:
     """Tables of a run that plays rollouts."""
+    if callable(tools) or isinstance(tools, str):
+        raise ConfigError([f"tools is one {type(tools).__name__}: give a list of them, tools=[{getattr(tools, '__name__', repr(tools))}]"])
     env = None if tools is None else {"name": "tools", "tools": list(tools)}
     named = {"model": _named(model, "path"), "algo": _named(algo, "name"), "env": env}
     return {**named, "data": _data(data, "train"), "reward": _reward(reward)}
@@ -207,6 +211,8 @@ def _named(value: Any, key: str) -> Any:
 def _data(data: Any, key: str) -> Any:
     """The table of data: the argument may be the table itself."""
     is_table = isinstance(data, Mapping) and not any(hasattr(value, "column_names") for value in data.values())
+    if is_table and data and key not in data and all(isinstance(value, list | tuple) for value in data.values()):
+        raise ConfigError([f"data has columns ({', '.join(map(str, data))}): give a list of rows, or pandas.DataFrame(data)"])
     return data if data is None or is_table else {key: data}
 
 

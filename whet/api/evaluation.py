@@ -10,6 +10,8 @@ from whet.api.calls import Named, new_folder, played_tables, rows_in
 from whet.api.given import NO_DATA, read_given
 from whet.api.process import CallerThread
 from whet.api.run import Run
+from whet.build.first_look import look_at_playing
+from whet.data.hub import check_model_path
 from whet.here import holding
 from whet.settings.rl import RunConfig
 from whet.types import Trajectory
@@ -38,9 +40,11 @@ def evaluate(
     given = read_given({**tables, "data": {"train": NO_DATA}, "evaluate": {"sets": {"test": {"path": data}}}}, settings)
     folder = Path(given.tree.get("run_dir") or new_folder("evaluate"))
     with holding(given.functions), rows_in(given, folder):
+        config = given.config(RunConfig, folder)
+        check_model_path(config.model.path)
+        look_at_playing(config, trains=False)
         from whet.runs.commands import evaluate as play
 
-        config = given.config(RunConfig, folder)
         CallerThread().run(lambda: play(config, f"whet.evaluate(..., run_dir={str(folder)!r})", base=True))
     return Run(max(folder.glob("evaluate_*"), key=lambda path: int(path.name.rpartition("_")[2])), given.functions)
 
@@ -67,13 +71,15 @@ def generate(
     Returns:
         A trajectory for each reply, prompt by prompt; `response` is its text.
     """
-    from whet.api.player import Player
-
     given = read_given(played_tables(model, None, reward, tools, None), settings)
     given.tree.setdefault("data", {}).setdefault("train", NO_DATA)
     given.tree.setdefault("reward", {"name": "random"})
     config: RunConfig = given.config(RunConfig, Path("runs/generate"))
     with holding(given.functions):
+        check_model_path(config.model.path)
+        look_at_playing(config, trains=False)
+        from whet.api.player import Player
+
         player = Player(config, scored=reward is not None)
     try:
         greedy = config.rollout.temperature == 0

@@ -6,10 +6,11 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from whet.api.rows import is_path, rows_text
+from whet.api.rows import check_paths, is_path, rows_text
 from whet.build.run_dirs import ROWS
 from whet.config import Config, ConfigError, load_config
 from whet.here import MODULE
@@ -106,7 +107,9 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, key: str) -> Non
 
 def _read(value: Any, path: tuple[str, ...], given: Given) -> Any:
     """A value with rows and functions moved to `given`."""
-    if _names_data(path) and value is not None and not is_path(value):
+    if _names_data(path) and is_path(value):
+        check_paths(value)
+    elif _names_data(path) and value is not None:
         name = f"{_file_of(path)}.jsonl"
         given.rows[name] = rows_text(value, ".".join(path))
         return _Rows(name)
@@ -118,8 +121,13 @@ def _read(value: Any, path: tuple[str, ...], given: Given) -> Any:
         return str(value)
     if callable(value):
         return _reference(value, given)
-    found: Any = value
-    return found.item() if hasattr(found, "dtype") else found  # numpy's numbers
+    number: Any = value
+    found: Any = number.item() if hasattr(number, "dtype") and hasattr(number, "item") else number  # numpy's numbers
+    if found is None or isinstance(found, bool | int | float | str | Enum):
+        return found
+    key, kind = ".".join(path), type(value).__name__
+    advice = "name its folder, or write it to one with save_pretrained" if path[0] == "model" else "give text, a number, a list or a table"
+    raise ConfigError([f"{key} is an object of the type {kind}, which no setting holds: {advice}"])
 
 
 def _names_data(path: tuple[str, ...]) -> bool:

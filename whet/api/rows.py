@@ -18,6 +18,16 @@ def is_path(data: object) -> bool:
     return isinstance(data, list | tuple) and bool(data) and all(isinstance(each, str | Path) for each in data)
 
 
+def check_paths(data: Any) -> None:
+    """Refuse a list of texts that name no files.
+
+    Raises:
+        ValueError: none of them can be a path.
+    """
+    if isinstance(data, list | tuple) and not any(Path(each).suffix or "/" in str(each) or Path(each).exists() for each in data):
+        raise ValueError('the data are a list of texts, which would name files: write rows, [{"prompt": ..., "label": ...}, ...]')
+
+
 def rows_text(data: Any, what: str) -> str:
     """The rows as JSON lines.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whet.build.process import quiet_transformers
 from whet.build.programs import program_of
-from whet.build.run_dirs import placed
 from whet.check.budget import check_limits, check_memory
 from whet.check.context import CheckContext
 from whet.check.data import check_data, check_evaluation
@@ -16,6 +15,7 @@ from whet.check.disk import check_disk
 from whet.check.findings import Finding, Missing, Note, fail, ok, skip
 from whet.check.model import check_attention, check_device, check_model, check_tokenizer
 from whet.check.play import check_environment
+from whet.check.reading import CONFIGURATION, CheckReport, read_checked
 from whet.check.resume import check_resume
 from whet.check.rewards import check_rewards
 from whet.check.settings import (
@@ -27,12 +27,8 @@ from whet.check.settings import (
     check_packages,
     check_ports,
 )
-from whet.config import ConfigError, load_config, read_tree
+from whet.config import ConfigError
 from whet.settings.rl import BaseRunConfig
-from whet.settings.supervised import RUN_CONFIGS, command_of
-from whet.types import JSON
-
-CONFIGURATION = "configuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +62,7 @@ CHECKS = (
     Check("packages", check_packages),
     Check("ports", check_ports),
 )
-"""Ordered: a check may use the results of those above it."""
-AREAS = (CONFIGURATION, *(check.area for check in CHECKS))
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Result of a check of a file."""
-
-    command: str
-    """Command that the file is for: train, sft ..."""
-    findings: tuple[Finding, ...]
-    memory: Mapping[str, int]
-    """The memory plan in bytes, by part; empty where there is none."""
-
-    @property
-    def failed(self) -> int:
-        return sum(finding.status == "FAIL" for finding in self.findings)
-
-    def to_dict(self) -> dict[str, JSON]:
-        findings = [finding.to_dict() for finding in self.findings]
-        return {"command": self.command, "failed": self.failed, "findings": findings, "memory_bytes": dict(self.memory)}
-
+"""Ordered, as the areas of `AREAS`: a check may use the results of those above it."""
 
 def check(
     path: Path,
@@ -109,24 +84,19 @@ def check(
     Raises:
         ValueError: there is no such command.
     """
-    if command is not None and command not in RUN_CONFIGS:
-        raise ValueError(f"--for={command} names no command that trains; choose {', '.join(RUN_CONFIGS)}")
-    quiet_transformers()
+    found = read_checked(path, overrides, command)
     findings: list[Finding] = []
 
     def add(finding: Finding) -> None:
         findings.append(finding)
         show(finding)
 
-    try:
-        command = command or command_of(read_tree(path, overrides))
-        config, _ = placed(load_config(RUN_CONFIGS[command], path, overrides), path)
-    except ConfigError as error:
-        for problem in error.located:
-            add(fail(problem).of(CONFIGURATION))
-        for area in AREAS[1:]:
-            add(skip("not checked: needs the configuration").of(area))
-        return CheckReport("", tuple(findings), {})
+    if isinstance(found, CheckReport):
+        for finding in found.findings:
+            show(finding)
+        return found
+    quiet_transformers()
+    command, config = found
     add(ok(f"{path} is a file for `whet {command}`").of(CONFIGURATION))
     context = CheckContext(config, calls_tools=calls_tools)
     for one in checks_of(config):

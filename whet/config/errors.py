@@ -221,8 +221,8 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
 
 def _elsewhere(item: _Located) -> list[str]:
     """Lines about a key that slime, verl or TRL has, or about a table of such keys; empty if none of them is known."""
-    keys = [path_text((*item.path, *path)) for path in _leaves(item.value)]
-    answers = {key: known_elsewhere(key) for key in keys}
+    paths = [(*item.path, *path) for path in _leaves(item.value)]
+    answers = {path_text(path): known_elsewhere(path_text(path)) or known_elsewhere(str(path[-1])) for path in paths}
     if not any(answers.values()):
         return []
     return [f"{key}: unknown key" + (f"; {words}" if words else "") for key, words in answers.items()]

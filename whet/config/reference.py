@@ -95,7 +95,8 @@ def check_call(found: Any, reference: str, *, kind: str, given: Sequence[str], o
         inspect.signature(found).bind(*given, **dict.fromkeys(options))
     except TypeError as error:
         call = ", ".join([*given, *(f"{name}=..." for name in options)])
-        raise ConfigError([f"{kind} {reference!r} cannot be called as f({call}): {error}"]) from None
+        hint = "; trajectory.response is the reply, trajectory.task.label the label of its row" if kind == "reward" else ""
+        raise ConfigError([f"{kind} {reference!r} cannot be called as f({call}): {error}{hint}"]) from None
 
 
 def call_factory(factory: Callable[..., Any], reference: str, *given: Any, kind: str, **options: Any) -> Any:

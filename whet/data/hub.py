@@ -24,14 +24,22 @@ def resolve_model_path(name: str) -> Path:
     Raises:
         ValueError: it is neither, or the hub model is not in the cache and cannot be downloaded.
     """
+    check_model_path(name)
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    return path if path.is_dir() else _snapshot(name, "model", (".safetensors",), _MODEL_FILES)
+
+
+def check_model_path(name: str) -> None:
+    """Refuse what is neither a folder nor a hub name.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
         raise ValueError(f"model.path: {name!r} is a file; give the folder that holds its config.json")
-    if not HUB_NAME.fullmatch(name):
+    if not path.exists() and not HUB_NAME.fullmatch(name):
         raise ValueError(f"model.path: there is no model folder {name!r} (nor is it a hub name, which reads owner/name)")
-    return _snapshot(name, "model", (".safetensors",), _MODEL_FILES)
 
 
 def dataset_files(name: str, split: str | None) -> list[Path]:

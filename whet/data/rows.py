@@ -199,7 +199,8 @@ def _label(row: Row, config: RowConfig) -> str | None:
     value: JSON = row.get(config.label_key)
     where = _column(row, config.label_key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise ValueError(f"{where} holds {describe_value(value)}, expected text or a number")
+        advice = "; with data.label_key=none a reward finds it in trajectory.task.metadata" if isinstance(value, list | dict) else ""
+        raise ValueError(f"{where} holds {describe_value(value)}, expected text or a number{advice}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} holds {value}, expected text or a finite number; write null where there is no label")
     if config.label_pattern is None:

@@ -14,11 +14,9 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from whet.config import resolve
+from whet.config import load_config, resolve
 from whet.env.tools import Tool
-from whet.quickstart.model import SmallModelConfig, make_model
-from whet.runs.supervised import train_on_data
-from whet.settings.supervised import SupervisedRunConfig
+from whet.settings.supervised import RewardModelRunConfig, SupervisedRunConfig
 from whet.types import Message, ToolCall
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -26,8 +24,9 @@ TOOLS = {"tools": "calculate", "search": "search"}
 """Name of the function in `tools.py`, by template."""
 ROWS = {"rlhf": "pairs.jsonl"}
 """File of the rows where it is another than `rows.jsonl`, by template."""
-MODEL = "model"
-SHAPE = SmallModelConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, intermediate_size=256)
+MODEL, REWARD_MODEL = "model", "reward_model"
+SHAPE = {"hidden_size": 96, "num_layers": 2, "num_heads": 3, "num_kv_heads": 1, "intermediate_size": 256}
+"""Sizes of the model, as of `quickstart.model.SmallModelConfig`."""
 NUM_STEPS, PER_STEP = 150, 20
 
 
@@ -46,22 +45,42 @@ def write_folder(kind: str, folder: Path) -> list[Path]:
     """
     source = TEMPLATES / kind
     names = sorted(path.name for path in source.iterdir() if path.is_file())
-    taken = [name for name in (*names, MODEL) if (folder / name).exists()]
+    names += [MODEL, REWARD_MODEL] if kind == "rlhf" else [MODEL]
+    taken = [name for name in names if (folder / name).exists()]
     if taken:
         raise ValueError(f"{folder} has {', '.join(taken)} already, and nothing is overwritten: whet init {kind} ANOTHER_FOLDER")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".init-", dir=folder.parent) as draft:
-        for name in names:
-            copyfile(source / name, Path(draft) / name)
+        for path in source.iterdir():
+            if path.is_file():
+                copyfile(path, Path(draft) / path.name)
         make_reader(Path(draft), kind)
+        if kind == "rlhf":
+            make_reward_model(Path(draft))
         folder.mkdir(exist_ok=True)
-        for name in (*names, MODEL):
+        for name in names:
             (Path(draft) / name).rename(folder / name)
-    return [folder / name for name in (*names, MODEL)]
+    return [folder / name for name in names]
+
+
+def make_reward_model(folder: Path) -> None:
+    """Train the reward model of a folder by its `rm.toml`."""
+    from whet.runs.supervised import train_on_data
+
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        pairs = f"{folder}/pairs.jsonl"
+        places = {"run_dir": f"{work}/run", "model.path": f"{folder}/{MODEL}", "data.path": pairs, "evaluate.path": pairs}
+        quiet = {"model.device": "cpu", "observe.display": "none"}
+        typed = [f"{key}={json.dumps(value)}" for key, value in {**places, **quiet}.items()]
+        train_on_data(load_config(RewardModelRunConfig, folder / "rm.toml", typed))
+        (Path(work) / "run/model").rename(folder / REWARD_MODEL)
 
 
 def make_reader(folder: Path, kind: str, num_steps: int = NUM_STEPS) -> None:
     """Make a small model that has read the rows of a folder."""
+    from whet.quickstart.model import SmallModelConfig, make_model
+    from whet.runs.supervised import train_on_data
+
     tool = resolve(f"{folder / 'tools.py'}:{TOOLS[kind]}", kind="tool") if kind in TOOLS else None
     rows = [json.loads(line) for line in (folder / ROWS.get(kind, "rows.jsonl")).read_text().splitlines()]
     shown = [*demonstrations(rows, tool)]
@@ -69,7 +88,7 @@ def make_reader(folder: Path, kind: str, num_steps: int = NUM_STEPS) -> None:
         talks = Path(work) / "talks.jsonl"
         schemas = [] if tool is None else [Tool(tool).schema]
         talks.write_text("".join(json.dumps({"messages": [m.to_dict() for m in talk], "tools": schemas}) + "\n" for talk in shown))
-        make_model(Path(work) / "base", _texts(shown, schemas), SHAPE, seed=0)
+        make_model(Path(work) / "base", _texts(shown, schemas), SmallModelConfig.model_validate(SHAPE), seed=0)
         settings = {
             "run_dir": f"{work}/run",
             "deterministic": True,

@@ -12,7 +12,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, validated
+from whet.config import Config, resolve_callable, validated
+from whet.config.errors import nearest
 from whet.here import is_here
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.chance import RandomOptions, RandomReward
@@ -289,18 +290,38 @@ class WeightedReward:
         return components
 
 
-def components_of(config: RewardConfig) -> dict[str, ComponentConfig]:
+def components_of(config: RewardConfig | RewardChoice) -> dict[str, ComponentConfig]:
     """Its parts by their names; a single reward goes by its own."""
     if config.name is None:
         return config.components
     return {_short(config.name): ComponentConfig(name=config.name, options=config.options)}
 
 
+def check_functions(config: RewardConfig | RewardChoice) -> None:
+    """See that the rewards are there, and that functions of the user take a trajectory and their options.
+
+    Raises:
+        ValueError: naming the reward.
+    """
+    for component in components_of(config).values():
+        if component.name in REWARDS:
+            options_of(component.name, component.options)
+        elif ":" not in component.name:
+            raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; choose {_choices()}")
+        else:
+            resolve_callable(component.name, kind="reward", given=["trajectory"], options=component.options)
+
+
+def _near(name: str) -> str:
+    near = nearest(name, REWARDS)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def _build(component: ComponentConfig, means: Means) -> Reward:
     if component.name in REWARDS:
         return REWARDS[component.name].make(options_of(component.name, component.options), means)
     if ":" not in component.name:
-        raise ValueError(f"there is no reward {component.name!r}; choose {_choices()}")
+        raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; choose {_choices()}")
     return function_reward(component.name, component.options, means.pool, means.timeout_s, means.score_key)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.algo.config import AlgorithmConfig, GRPOConfig
+from whet.algo.config import COMPARES, AlgorithmConfig, GRPOConfig
+from whet.algo.policy_config import check_compared
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread, validated
@@ -287,4 +288,6 @@ def check_together(config: BaseRunConfig) -> None:
     if isinstance(config, RunConfig):
         check_trainable(config.rollout)
         check_best(config)
-        plan_batch(config.batch)
+        plan = plan_batch(config.batch)
+        if config.algo.name in COMPARES:
+            check_compared(config.algo.name, plan.samples_per_prompt)
