@@ -171,6 +171,61 @@ def test_a_check_tells_of_settings_without_them(ended, typed, told):
     assert (status, err) == (2, "") and told in out and out.rstrip().endswith("not checked")
 
 
+CALLS = """
+import whet
+
+ROWS, KEPT = [{"prompt": "What is 2 + 3?", "label": "5"}], {"num_rollouts": 1, "run_dir": "runs/light"}
+
+
+def bare(x: int): ...
+
+
+def told(call):
+    try:
+        call()
+    except ImportError as error:
+        print("LOADED", error)
+    except (ValueError, AttributeError) as error:
+        print(str(error).splitlines()[0])
+
+
+told(lambda: whet.train("modell", ROWS, lambda t: 1.0, **KEPT))
+told(lambda: whet.train("model", [{"question": "q"}], lambda t: 1.0, **KEPT))
+told(lambda: whet.train("model", ["a text", "another"], lambda t: 1.0, **KEPT))
+told(lambda: whet.train("model", ROWS, lambda prompts, completions: [1.0], **KEPT))
+told(lambda: whet.train("model", ROWS, "maths", **KEPT))
+told(lambda: whet.train("model", ROWS, lambda t: 1.0, tools=[bare], **KEPT))
+told(lambda: whet.train("model", ROWS, lambda t: 1.0, num_generations=8))
+told(lambda: whet.evaluate("model", ROWS, "maths", run_dir="runs/light"))
+told(lambda: whet.generate("modell", "What is 2 + 3?"))
+told(lambda: whet.sft("model", ROWS, num_steps=1, run_dir="runs/light"))
+told(lambda: whet.dpo("model", ROWS, num_steps=1, run_dir="runs/light"))
+told(lambda: whet.Run("runs/nothing"))
+"""
+ANSWERS = (
+    "there is no model folder 'modell'",
+    "there is no column 'prompt'",
+    "a list of texts",
+    "cannot be called as f(trajectory)",
+    "did you mean math",
+    "has no docstring",
+    "in whet it is batch.samples_per_prompt",
+    "did you mean math",
+    "there is no model folder 'modell'",
+    "there is no column 'messages'",
+    "there is no column 'chosen'",
+    "is no run's folder",
+)
+
+
+def test_mistakes_in_python_are_answered_without_them(folder):
+    done = light_python(folder, "-c", CALLS)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(ANSWERS) and all(words in line for line, words in zip(lines, ANSWERS, strict=True)), lines
+    assert not (folder / "runs").exists(), "a call that did nothing leaves nothing"
+
+
 NEEDS = ["serve model port=0", "train good.toml run_dir=run"]
 
 

@@ -124,11 +124,17 @@ def test_sft_learns_its_conversations(folder):
     config.write_text(
         f'run_dir = "{folder / "sft"}"\nnum_steps = 30\nsamples_per_step = 4\n'
         f'[model]\npath = "{folder / "model"}"\n[data]\npath = "{conversations}"\n[train.optim]\nlr = 1e-2\n'
+        f'[evaluate]\npath = "{conversations}@[:3]"\ninterval = 20\n'
     )
+    checked = whet_here("check", str(config))
+    assert checked.returncode == 0 and "held out: 3 conversations" in checked.stdout, checked.stdout
     done = whet_here("sft", str(config))
     assert done.returncode == 0, done.stderr
-    losses = [row["sft/loss"] for row in metrics(folder / "sft")]
+    rows = metrics(folder / "sft")
+    losses = [row["sft/loss"] for row in rows if "sft/loss" in row]
     assert losses[-1] < 0.5 * losses[0]
+    held_out = {row["step"]: row["eval/sft/loss"] for row in rows if "eval/sft/loss" in row}
+    assert list(held_out) == [0, 20, 30] and held_out[30] < 0.5 * held_out[0]
     assert (folder / "sft/model/model.safetensors").is_file()
 
 

@@ -16,10 +16,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/errors.md"
 HEAD = """\
 # What can go wrong, and what whet says
 
-Every message on this page was printed by the test of its case in `tests/errors`, which makes the mistake
-through the command line and fails if the message, or what is kept, is another. `make docs` writes the page
-anew (`WHET_WRITE_DOCS=1 python -m pytest tests/errors`); paths that differ from machine to machine are
-shortened to `...`.
+Every message on this page was printed by the test of its case in `tests/errors`, which makes the mistake at
+the command line or in Python and fails if the message, or what is kept, is another. `make docs` writes the
+page anew (`WHET_WRITE_DOCS=1 python -m pytest tests/errors`); paths that differ from machine to machine are
+shortened to `...`. A mistake in settings, data files, a model's path, the form of a reward or a tool is
+answered before torch is loaded.
 
 - A command that cannot go on says `error:` on standard error and ends with **status 2**.
   `WHET_TRACEBACK=1` shows where in whet that came from.
@@ -35,6 +36,8 @@ shortened to `...`.
 def section(case: Case, message: str) -> str:
     """A case as the page shows it."""
     status = "The run goes on." if case.status == 0 else f"The command ends with status {case.status}."
+    if message.startswith(">>> "):
+        status = "The call raises it."
     cause, remedy = wrapped(f"**Cause.** {case.cause}"), wrapped(f"**What to do.** {case.remedy}")
     return f"### {case.title}\n\n```text\n{message.strip()}\n```\n\n{cause}\n\n{remedy}\n\n{status}\n"
 

@@ -14,7 +14,7 @@ from whet.api.given import Given, read_given
 from whet.api.process import CallerThread, watched
 from whet.api.run import Run
 from whet.build.first_look import look_at
-from whet.build.run_dirs import Finished, new_or_unfinished, same_settings, something_to_do
+from whet.build.run_dirs import Finished, leave_nothing, new_or_unfinished, same_settings, something_to_do
 from whet.config import ConfigError, changed_code, code_digests
 from whet.here import holding
 from whet.settings.rl import BaseRunConfig, check_together
@@ -72,16 +72,18 @@ def train(
     return _run("train", tables, settings, callbacks)
 
 
-def sft(model: str | Path | Mapping[str, Any], data: Any = None, *, callbacks: Any = (), **settings: Unpack[SftSettings]) -> Run:
+def sft(
+    model: str | Path | Mapping[str, Any], data: Any = None, *, test: Any = None, callbacks: Any = (), **settings: Unpack[SftSettings]
+) -> Run:
     """Fine-tune on conversations, as `whet sft` does. Arguments as for `train`; rows have `messages`."""
-    return _run("sft", {"model": _named(model, "path"), "data": _data(data, "path")}, settings, callbacks)
+    return _run("sft", _files(model, data, test), settings, callbacks)
 
 
 def dpo(
     model: str | Path | Mapping[str, Any], data: Any = None, *, test: Any = None, callbacks: Any = (), **settings: Unpack[DpoSettings]
 ) -> Run:
     """Learn from preference pairs without a reward model, as `whet dpo` does. Rows have `chosen` and `rejected`."""
-    return _run("dpo", _pairs(model, data, test), settings, callbacks)
+    return _run("dpo", _files(model, data, test), settings, callbacks)
 
 
 def reward_model(
@@ -93,7 +95,7 @@ def reward_model(
     **settings: Unpack[RewardModelSettings],
 ) -> Run:
     """Train a reward model on preference pairs, as `whet rm` does. Rows have `chosen` and `rejected`."""
-    return _run("rm", _pairs(model, data, test), settings, callbacks)
+    return _run("rm", _files(model, data, test), settings, callbacks)
 
 
 def _run(command: str, arguments: Mapping[str, Any], settings: Mapping[str, Any], callbacks: Any) -> Run:
@@ -154,8 +156,6 @@ def _changed(config: BaseRunConfig, folder: Path) -> bool:
 @contextmanager
 def rows_in(given: Given, folder: Path) -> Iterator[None]:
     """Context of a run whose rows are in its folder. One that fails before it did anything leaves nothing."""
-    from whet.build.session import leave_nothing
-
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     given.write_rows(folder)
     try:
@@ -196,7 +196,7 @@ def played_tables(model: Any, data: Any, reward: Any, tools: Any, algo: Any) -> 
     return {**named, "data": _data(data, "train"), "reward": _reward(reward)}
 
 
-def _pairs(model: Any, data: Any, test: Any) -> dict[str, Any]:
+def _files(model: Any, data: Any, test: Any) -> dict[str, Any]:
     return {"model": _named(model, "path"), "data": _data(data, "path"), "evaluate": None if test is None else {"path": test}}
 
 

@@ -260,7 +260,7 @@ class GroupRewardTable(TypedDict, total=False):
 
 class HeldOutTable(TypedDict, total=False):
     path: Any
-    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
+    """File, folder or hub data set, with the columns of `[data]`; unset: nothing is held out."""
     interval: int | None
     """Steps between two evaluations; another one follows at the end. none: only at the end."""
     before_training: bool
@@ -1289,6 +1289,14 @@ class SftSettings(TypedDict, total=False):
     """Conversations that one optimizer step learns from."""
     reducer: Literal["token_mean", "sample_mean", "group_mean", "token_sum_mean", "sequence_mean", "sequence_sum"]
     """token_mean: every trained token counts the same; sample_mean: every conversation does."""
+    evaluate: HeldOutTable
+    """Held-out conversations; their loss is `eval/sft/loss`."""
+    evaluate__path: Any
+    """File, folder or hub data set, with the columns of `[data]`; unset: nothing is held out."""
+    evaluate__interval: int | None
+    """Steps between two evaluations; another one follows at the end. none: only at the end."""
+    evaluate__before_training: bool
+    """Also before the first step."""
 
 class DpoSettings(TypedDict, total=False):
     run_dir: str
@@ -1468,7 +1476,7 @@ class DpoSettings(TypedDict, total=False):
     evaluate: HeldOutTable
     """Held-out pairs."""
     evaluate__path: Any
-    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
+    """File, folder or hub data set, with the columns of `[data]`; unset: nothing is held out."""
     evaluate__interval: int | None
     """Steps between two evaluations; another one follows at the end. none: only at the end."""
     evaluate__before_training: bool
@@ -1664,7 +1672,7 @@ class RewardModelSettings(TypedDict, total=False):
     evaluate: HeldOutTable
     """Held-out pairs."""
     evaluate__path: Any
-    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
+    """File, folder or hub data set, with the columns of `[data]`; unset: nothing is held out."""
     evaluate__interval: int | None
     """Steps between two evaluations; another one follows at the end. none: only at the end."""
     evaluate__before_training: bool

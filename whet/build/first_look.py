@@ -27,8 +27,9 @@ def look_at(config: BaseRunConfig) -> None:
     elif isinstance(config, SupervisedRunConfig):
         data = config.data
         keys = {"messages_key": data.messages_key, "prompt_key": data.prompt_key, "response_key": data.response_key}
-        for row in _first_rows(data.path):
-            _check_columns(row, keys)
+        for path in filter(None, (data.path, config.evaluate.path)):
+            for row in _first_rows(path):
+                _check_columns(row, keys)
     elif isinstance(config, PairRunConfig):
         _look_at_pairs(config.data.path, config.data)
         if config.evaluate.path is not None:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_toml
-from whet.runfolder.journal import END
-from whet.runfolder.lock import owner_of
+from whet.runfolder.journal import END, FAILURES, LOG, STARTS
+from whet.runfolder.lock import LOCK, OWNER, owner_of
 from whet.settings.rl import BaseRunConfig
 
 Settings = TypeVar("Settings", bound=BaseRunConfig)
@@ -24,6 +24,8 @@ ROWS = "data"
 """Folder in a run's folder for rows that it got as objects, from Python."""
 RUNS = Path("runs")
 """Parent of the folders that no setting names."""
+OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}
+"""Files that a start makes first."""
 
 
 class Finished(Exception):
@@ -123,3 +125,21 @@ def _is_free(folder: Path) -> bool:
         return owner_of(folder) is None
     except ValueError:
         return False
+
+
+def leave_nothing(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folder of a start that failed before it did anything. A folder that was there before stays,
+    and so does one with records or logs.
+    """
+    if folder not in made:
+        return
+    with suppress(OSError):
+        there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
+        empty = all(there[name].stat().st_size == 0 for name in ("metrics.jsonl", FAILURES) if name in there)
+        if {name for name in there if not name.startswith(f"{ROWS}/")} <= OF_A_START and empty:
+            for path in there.values():
+                path.unlink()
+            for path in sorted(folder.rglob("*"), reverse=True):  # folders for what never came
+                path.rmdir()
+            for path in made:
+                path.rmdir()

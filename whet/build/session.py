@@ -19,14 +19,14 @@ from typing import TextIO
 import torch
 
 from whet.build.process import prepare_process
-from whet.build.run_dirs import ROWS
+from whet.build.run_dirs import leave_nothing
 from whet.checkpoint.store import CheckpointStore, checkpoints_in
 from whet.config import changed_code, code_digests, dump_toml
 from whet.files import replace_file
 from whet.rollout.runner import Stalled
 from whet.runfolder.environment import environment
-from whet.runfolder.journal import END, FAILURES, LOG, STARTS, Journal, read_rows
-from whet.runfolder.lock import LOCK, OWNER, claim
+from whet.runfolder.journal import STARTS, Journal, read_rows
+from whet.runfolder.lock import claim
 from whet.settings.rl import BaseRunConfig
 from whet.stop import Stop, Stopped, on_signals
 from whet.threads import ThreadWatch
@@ -146,10 +146,6 @@ def _clock_notes(starts: Sequence[Mapping[str, JSON]]) -> list[str]:
     ]
 
 
-OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}
-"""Files that a start makes first."""
-
-
 def _make_writable(folder: Path) -> list[Path]:
     """Make the folder. Returns those that were not there, the innermost first."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -160,24 +156,6 @@ def _make_writable(folder: Path) -> list[Path]:
     except OSError as error:
         raise ValueError(f"run_dir: {folder} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
     return made
-
-
-def leave_nothing(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folder of a start that failed before it did anything. A folder that was there before stays,
-    and so does one with records or logs.
-    """
-    if folder not in made:
-        return
-    with suppress(OSError):
-        there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
-        empty = all(there[name].stat().st_size == 0 for name in ("metrics.jsonl", FAILURES) if name in there)
-        if {name for name in there if not name.startswith(f"{ROWS}/")} <= OF_A_START and empty:
-            for path in there.values():
-                path.unlink()
-            for path in sorted(folder.rglob("*"), reverse=True):  # folders for what never came
-                path.rmdir()
-            for path in made:
-                path.rmdir()
 
 
 def _settle(config: BaseRunConfig, folder: Path) -> list[str]:

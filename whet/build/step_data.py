@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from whet.core.batch import TrainBatch, batch_of
@@ -12,7 +12,7 @@ from whet.data.preference import PreferenceSource, preference_source
 from whet.data.supervised import SupervisedSource, supervised_source
 from whet.data.template import Renderer
 from whet.observe.metrics import Metrics, merge_metrics
-from whet.settings.supervised import PairRunConfig, SupervisedRunConfig, held_out_rows
+from whet.settings.supervised import HeldOutConfig, PairRunConfig, SupervisedRunConfig, held_out_rows
 from whet.supervised_loop import HeldOut
 
 Measure = Callable[[TrainBatch], Metrics]
@@ -41,12 +41,22 @@ def conversations(config: SupervisedRunConfig, renderer: Renderer) -> StepData:
         batch = batch_of(source.next(config.samples_per_step))
         return batch.with_(weights=reducer(batch))
 
-    return StepData(source, take, {"conversations": str(len(source))})
+    facts, rows = {"conversations": str(len(source))}, held_out_rows(config.data, config.evaluate)
+    if rows is None:
+        return StepData(source, take, facts)
+    held = supervised_source(rows, renderer, run_seed=config.seed, name="held_out")
+    every, facts["held out"] = held.next(len(held)), str(len(held))
+
+    def batches() -> Iterator[TrainBatch]:
+        for start in range(0, len(every), config.samples_per_step):
+            yield batch_of(every[start : start + config.samples_per_step])
+
+    return StepData(source, take, facts, lambda measure: held_out(config.evaluate, batches, measure))
 
 
 def pairs(config: PairRunConfig, renderer: Renderer) -> StepData:
     """Training pairs, and those held out."""
-    rows = held_out_rows(config)
+    rows = held_out_rows(config.data, config.evaluate)
     held = None if rows is None else preference_source(rows, renderer, run_seed=config.seed, name="held_out")
     source = preference_source(config.data, renderer, run_seed=config.seed)
     left_out = f" ({source.num_dropped} too long, {source.num_same} with two equal replies left out)"
@@ -58,17 +68,22 @@ def pairs(config: PairRunConfig, renderer: Renderer) -> StepData:
     if held is None:
         return StepData(source, take, facts)
     facts["held out"] = str(len(held))
-    return StepData(source, take, facts, lambda measure: held_out_pairs(config, held, measure))
-
-
-def held_out_pairs(config: PairRunConfig, held: PreferenceSource, measure: Measure) -> HeldOut:
-    """Every held-out pair through `measure`, a step's worth at a time; its metrics are `eval/...` then."""
     every = held.all()
+
+    def batches() -> Iterator[TrainBatch]:
+        for start in range(0, len(every), config.pairs_per_step):
+            yield pair_batch(every[start : start + config.pairs_per_step])
+
+    return StepData(source, take, facts, lambda measure: held_out(config.evaluate, batches, measure))
+
+
+def held_out(config: HeldOutConfig, batches: Callable[[], Iterable[TrainBatch]], measure: Measure) -> HeldOut:
+    """All held-out batches through `measure`; its metrics are `eval/...` then."""
 
     def measure_all() -> Metrics:
         metrics: Metrics = {}
-        for start in range(0, len(every), config.pairs_per_step):
-            metrics = merge_metrics(metrics, measure(pair_batch(every[start : start + config.pairs_per_step])))
+        for batch in batches():
+            metrics = merge_metrics(metrics, measure(batch))
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    return HeldOut(measure_all, config.evaluate.interval, config.evaluate.before_training)
+    return HeldOut(measure_all, config.interval, config.before_training)

@@ -20,7 +20,7 @@ from whet.evaluate.config import EvaluationSetConfig
 from whet.plan.text import several
 from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import check_best, evaluation_rows, training_rows
-from whet.settings.supervised import SupervisedRunConfig
+from whet.settings.supervised import SupervisedRunConfig, held_out_rows
 from whet.types import JSON, Message, Task
 
 MEASURED_ROWS = 20_000
@@ -184,6 +184,20 @@ def _conversations(context: CheckContext, config: SupervisedRunConfig) -> Iterat
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {context.vocab_size - 1}: its tokenizer is another")
     for number, (tokens, mask) in enumerate(islice(source.rows(), SHOWN_ROWS), start=1):
         yield ok(f"conversation {number}: {len(tokens)} tokens, {sum(mask)} train", masked_lines(tokens, mask, renderer))
+    yield from _held_out(config, renderer)
+
+
+def _held_out(config: SupervisedRunConfig, renderer: Renderer) -> Iterator[Note]:
+    """Check that the held-out conversations can be read and rendered."""
+    rows = held_out_rows(config.data, config.evaluate)
+    if rows is None:
+        return
+    try:
+        source = supervised_source(rows, renderer, run_seed=config.seed, name="held_out")
+    except ValueError as error:
+        yield fail(f"held out: {error}")
+        return
+    yield ok(f"held out: {len(source)} conversations of {paths_text(rows.path)}")
 
 
 def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]) -> Iterator[Note]:

@@ -22,7 +22,7 @@ def check_pairs(context: CheckContext, config: PairRunConfig) -> Iterator[Note]:
     if source is not None:
         context.source = source
         context.longest = max(((len(a.tokens), len(b.tokens)) for a, b in source.rows()), key=sum)
-    held = held_out_rows(config)
+    held = held_out_rows(config.data, config.evaluate)
     if held is not None:
         for note in _pairs(context, held, config.seed):
             yield Note(note.status, f"held out: {note.text}", note.lines)

@@ -307,21 +307,21 @@ def check_functions(config: RewardConfig | RewardChoice) -> None:
         if component.name in REWARDS:
             options_of(component.name, component.options)
         elif ":" not in component.name:
-            raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; choose {_choices()}")
+            raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; there are {_choices()}")
         else:
             resolve_callable(component.name, kind="reward", given=["trajectory"], options=component.options)
 
 
 def _near(name: str) -> str:
     near = nearest(name, REWARDS)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"; did you mean {' or '.join(near)}" if near else ""
 
 
 def _build(component: ComponentConfig, means: Means) -> Reward:
     if component.name in REWARDS:
         return REWARDS[component.name].make(options_of(component.name, component.options), means)
     if ":" not in component.name:
-        raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; choose {_choices()}")
+        raise ValueError(f"there is no reward {component.name!r}{_near(component.name)}; there are {_choices()}")
     return function_reward(component.name, component.options, means.pool, means.timeout_s, means.score_key)
 
 

@@ -5,7 +5,7 @@ settings each command reads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,17 @@ from whet.config import Config, refuse_unread
 from whet.core.choices import ReducerName
 from whet.data.config import ChatConfig, PreferenceConfig, SupervisedConfig
 from whet.settings.rl import BaseRunConfig, RunConfig
+
+
+class HeldOutConfig(Config):
+    """Data that do not train, and when they are looked at."""
+
+    path: str | list[str] | None = Field(default=None, min_length=1)
+    """File, folder or hub data set, with the columns of `[data]`; unset: nothing is held out."""
+    interval: int | None = Field(default=50, gt=0)
+    """Steps between two evaluations; another one follows at the end. none: only at the end."""
+    before_training: bool = True
+    """Also before the first step."""
 
 
 class SupervisedRunConfig(BaseRunConfig):
@@ -30,22 +41,13 @@ class SupervisedRunConfig(BaseRunConfig):
     """Conversations that one optimizer step learns from."""
     reducer: ReducerName = "token_mean"
     """token_mean: every trained token counts the same; sample_mean: every conversation does."""
+    evaluate: HeldOutConfig = Field(default_factory=HeldOutConfig)
+    """Held-out conversations; their loss is `eval/sft/loss`."""
 
     @model_validator(mode="after")
     def _no_rollouts(self) -> SupervisedRunConfig:
         refuse_settings(self)
         return self
-
-
-class HeldOutConfig(Config):
-    """Pairs that do not train, and when they are looked at."""
-
-    path: str | list[str] | None = Field(default=None, min_length=1)
-    """File, folder or hub data set of pairs, with the columns of `[data]`; unset: nothing is held out."""
-    interval: int | None = Field(default=50, gt=0)
-    """Steps between two evaluations; another one follows at the end. none: only at the end."""
-    before_training: bool = True
-    """Also before the first step."""
 
 
 class PairRunConfig(BaseRunConfig):
@@ -118,13 +120,14 @@ def chat_of(config: BaseRunConfig) -> ChatConfig:
     return config.data
 
 
-def held_out_rows(config: PairRunConfig) -> PreferenceConfig | None:
-    """The held-out pairs' files, with the columns of training, in their order; none of them is left out for
-    its length.
-    """
-    if config.evaluate.path is None:
+Columns = TypeVar("Columns", SupervisedConfig, PreferenceConfig)
+
+
+def held_out_rows(data: Columns, evaluate: HeldOutConfig) -> Columns | None:
+    """The held-out files, with the columns of training, in their order; nothing is left out for its length."""
+    if evaluate.path is None:
         return None
-    return config.data.model_copy(update={"path": config.evaluate.path, "shuffle": False, "max_tokens": None})
+    return data.model_copy(update={"path": evaluate.path, "shuffle": False, "max_tokens": None})
 
 
 RUN_CONFIGS: dict[str, type[BaseRunConfig]] = {
