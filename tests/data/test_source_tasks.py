@@ -190,3 +190,30 @@ def test_an_empty_data_set_is_refused(path, tmp_path):
 def test_at_least_one_task_is_taken(path):
     with pytest.raises(ValueError, match="cannot take 0 tasks"):
         TaskSource(SourceConfig(path=path)).next(0)
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"), [("left", "56789"), ("right", "01234"), ("middle", "01…89")], ids=["left", "right", "middle"]
+)
+def test_long_prompts_are_cut_in_their_longest_message(tmp_path, side, expected):
+    path = tmp_path / "rows.jsonl"
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "0123456789"}]
+    path.write_text(json.dumps({"prompt": messages}) + "\n" + json.dumps({"prompt": "short"}) + "\n")
+
+    def length(task):
+        return sum(len(message.content) for message in task.prompt)
+
+    source = TaskSource(SourceConfig(path=str(path), max_prompt_tokens=9, long_prompts=side, shuffle=False), length=length)
+    cut, short = source.tasks
+    assert [message.content for message in cut.prompt] == ["Add.", expected] and short.prompt[0].content == "short"
+    assert (source.num_dropped, source.num_cut) == (0, 1)
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: the prompt is longer than max_prompt_tokens = 4 even with its longest text cut"):
+        TaskSource(SourceConfig(path=str(path), max_prompt_tokens=4, long_prompts=side), length=length)
+
+
+def test_long_prompts_may_be_an_error(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "0123456789"}) + "\n" + json.dumps({"prompt": "short"}) + "\n")
+    config = SourceConfig(path=str(path), max_prompt_tokens=9, long_prompts="error")
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: the prompt has 10 tokens, more than max_prompt_tokens = 9, as 1 of 2 have"):
+        TaskSource(config, length=lambda task: len(task.prompt[0].content))

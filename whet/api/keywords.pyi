@@ -730,7 +730,9 @@ class TrainSettings(TypedDict, total=False):
     data__source_timeout_s: float
     """Seconds that each call of the source may take."""
     data__max_prompt_tokens: int | None
-    """Drop the tasks with longer prompts (they are counted)."""
+    """Tokens of the longest prompt that is played; see `long_prompts`."""
+    data__long_prompts: Literal["drop", "error", "left", "middle", "right"]
+    """Treatment of longer prompts. drop: they are not played, and counted; error: the run does not start; left, middle, right: the beginning, the middle or the end of the prompt's longest message is cut."""
     data__shuffle: bool
     """A new order in every epoch; false: the order of the files."""
     batch: BatchTable

@@ -103,6 +103,8 @@ def _evaluation_set(context: CheckContext, name: str, chosen: EvaluationSetConfi
 def _counted(source: TaskSource, rows: SourceConfig) -> str:
     limit = rows.max_prompt_tokens
     dropped = "" if limit is None else f", {source.num_dropped} dropped as longer than max_prompt_tokens = {limit}"
+    if rows.long_prompts not in ("drop", "error"):
+        dropped = f", {source.num_cut} cut to max_prompt_tokens = {limit}"
     return f"{len(source)} rows of {paths_text(rows.path)}, columns {columns_text(rows.path)}{dropped}"
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from whet.data.cursor import Cursor, EpochSource
 from whet.data.files import Row, paths_text
+from whet.data.long_prompts import LongPrompts, cut_prompt
 from whet.data.rows import RowConfig, read_all, renamed_columns, task_from
 from whet.types import JSON, Task
 
@@ -60,7 +61,9 @@ class SourceConfig(RowConfig):
     path: str | list[str] = Field(min_length=1)
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Drop the tasks with longer prompts (they are counted)."""
+    """Tokens of the longest prompt that is played."""
+    long_prompts: LongPrompts = "drop"
+    """Treatment of longer prompts: dropped and counted, an error, or cut."""
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
     seed: int = 42
@@ -93,10 +96,11 @@ class TaskSource(EpochSource):
         if config.max_prompt_tokens is not None:
             if length is None:
                 raise ValueError("max_prompt_tokens is set, but this source was given no way to count tokens (length)")
-            self._tasks = _fitting(tasks, length, config.max_prompt_tokens, paths_text(config.path))
+            self._tasks = _fitting(tasks, length, config, config.max_prompt_tokens)
         elif length is not None:
             _measure(tasks[0], length)
         self.num_dropped = len(tasks) - len(self._tasks)
+        self.num_cut = 0 if self.num_dropped else sum(kept is not task for kept, task in zip(self._tasks, tasks, strict=True))
         items = [task_digest(task, whole=False) for task in self._tasks]
         self._cursor = Cursor(name, items, shuffle=config.shuffle, seed=config.seed)
 
@@ -145,12 +149,22 @@ def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
     return tasks
 
 
-def _fitting(tasks: list[Task], length: Callable[[Task], int], limit: int, where: str) -> list[Task]:
+def _fitting(tasks: list[Task], length: Callable[[Task], int], config: SourceConfig, limit: int) -> list[Task]:
     lengths = [_measure(task, length) for task in tasks]
+    side = config.long_prompts
+    long = [(task, tokens) for task, tokens in zip(tasks, lengths, strict=True) if tokens > limit]
+    if side == "error" and long:
+        task, tokens = long[0]
+        raise ValueError(
+            f"{task.origin}: the prompt has {tokens} tokens, more than max_prompt_tokens = {limit}, as {len(long)} of {len(tasks)} have: "
+            "raise it, or choose long_prompts=drop, left, middle or right"
+        )
+    if side != "drop":
+        return [task if tokens <= limit else cut_prompt(task, length, limit, side) for task, tokens in zip(tasks, lengths, strict=True)]
     fitting = [task for task, tokens in zip(tasks, lengths, strict=True) if tokens <= limit]
     if not fitting:
         spread = f"they have {min(lengths)} to {max(lengths)} tokens"
-        raise ValueError(f"every prompt of {where} is longer than max_prompt_tokens = {limit}: {spread}; raise it")
+        raise ValueError(f"every prompt of {paths_text(config.path)} is longer than max_prompt_tokens = {limit}: {spread}; raise it")
     return fitting
 
 

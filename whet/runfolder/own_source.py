@@ -73,7 +73,7 @@ def own_source() -> SourceTexts:
 
 
 def _add_keys(node: ast.ClassDef, out: SourceTexts) -> None:
-    if not any(ast.unparse(base).endswith(("Config", "Options")) for base in node.bases):
+    if not any(ast.unparse(base).endswith(("Config", "Options", "Choice")) for base in node.bases):
         return
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):

@@ -17,6 +17,7 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
 from whet.config import Config, Reference, refuse_unread, validated
 from whet.data.config import ChatConfig
+from whet.data.long_prompts import LongPrompts
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
@@ -51,7 +52,10 @@ class DataConfig(RowConfig, ChatConfig):
     source_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds that each call of the source may take."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Drop the tasks with longer prompts (they are counted)."""
+    """Tokens of the longest prompt that is played; see `long_prompts`."""
+    long_prompts: LongPrompts = "drop"
+    """Treatment of longer prompts. drop: they are not played, and counted; error: the run does not start; left, middle, right: the
+    beginning, the middle or the end of the prompt's longest message is cut."""
     shuffle: bool = True
     """A new order in every epoch; false: the order of the files."""
 
@@ -64,7 +68,9 @@ class DataConfig(RowConfig, ChatConfig):
             refuse_unread(self, ["source_options", "source_timeout_s"], "without source", "name a function in source")
         else:
             why = f"with source={self.source!r}, which says by itself what comes when"
-            refuse_unread(self, ["max_prompt_tokens", "shuffle"], why, "see to it in there")
+            refuse_unread(self, ["max_prompt_tokens", "long_prompts", "shuffle"], why, "see to it in there")
+        if self.max_prompt_tokens is None:
+            refuse_unread(self, ["long_prompts"], "without max_prompt_tokens", "set max_prompt_tokens")
         return self
 
 
