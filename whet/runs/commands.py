@@ -332,9 +332,10 @@ def run_facts(config: RunConfig, parts: Parts, source: Source) -> dict[str, str]
     plan = plan_batch(config.batch)
     parameters = sum(p.numel() for p in parts.model.hf.parameters())
     num_dropped, num_cut = (source.num_dropped, source.num_cut) if isinstance(source, TaskSource) else (0, 0)
+    left = f" ({num_dropped} over-long ones dropped)" if num_dropped else f" ({num_cut} cut)" if num_cut else ""
     facts = {
         "model": f"{parts.folder} ({parameters / 1e6:.1f}M parameters, {config.model.dtype}, {parts.model.device})",
-        "prompts": f"{len(source)}" + (f" ({num_dropped} over-long ones dropped)" if num_dropped else f" ({num_cut} cut)" if num_cut else ""),
+        "prompts": f"{len(source)}{left}",
         "batch": f"{plan.prompts_per_rollout} prompts x {plan.samples_per_prompt} samples = "
         f"{plan.samples_per_step} samples x {plan.steps_per_rollout} steps, {plan.epochs} epoch(s)",
         "algorithm": config.algo.name,
