@@ -140,16 +140,28 @@ def test_a_reply_ends_at_its_own_stop_tokens_alone(member, renderer):
 def test_a_paused_reply_goes_on_from_its_tokens_and_an_aborted_one_keeps_them(member, folder):
     async def play():
         asked = [Request(f"p{i}", (*PROMPT, i), SamplingParams(300, seed=i), chunk_tokens=8) for i in range(4)]
-        reading = [asyncio.ensure_future(chunks_of(member, request)) for request in asked]
-        await asyncio.sleep(1.0)
+        replies = [[] for _ in asked]
+
+        async def read(request, chunks):
+            async for chunk in member.generate(request):
+                chunks.append(chunk)
+
+        async def grown(least):
+            while not all(len(chunks) >= least for chunks in replies):
+                await asyncio.sleep(0.005)
+
+        reading = [asyncio.ensure_future(read(*pair)) for pair in zip(asked, replies, strict=True)]
+        await grown(2)
         await member.pause()
         before = await member.score(Ints(PROMPT))
+        counts = [len(chunks) for chunks in replies]
         await asyncio.sleep(0.3)
-        assert not any(each.done() for each in reading)
+        assert not any(each.done() for each in reading) and [len(chunks) for chunks in replies] == counts
         await member.resume()
-        await asyncio.sleep(0.3)
+        await grown(max(counts) + 1)
         await member.abort("p3")
-        return await asyncio.gather(*reading), before
+        await asyncio.gather(*reading)
+        return replies, before
 
     replies, scored = run(play())
     for i, chunks in enumerate(replies[:3]):
