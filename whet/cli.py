@@ -586,15 +586,25 @@ def check(
 
 
 @app.command()
-def doctor(report: ReportFile = None) -> None:
+def doctor(
+    url: Annotated[str | None, typer.Argument(help="A server of vLLM or SGLang that is to sample for a run, http://HOST:PORT.")] = None,
+    report: ReportFile = None,
+) -> None:
     """Examine this machine and this installation: versions, processor, memory, accelerators, caches, disk; what is wrong, with a remedy.
+    With a URL: a server, what whet will use of it and what it lacks.
 
     Ends with status 2 if something that whet needs is missing or broken.
     """
-    from whet.check.doctor import CHECKS, doctor
     from whet.check.findings import line
 
-    found = doctor(lambda finding: _echo(line(finding, CHECKS)))
+    if url is None:
+        from whet.check.doctor import CHECKS, doctor
+
+        found = doctor(lambda finding: _echo(line(finding, CHECKS)))
+    else:
+        from whet.check.server import AREAS, doctor_server
+
+        found = doctor_server(url, lambda finding: _echo(line(finding, AREAS)))
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(found, indent=1) + "\n")

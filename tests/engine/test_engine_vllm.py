@@ -67,7 +67,7 @@ def play(server, request):
 
 
 def test_a_request_says_everything_that_the_server_would_otherwise_choose_by_itself(server):
-    reply = play(server, ask(temperature=1.0, stop_token_ids=(98,), logit_bias=((5, 1.5),), seed=2**63 + 5))
+    reply = play(server, ask(temperature=1.0, stop_token_ids=(98,), logit_bias=((5, 1.5),)))
     (body,) = server.bodies
     assert reply.tokens == expected() and reply.logprobs == pytest.approx([-token / 10 for token in expected()])
     assert body["token_ids"] == list(PROMPT) and body["stream"] and body["cache_salt"] == "whet-default" and body["model"] == "tiny"
@@ -83,7 +83,6 @@ def test_a_request_says_everything_that_the_server_would_otherwise_choose_by_its
         "min_tokens": 0,
         "stop_token_ids": [98],
         "ignore_eos": True,
-        "seed": 5,
         "logprobs": 0,
         "detokenize": False,
         "logit_bias": {"5": 1.5},
@@ -280,6 +279,21 @@ def test_a_request_that_fails_at_one_server_is_sampled_by_the_other():
         return reply
 
     assert run(asked()).tokens == expected()
+
+
+def test_a_server_whose_engine_died_while_its_routes_answer_is_a_lost_one():
+    """As vLLM's: the request fails with 500, `/health` answers 503, and the process ends somewhat later."""
+    pool = VllmPool(model(), 1)
+    pool.servers[0].statuses = [(500, "EngineCore encountered an issue.")] * 4
+    pool.servers[0].failing["/health"] = 503
+
+    async def asked():
+        replies = await asyncio.gather(*(reply_to(pool, ask(f"r{i}")) for i in range(4)))
+        await pool.close()
+        return replies
+
+    assert all(reply.tokens == expected() for reply in run(asked())) and len(pool.servers) == 2
+    assert "EngineCore encountered an issue" in pool.incidents[0].cause
 
 
 def publisher(pool):

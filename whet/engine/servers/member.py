@@ -25,6 +25,8 @@ from whet.types.columns import Ints
 
 LOOK_S = 0.05
 """Between two looks of a waiting request at whether it was aborted, or its server cut off."""
+HEALTH_S = 10.0
+"""For a server that failed with a request to say whether it lives."""
 RESET_S = 30.0
 """For a server to let go of its prefix cache."""
 EMPTY_ATTEMPTS = 3
@@ -132,8 +134,20 @@ class ServerMember:
                             return
                 num_empty = num_empty + 1 if num_sampled == 0 and self._open.is_set() else 0
             raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody asked it to")
+        except EngineLost:
+            raise
+        except EngineFailed as error:
+            await self._check_alive(error)
+            raise
         finally:
             chunks.put_nowait(None)
+
+    async def _check_alive(self, error: EngineFailed) -> None:
+        """Raises EngineLost if the server's own health says that an error was its end: its routes outlive its engine for a while."""
+        try:
+            await asyncio.wait_for(self._wire.health(), HEALTH_S)
+        except (EngineFailed, EngineRefused, TimeoutError) as dead:
+            raise EngineLost(f"{error}; and {dead}") from error
 
     async def _may_begin(self, reply: ServedReply) -> bool:
         """Wait for the gate, and for a server that sleeps; False: the request was aborted meanwhile."""

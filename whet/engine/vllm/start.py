@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class Vllm:
     name, title = "vllm", "vLLM"
 
     def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
-        every = {"model": str(folder), "host": LOOPBACK, "port": port, "dtype": dtype, **OWN_ARGS}
+        """As `ServerKind.command`, with a seed of its own: servers of one seed draw the same noise."""
+        every = {"model": str(folder), "host": LOOPBACK, "port": port, "dtype": dtype, "seed": secrets.randbelow(2**31), **OWN_ARGS}
         return [SERVER, *command_line(self, every, FIXED, args)]
 
     def environment(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.engine.base import EngineFailed, EngineRefused
-from whet.engine.servers.wire import SampledTokens, check_raw, restarts, seed_of
+from whet.engine.servers.wire import SampledTokens, check_raw, restarts
 from whet.types import Grammar, Request, Scored
 from whet.types.columns import Doubles, Ints
 
@@ -20,7 +20,8 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
     """The JSON of a request.
 
     Args:
-        request: the request; its stop texts are the caller's to find.
+        request: the request; its stop texts are the caller's to find. Its seed stays here: vLLM samples requests with seeds one by one,
+            and its build for CPUs ends when it computes such a prompt in parts.
         request_id: its id at the server.
         model: the model's name there.
         salt: keeps the prefix cache of one version apart from that of others.
@@ -47,7 +48,6 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
         "min_tokens": max(0, sampling.min_tokens - request.num_begun),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,  # the stop tokens are those of the request, whatever the model's files say
-        "seed": seed_of(sampling.seed, request.num_begun),
         "logprobs": sampling.top_logprobs,
         "detokenize": False,
     }
