@@ -273,7 +273,7 @@ def test_token_rewards_of_several_components_are_added_with_their_weights():
         ({"name": "math", "workers": 0}, "workers"),
         ({"name": "math", "options": {"extrct": 1}}, "^the options of the reward 'math': extrct: unknown key; did you mean extract"),
         ({"name": "math", "options": {"extract": "bx"}}, "^the options of the reward 'math': extract = \"bx\": expected one of 'auto', "),
-        ({"name": "maths"}, "there is no reward 'maths'; choose 'math', 'exact'"),
+        ({"name": "maths"}, "there is no reward 'maths'; did you mean math; there are 'math', 'exact'"),
         ({"name": "whet.reward.base:nothing"}, "has no 'nothing'"),
         ({"name": reference("not_a_function")}, "is a int, not a function"),
         ({"name": reference("length"), "options": {"scael": 1}}, r"f\(trajectory, scael=\.\.\.\)"),

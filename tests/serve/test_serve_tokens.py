@@ -119,7 +119,7 @@ def test_whets_own_client_of_vllm_reads_it(server):
     async def play():
         http = HttpServer("whet", server.url)
         wire = VllmWire(http, Served(4096, ("a",), "default"), "tiny", has_plugin=False)
-        request = Request("r", Ints(IDS), SamplingParams(12, seed=4), chunk_tokens=1)
+        request = Request("r", Ints(IDS), SamplingParams(12, temperature=0.0), chunk_tokens=1)
         found = [each async for each in wire.stream(request, "x", "default")]
         score = await wire.score(Ints(IDS), 0, "y")
         http.cut("done")
@@ -129,7 +129,7 @@ def test_whets_own_client_of_vllm_reads_it(server):
     tokens = [token for each in found for token in each.tokens]
     assert len(tokens) == 12 and found[-1].finish == "length" and found[-1].labels == ["default"]
     assert list(score.logprobs) == pytest.approx(list(server.do(server.service.engine.score(tuple(IDS))).logprobs))
-    mine = server.do(reply_to(server.service.engine, Request("z", Ints(IDS), SamplingParams(12, seed=4))))
+    mine = server.do(reply_to(server.service.engine, Request("z", Ints(IDS), SamplingParams(12, temperature=0.0))))
     assert tokens == list(mine.tokens)
-    whole = asked(server, logprobs=0)
+    whole = asked(server, logprobs=0, temperature=0)
     assert sampled_of(whole, Request("r", Ints(IDS), SamplingParams(12))).tokens == tokens
