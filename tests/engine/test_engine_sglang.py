@@ -75,6 +75,16 @@ def test_a_reply_has_the_log_probs_of_what_was_sampled(server, folders):
     assert reply.logprobs == pytest.approx(trainer_logprobs(folders[0], (*PROMPT, *reply.tokens))[2:], abs=1e-4)
 
 
+def test_a_narrowed_reply_has_the_ids_that_it_was_drawn_from(server, folders):
+    reply = play(server, ask(top_k=3, temperature=0.7, nucleus=True))
+    kept = [list(memoryview(ids).cast("i")) for chunk in reply.chunks for ids in chunk.nucleus]
+    assert all(len(ids) == 3 and token in ids for token, ids in zip(reply.tokens, kept, strict=True)) and len(kept) == 40
+    logits = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)(torch.tensor([[*PROMPT, *reply.tokens]])).logits[0]
+    for place, (token, ids) in enumerate(zip(reply.tokens, kept, strict=True)):
+        here = torch.log_softmax(logits[len(PROMPT) - 1 + place, ids] / 0.7, -1)
+        assert reply.logprobs[place] == pytest.approx(float(here[ids.index(token)]), abs=1e-4)
+
+
 def test_a_score_is_the_models(server, folders):
     member = member_of(server)
     tokens = tuple(range(3, 40))

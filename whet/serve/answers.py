@@ -57,6 +57,8 @@ class Sampled:
     """Log-probs under the model's own distribution, if the request asked for them; likewise the next
     one."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
+    kept: list[list[int]] = field(default_factory=list[list[int]])
+    """The ids that each token was drawn from, if the request asked for them and leaves any out."""
     versions: list[int] = field(default_factory=list[int])
     num_cached: int = 0
     """Tokens of the prompt that the engine had in its cache."""
@@ -70,6 +72,7 @@ class Sampled:
         self.logprobs.extend(chunk.logprobs)
         self.raw_logprobs.extend(chunk.raw_logprobs)
         self.top_logprobs.extend(chunk.top_logprobs)
+        self.kept.extend(list(memoryview(ids).cast("i")) for ids in chunk.nucleus)
         self.versions.extend([chunk.version] * len(chunk.tokens))
         self.finish, self.num_new, self.num_cached = chunk.finish, len(chunk.tokens), chunk.num_cached
         cut = self.matched_token is not None and not self.keep_stop

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 REPEATS = 32
 """About how often a stream whose events hold everything so far repeats a token at most."""
+MAX_KEPT = 4096
+"""Ids that a token may have been drawn from, where they are reported; SGLang's `--sampling-mask-max-tokens`."""
 NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
@@ -71,6 +73,9 @@ class GenerateBody(Body):
     """Accepted without effect: there are no such metrics."""
     return_hidden_states: Literal[False] = False
     return_routed_experts: Literal[False] = False
+    return_sampling_mask: bool = False
+    """Also tell the ids that each token was drawn from, where top_p, top_k or min_p leave any out."""
+    sampling_logprobs_mode: Literal["selected"] = "selected"
 
 
 async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
@@ -160,6 +165,7 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
         grammar=grammar,
         raw_logprobs=body.return_logprob and greedy,
         top_logprobs=body.top_logprobs_num if body.return_logprob else None,
+        nucleus=body.return_sampling_mask,
     )
 
 
@@ -238,9 +244,25 @@ class GenerateAnswer:
             "weight_version": self._service.control.label(version),
             "e2e_latency": time.monotonic() - self._began,
         }
+        if self._body.return_sampling_mask and sampled.request.sampling.narrows:
+            meta |= self._mask(sampled, reported.tokens)
         if self._body.return_logprob:
             meta |= self._logprobs(place, sampled, reported.tokens)
         return {"text": sampled.text.certain[reported.characters :], "output_ids": sampled.tokens[reported.tokens :], "meta_info": meta}
+
+    def _mask(self, sampled: Sampled, first: int) -> dict[str, JSON]:
+        """The ids that each token was drawn from, and its log-prob among them.
+
+        Raises:
+            ApiError: a token has more of them than SGLang tells, too.
+        """
+        if (most := max(map(len, sampled.kept[first:]), default=0)) > MAX_KEPT:
+            raise ApiError(400, f"a token was drawn from {most} ids, and at most {MAX_KEPT} are reported: set top_k", param="return_sampling_mask")
+        return {
+            "output_token_sampling_mask": sampled.kept[first:],
+            "output_token_sampling_logprobs": sampled.logprobs[first:],
+            "output_token_sampling_mask_length": len(sampled.kept) - first,
+        }
 
     def _finish_reason(self, sampled: Sampled) -> Event | None:
         match sampled.finish:
