@@ -257,7 +257,8 @@ class GenerateAnswer:
             ApiError: a token has more of them than SGLang tells, too.
         """
         if (most := max(map(len, sampled.kept[first:]), default=0)) > MAX_KEPT:
-            raise ApiError(400, f"a token was drawn from {most} ids, and at most {MAX_KEPT} are reported: set top_k", param="return_sampling_mask")
+            text = f"a token was drawn from {most} ids, and at most {MAX_KEPT} are reported: set top_k"
+            raise ApiError(400, text, param="return_sampling_mask")
         return {
             "output_token_sampling_mask": sampled.kept[first:],
             "output_token_sampling_logprobs": sampled.logprobs[first:],

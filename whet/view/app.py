@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from starlette.applications import Starlette
@@ -56,18 +57,18 @@ class Viewer:
     def answers(self) -> dict[str, Callable[[Asked], Response]]:
         """The function for each path below `api`."""
         return {
-            "runs": lambda asked: JSONResponse([summary_of(run) for run in self.runs.values()]),
+            "runs": lambda asked: _json([summary_of(run) for run in self.runs.values()]),
             "metrics": lambda asked: _packed(metrics_pack(asked.run, asked.number("start", 0))),
-            "failures": lambda asked: JSONResponse(failures_of(asked.run)),
-            "waits": lambda asked: JSONResponse(waits_of(asked.run)),
-            "rollouts": lambda asked: JSONResponse(rollouts_of(asked.run)),
-            "rollout": lambda asked: JSONResponse(groups_of_rollout(asked.run, self._index(asked), asked.number("rollout"))),
+            "failures": lambda asked: _json(failures_of(asked.run)),
+            "waits": lambda asked: _json(waits_of(asked.run)),
+            "rollouts": lambda asked: _json(rollouts_of(asked.run)),
+            "rollout": lambda asked: _json(groups_of_rollout(asked.run, self._index(asked), asked.number("rollout"))),
             "groups": self._groups,
-            "search": lambda asked: JSONResponse(search(asked.run, asked.text("text")[:200], asked.optional("before"))),
+            "search": lambda asked: _json(search(asked.run, asked.text("text")[:200], asked.optional("before"))),
             "trajectory": lambda asked: _packed(self.trajectory(*asked.trajectory())),
             "credit": lambda asked: _packed(rollout_pack(asked.run, asked.number("rollout"))),
             "same": self._same,
-            "worst": lambda asked: JSONResponse(worst_tokens(asked.run, self.pieces(asked.run), asked.number("rollout"))),
+            "worst": lambda asked: _json(worst_tokens(asked.run, self.pieces(asked.run), asked.number("rollout"))),
             "export": self._export,
         }
 
@@ -78,13 +79,13 @@ class Viewer:
         page = asked.number("start", 0), min(asked.number("count", 100), MOST_GROUPS)
         groups, scanned, rollouts, broken = self._index(asked).groups(SCAN_S)
         found = choose_groups(groups, asked.text("sort", "rollout"), asked.text("filter", "all"), *page, asked.optional("rollout"))
-        return JSONResponse({**plain(found), "scanned": scanned, "rollouts": rollouts, "broken": broken})
+        return _json({**found, "scanned": scanned, "rollouts": rollouts, "broken": broken})
 
     def _same(self, asked: Asked) -> Response:
         _, rollout, name, group = asked.trajectory()
         place = place_of(self._index(asked), rollout, name, group)
         prompt = rows_of_trajectory(asked.run, rollout, place)["prompt"][0].as_py()
-        return JSONResponse(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], place["task_id"], prompt))
+        return _json(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], place["task_id"], prompt))
 
     def _export(self, asked: Asked) -> Response:
         run, rollout, name, group = asked.trajectory()
@@ -160,6 +161,10 @@ def make_app(viewer: Viewer) -> Starlette:
 
     routes = [Route(f"/api/{name}", partial(answer, work), methods=["GET"]) for name, work in viewer.answers().items()]
     return Starlette(routes=[*routes, Route("/{path:path}", file, methods=["GET"])])
+
+
+def _json(value: Any) -> Response:
+    return JSONResponse(plain(value))
 
 
 def _packed(data: bytes) -> Response:

@@ -17,7 +17,7 @@ KINDS = {"float64": "f8", "float32": "f4", "int32": "i4", "int8": "i1", "uint8":
 
 
 def pack(head: Mapping[str, Any], columns: Mapping[str, Any]) -> bytes:
-    """A pack. Columns are numpy arrays of a type in `KINDS`; `head` is JSON without NaN."""
+    """A pack. Columns are numpy arrays of a type in `KINDS`; `head` is JSON, its NaN and infinity become null."""
     places: dict[str, list[Any]] = {}
     pieces: list[bytes] = []
     size = 0
@@ -29,7 +29,8 @@ def pack(head: Mapping[str, Any], columns: Mapping[str, Any]) -> bytes:
         padding = -len(data) % 8
         pieces += [data, bytes(padding)]
         size += len(data) + padding
-    text = json.dumps({**head, "columns": places}, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    line = json.dumps(plain({**head, "columns": places}), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = line.encode("utf-8", "replace")
     text += b" " * (-(4 + len(text)) % 8)
     return b"".join([struct.pack("<I", len(text)), text, *pieces])
 
