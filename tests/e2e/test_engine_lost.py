@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.test_engine_copies_run import workers_of_this_process
 from tests.e2e.tiny_run import make_files, metrics_of, run_config, weights_of
 from whet.engine.base import EngineFailed
+from whet.engine.pool.config import Supervision
 from whet.engine.pool.reply import PooledReply
 from whet.engine.workers.copies import EngineCopies
 from whet.observe.records import read_records
@@ -41,6 +42,7 @@ def killing(at_chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineCopies, "__init__", made)
         patch.setattr(PooledReply, "take", taken)
+        patch.setattr(Supervision, "of", lambda config: Supervision(**config.model_dump(), restart_backoff_s=0.01))  # runs are that short
         yield
     assert len(seen) >= at_chunk, "nothing was killed"
 
