@@ -90,6 +90,14 @@ def other_texts(rows):
         row |= {"trajectory": f"<script>\"'&#?/../{i}", "task_id": "\x00\x1b[31m", "outcome": "constructor", "dropped": "__proto__"}
 
 
+def damaged_pages(run):
+    """The records with their end whole and nonsense in what it points to."""
+    data = bytearray((run / RECORDS).read_bytes())
+    data[4:2000] = bytes(1996)
+    data[len(data) // 2 - 500 : len(data) // 2] = bytes(500)
+    (run / RECORDS).write_bytes(bytes(data))
+
+
 CASES = {
     "not finite": (rows_as(not_finite), ""),
     "null": (rows_as(all_null), ""),
@@ -103,6 +111,8 @@ CASES = {
     "newer": (newer, "newer whet"),
     "cut records": (lambda run: (run / RECORDS).write_bytes((run / RECORDS).read_bytes()[:1000]), "no whole record file"),
     "empty index": (lambda run: (run / INDEX).write_bytes(b""), "no whole file"),
+    "damaged pages": (damaged_pages, "is damaged"),
+    "no log-probs": (rows_as(lambda rows: [row.update(logprobs=None) for row in rows] and None), ""),
     "records of another kind": (lambda run: (run / RECORDS).write_text(json.dumps({})), "no whole record file"),
     "no tokenizer": (lambda run: (run / "model/tokenizer.json").write_text("{"), ""),
 }

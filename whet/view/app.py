@@ -156,7 +156,9 @@ def make_app(viewer: Viewer) -> Starlette:
             return work(Asked(request, viewer.runs))
         except KeyError as error:
             return JSONResponse({"error": f"the records lack a column that this view needs: {str(error)[:200]}"}, 404)
-        except (ValueError, pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
+            return JSONResponse({"error": f"a file of the run is damaged, or changes while it is read: {str(error)[:2000]}"}, 404)
+        except ValueError as error:
             return JSONResponse({"error": str(error)[:2000]}, 404)
 
     routes = [Route(f"/api/{name}", partial(answer, work), methods=["GET"]) for name, work in viewer.answers().items()]

@@ -168,10 +168,11 @@ def worst_tokens(run: ViewedRun, pieces: Pieces | None, rollout: int, count: int
         for group in range(reader.num_row_groups):
             rows = reader.read_row_group(group, there)
             for row in range(len(rows)):
-                trained = token_column(rows, "train_logprobs", row) if "train_logprobs" in there else None
-                if trained is None:
+                names = ("train_logprobs", "logprobs", "loss_mask")
+                trained, sampled, mask = (token_column(rows, name, row) if name in there else None for name in names)
+                if trained is None or sampled is None or mask is None:
                     continue
-                sampled, mask = token_column(rows, "logprobs", row), token_column(rows, "loss_mask", row) == 1
+                mask = mask == 1
                 difference = np.where(mask & (trained != 0), trained.astype(np.float64) - sampled, 0.0)
                 total += int(np.count_nonzero(mask))
                 for place in np.argsort(-np.abs(difference), kind="stable")[:count]:

@@ -40,10 +40,14 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def browser(chromium, runs, variants, quickstart, lessons):
-    """Chromium, after all runs were played: the driver has an event loop of its own, which a run in the same process does not bear."""
+def browser(chromium, request):
+    """Chromium, after the runs of all chosen tests were played: the driver has an event loop of its own, which a run in the same process
+    does not bear."""
     from playwright.sync_api import sync_playwright
 
+    wanted = {name for item in request.session.items for name in item.fixturenames}
+    for name in wanted & {"runs", "variants", "quickstart", "lessons"}:
+        request.getfixturevalue(name)
     with sync_playwright() as driver:
         found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield found

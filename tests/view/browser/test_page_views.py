@@ -52,6 +52,32 @@ def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
         until(page, "document.querySelector('.chart .last').textContent === '0.75'")
 
 
+def test_new_points_leave_open_and_zoomed_what_is(open_page, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(f'{{"step": {step}, "reward/total": 0.25, "memory/peak_gib": 2}}\n' for step in range(1, 41)))
+    with serving(tmp_path / "run") as served:
+        page = open_page(served.address)
+        page.locator("summary", has_text="memory").click()
+        page.wait_for_selector("[data-metric='memory/peak_gib'] canvas")
+        box = page.locator("[data-metric='reward/total'] .u-over").bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=4)
+        page.mouse.up()
+        ends = "(() => { const { min, max } = document.querySelector('.chart').chart.scales.x; return [min, max]; })()"
+        zoomed = page.evaluate(ends)
+        assert 8 < zoomed[0] < 13 and 18 < zoomed[1] < 23
+        page.locator("summary", has_text="memory").focus()
+        with open(file, "a") as more:
+            more.write('{"step": 41, "reward/total": 0.75, "memory/peak_gib": 3}\n')
+        until(page, "document.querySelector('[data-metric=\"memory/peak_gib\"] .last').textContent === '3'")
+        assert page.evaluate(ends) == zoomed
+        assert "memory" in page.evaluate("document.activeElement.textContent")
+        label = page.locator("[data-metric='reward/total'] .plot").get_attribute("aria-label")
+        assert label == "run: 0.25 first, 0.75 last, between 0.25 and 0.75, steps 1 to 41"
+
+
 def test_from_a_run_to_a_token(open_page, started, rows):
     page = open_page(started.address + "#/runs")
     page.click(f"a:text-is('{RL}')")
@@ -120,6 +146,7 @@ def test_keys_walk_over_tokens_and_views(open_page, started, rows):
     page.keyboard.press("?")
     page.wait_for_selector("dialog[open]")
     page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
     page.keyboard.press("1")
     page.wait_for_selector(".chart canvas")
 

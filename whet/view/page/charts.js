@@ -49,6 +49,11 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
   return new uPlot(options, data, place);
 }
 
+// The steps that a chart was zoomed to; null: it shows all.
+export function zoomOf({ scales: { x }, data: [xs] }) {
+  return xs.length && (x.min > xs[0] || x.max < xs[xs.length - 1]) ? { min: x.min, max: x.max } : null;
+}
+
 // The ends of an axis; a curve that never changes has room above and below.
 function spanned(low, high) {
   if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);

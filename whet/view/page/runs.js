@@ -1,7 +1,7 @@
 // Runs: the curves of all metrics, several runs over each other, live; where the time went; what failed.
 
-import { COLOURS, drawCurves } from "./charts.js";
-import { el, fill, short, visible } from "./dom.js";
+import { COLOURS, drawCurves, zoomOf } from "./charts.js";
+import { el, fill, short, shown, visible } from "./dom.js";
 import { address, getJSON, getPack } from "./net.js";
 import { timeline, waits } from "./times.js";
 import { both, t } from "./words.js";
@@ -29,7 +29,8 @@ class Metrics {
     this.next = head.next;
     head.names.forEach((name, k) => {
       if (!this.columns.has(name)) this.columns.set(name, new Array(this.rows).fill(NaN));
-      this.columns.get(name).push(...columns[k]);
+      const column = this.columns.get(name);
+      for (const value of columns[k]) column.push(value);
     });
     this.rows += head.rows;
     for (const column of this.columns.values()) while (column.length < this.rows) column.push(NaN);
@@ -54,30 +55,36 @@ class Metrics {
 export async function runsView(main, app, state, change) {
   const runs = await getJSON("runs");
   const wanted = state.run ? state.run.split("\n") : runs.filter((run) => run.metrics && !run.evaluation).slice(0, COLOURS.length).map((run) => run.name);
-  const shown = runs.filter((run) => wanted.includes(run.name));
-  const metrics = shown.filter((run) => run.metrics).map((run) => new Metrics(run.name));
+  const chosen = runs.filter((run) => wanted.includes(run.name));
+  const metrics = chosen.filter((run) => run.metrics).map((run) => new Metrics(run.name));
   let smooth = Number(state.smooth ?? 0);
   let text = state.metric ?? "";
   const charts = el("div", { class: "charts" });
   const phases = el("section", {});
   const search = el("input", { type: "search", placeholder: t("filter metrics"), "aria-label": t("filter metrics"), value: text, oninput: () => ((text = search.value), change({ ...state, metric: text || undefined }), draw()) });
-  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), change({ ...state, smooth: smooth || undefined }), draw()) });
+  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), change({ ...state, smooth: smooth || undefined }), refresh()) });
   const bar = el("div", { class: "bar" }, search, el("label", {}, t("smoothing"), " ", slider), el("span", { class: "note" }, t("drag to zoom, double click for all")));
   const waited = new Map();
-  let drawn = [];
+  const drawn = new Set();
+  const opened = new Map();
+  let laid = null;
 
   const watch = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting && !entry.target.chart) drawOne(entry.target);
   }, { rootMargin: "200px" });
 
+  // Draws a card's curves, or draws them again with what was zoomed to.
   function drawOne(card) {
-    const series = (card.series ?? metrics.map((one, k) => ({ name: one.name, colour: k, ...one.curve(card.metric) }))).filter((one) => one.x.length).map((one) => ({ ...one, smooth }));
+    const zoom = card.chart && zoomOf(card.chart);
+    card.chart?.destroy();
+    const series = card.curves().filter((one) => one.x.length).map((one) => ({ ...one, smooth }));
     const place = card.querySelector(".plot");
     place.replaceChildren();
     card.chart = drawCurves(place, series, { label: t("step") });
-    drawn.push(card.chart);
-    const last = card.querySelector(".last");
-    fill(last, series.map((one) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(one.y[one.y.length - 1]))));
+    if (zoom) card.chart.setScale("x", zoom);
+    drawn.add(card);
+    place.setAttribute("aria-label", shown(series.map(spoken).join("; ")));
+    fill(card.querySelector(".last"), series.map((one) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(one.y[one.y.length - 1]))));
   }
 
   function names() {
@@ -87,11 +94,13 @@ export async function runsView(main, app, state, change) {
     return [...first, ...rest].filter((name) => name.toLowerCase().includes(text.toLowerCase()));
   }
 
+  // Sections of cards; `refresh` keeps them as long as the metrics have the same names, with what is open, focused and zoomed.
   function draw() {
-    for (const chart of drawn) chart.destroy();
-    drawn = [];
+    for (const card of drawn) card.chart.destroy();
+    drawn.clear();
     watch.disconnect();
     const found = names();
+    laid = found.join("\n");
     const sections = new Map();
     for (const name of found) {
       const section = FIRST.includes(name) && !text ? t("at a glance") : name.split("/")[0];
@@ -100,25 +109,39 @@ export async function runsView(main, app, state, change) {
     }
     const parts = text ? [] : metrics.map((one) => componentsOf(one, metrics.length > 1)).filter(Boolean);
     fill(charts, [...sections].map(([section, members], k) => {
-      const cards = members.map((name) => {
-        const unit = UNITS.find(([pattern]) => pattern.test(name))?.[1];
-        const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, visible(name, true)), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), el("div", { class: "plot" }));
-        card.metric = name;
-        return card;
-      });
+      const cards = members.map((name) => metricCard(name, metrics));
       if (k === 0) cards.splice(1, 0, ...parts);
       const grid = el("div", { class: "grid" }, cards);
-      const open = k === 0 || Boolean(text);
+      const open = Boolean(text) || (opened.get(section) ?? k === 0);
       const observe = () => cards.forEach((card) => watch.observe(card));
-      if (open) observe();
-      return el("details", { class: "section", open, ontoggle: (event) => event.target.open && observe() }, el("summary", {}, section, " ", el("span", { class: "count" }, members.length)), grid);
+      const toggled = ({ target }) => {
+        if (!text) opened.set(section, target.open);
+        if (target.open) observe();
+      };
+      return el("details", { class: "section", open, ontoggle: toggled }, el("summary", {}, visible(section, true), " ", el("span", { class: "count" }, members.length)), grid);
     }));
     if (!found.length) fill(charts, el("p", { class: "state" }, t(text ? "No metric has this in its name." : "No metrics yet. The first line comes with the first step.")));
-    fill(phases, metrics.map((one) => [timeline(one), waits(one.name, waited.get(one.name))]));
+    drawTimes();
   }
 
-  const legend = el("div", { class: "run-list" }, runs.map((run) => runChip(run, shown, state, change)));
-  fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), await failures(shown));
+  const drawTimes = () => fill(phases, metrics.map((one) => [timeline(one), waits(one.name, waited.get(one.name))]));
+
+  function refresh() {
+    if (names().join("\n") !== laid) return draw();
+    for (const card of [...drawn]) {
+      if (card.getClientRects().length) {
+        drawOne(card);
+      } else {
+        card.chart.destroy();
+        card.chart = null;
+        drawn.delete(card);
+      }
+    }
+    drawTimes();
+  }
+
+  const legend = el("div", { class: "run-list" }, runs.map((run) => runChip(run, chosen, state, change)));
+  fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), await failures(chosen));
   const update = async () => {
     const changed = await Promise.all(metrics.map((one) => one.update()));
     await Promise.all(metrics.filter((_, k) => changed[k]).map(async ({ name }) => waited.set(name, await getJSON("waits", { run: name }))));
@@ -127,47 +150,64 @@ export async function runsView(main, app, state, change) {
   await update();
   draw();
 
-  const timer = setInterval(async () => {
-    if (document.hidden) return;
+  let timer = setTimeout(watchOn, EVERY_MS);
+  async function watchOn() {
     try {
-      if (await update()) draw();
+      if (!document.hidden && (await update()) && main.isConnected) refresh();
       app.said(null);
     } catch (error) {
       app.said(error.message);
     }
-  }, EVERY_MS);
+    if (main.isConnected) timer = setTimeout(watchOn, EVERY_MS);
+  }
   let width = charts.clientWidth;
   const resized = new ResizeObserver(() => {
     if (Math.abs(charts.clientWidth - width) > 20) {
       width = charts.clientWidth;
-      draw();
+      refresh();
     }
   });
   resized.observe(charts);
   return () => {
-    clearInterval(timer);
+    clearTimeout(timer);
     watch.disconnect();
     resized.disconnect();
-    for (const chart of drawn) chart.destroy();
+    for (const card of drawn) card.chart.destroy();
   };
+}
+
+function metricCard(name, metrics) {
+  const unit = UNITS.find(([pattern]) => pattern.test(name))?.[1];
+  const plot = el("div", { class: "plot", role: "img" });
+  const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, visible(name, true)), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), plot);
+  card.curves = () => metrics.map((one, k) => ({ name: one.name, colour: k, ...one.curve(name) }));
+  return card;
+}
+
+// A curve in words, for those who hear the page.
+function spoken({ name, x, y }) {
+  const finite = y.filter(Number.isFinite);
+  const end = finite.length - 1;
+  if (end < 0) return `${name}: –`;
+  const [low, high] = finite.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  return t("{0}: {1} first, {2} last, between {3} and {4}, steps {5} to {6}", name, short(finite[0]), short(finite[end]), short(low), short(high), x[0], x[x.length - 1]);
 }
 
 // The named parts of a run's reward in one chart; null where it has one part alone.
 function componentsOf(metrics, several) {
   const names = [...metrics.columns.keys()].filter((name) => name.startsWith("reward/") && name !== "reward/total");
   if (names.length < 2) return null;
-  const series = names.map((name, k) => ({ name: name.slice(7), colour: k, ...metrics.curve(name) }));
-  const key = series.map((one) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[one.colour % COLOURS.length] } }), visible(one.name, true)));
-  const card = el("figure", { class: "card chart components" }, el("figcaption", {}, el("span", { class: "name" }, t("parts of the reward"), several ? [" · ", visible(metrics.name, true)] : null), el("span", { class: "last" })), el("div", { class: "plot" }), el("div", { class: "legend" }, key));
-  card.series = series;
+  const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[k % COLOURS.length] } }), visible(name.slice(7), true)));
+  const card = el("figure", { class: "card chart components" }, el("figcaption", {}, el("span", { class: "name" }, t("parts of the reward"), several ? [" · ", visible(metrics.name, true)] : null), el("span", { class: "last" })), el("div", { class: "plot", role: "img" }), el("div", { class: "legend" }, key));
+  card.curves = () => names.map((name, k) => ({ name: name.slice(7), colour: k, ...metrics.curve(name) }));
   return card;
 }
 
-function runChip(run, shown, state, change) {
-  const place = shown.filter((one) => one.metrics).findIndex((one) => one.name === run.name);
+function runChip(run, chosen, state, change) {
+  const place = chosen.filter((one) => one.metrics).findIndex((one) => one.name === run.name);
   const on = place >= 0;
   const toggle = () => {
-    const names = on ? shown.filter((one) => one.name !== run.name) : [...shown, run];
+    const names = on ? chosen.filter((one) => one.name !== run.name) : [...chosen, run];
     change({ ...state, run: names.map((one) => one.name).join("\n") || undefined }, true);
   };
   const status = run.status ? t(run.status) : run.evaluation ? t("evaluation") : t("running or killed");
