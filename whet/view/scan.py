@@ -168,8 +168,8 @@ def worst_tokens(run: ViewedRun, pieces: Pieces | None, rollout: int, count: int
         for group in range(reader.num_row_groups):
             rows = reader.read_row_group(group, there)
             for row in range(len(rows)):
-                names = ("train_logprobs", "logprobs", "loss_mask")
-                trained, sampled, mask = (token_column(rows, name, row) if name in there else None for name in names)
+                needed = ("train_logprobs", "logprobs", "loss_mask")
+                trained, sampled, mask = (token_column(rows, name, row) if name in there else None for name in needed)
                 if trained is None or sampled is None or mask is None:
                     continue
                 mask = mask == 1

@@ -151,6 +151,31 @@ def test_keys_walk_over_tokens_and_views(open_page, started, rows):
     page.wait_for_selector(".chart canvas")
 
 
+def test_the_keyboard_goes_on_where_it_was(open_page, started):
+    page = open_page(started.address + "#/groups?" + urlencode({"run": RL, "rollout": 1}), viewport={"width": 900, "height": 500})
+    page.wait_for_selector(".group")
+    page.focus("#sort")
+    page.keyboard.press("ArrowDown")
+    until(page, "location.hash.includes('sort=best')")
+    page.wait_for_selector(".group")
+    until(page, "document.activeElement.id === 'sort'")
+    link = page.locator(".group").nth(3).locator("a").first
+    link.focus()
+    scrolled = page.evaluate("scrollY")
+    assert scrolled > 100
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".strip .token")
+    until(page, "document.activeElement.id === 'main' && scrollY === 0")
+    page.focus(".strip")
+    page.keyboard.press("ArrowRight")
+    chosen = page.locator("[role=option][aria-selected=true]")
+    assert page.locator(".strip").get_attribute("aria-activedescendant") == chosen.get_attribute("id")
+    assert chosen.get_attribute("aria-posinset") == "1"
+    page.go_back()
+    page.wait_for_selector(".group")
+    until(page, "wanted => Math.abs(scrollY - wanted) < 2", scrolled)
+
+
 def test_every_view_speaks_chinese(open_page, started, rows):
     page = open_page(started.address + of_trajectory(rows[0], token=len(rows[0]["tokens"]) - 1), locale="zh-CN")
     page.wait_for_selector(".token-panel")

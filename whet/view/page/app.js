@@ -24,11 +24,13 @@ function read() {
 const changer = (view) => (state, again = false) => {
   const target = address(view, state);
   if (again) location.hash = target;
-  else history.replaceState(null, "", target);
+  else history.replaceState(history.state, "", target);
 };
 
 async function show() {
   const mine = ++turn;
+  const focused = document.activeElement === document.body ? null : document.activeElement;
+  const back = arrive();
   leave?.();
   leave = null;
   const { view, state } = read();
@@ -42,10 +44,29 @@ async function show() {
     if (mine === turn) leave = after ?? null;
     else after?.();
     said(null);
+    if (mine === turn) settle(focused, back);
   } catch (error) {
     if (mine === turn) fill(place, el("p", { class: "state failed", role: "alert" }, t("This cannot be shown:"), " ", visible(String(error.message))));
     if (error.constructor.name !== "Refused") console.error(error);
   }
+}
+
+// How far each place in the browser's history was scrolled.
+const scrolled = new Map();
+let here = 0;
+
+// Notes how far the place that is left was scrolled; returns how far the new one was when it was left, if it was there before.
+function arrive() {
+  scrolled.set(here, scrollY);
+  here = history.state?.place ?? scrolled.size;
+  history.replaceState({ place: here }, "");
+  return scrolled.get(here);
+}
+
+// The keyboard goes on where it was, or at the beginning of the new view.
+function settle(focused, back) {
+  if (focused && !focused.isConnected) (document.getElementById(focused.id || "main") ?? main).focus({ preventScroll: true });
+  if (back !== undefined) scrollTo(0, back);
 }
 
 const TITLES = { runs: "Runs", groups: "Groups", trajectory: "Trajectory", compare: "Compare", lessons: "Lessons" };
@@ -53,14 +74,14 @@ const TITLES = { runs: "Runs", groups: "Groups", trajectory: "Trajectory", compa
 function header(view, state) {
   const lessons = app.runs.some((run) => run.lesson?.title);
   const keep = { run: state.run && !state.run.includes("\n") ? state.run : undefined };
-  const tabs = [lessons ? ["lessons", {}] : null, ["runs", {}], ["groups", { ...keep, rollout: view === "groups" ? state.rollout : state.rollout }], view === "trajectory" ? ["trajectory", state] : null, ["compare", keep]];
-  const links = tabs.filter(Boolean).map(([name, given]) => el("a", { href: address(name, given), "aria-current": name === view ? "page" : null }, t(TITLES[name])));
+  const tabs = [lessons ? ["lessons", {}] : null, ["runs", {}], ["groups", { ...keep, rollout: state.rollout }], view === "trajectory" ? ["trajectory", state] : null, ["compare", keep]];
+  const links = tabs.filter(Boolean).map(([name, given]) => el("a", { href: address(name, given), id: `to-${name}`, "aria-current": name === view ? "page" : null }, t(TITLES[name])));
   const recorded = app.runs.filter((run) => run.rollouts);
   const picker = view !== "runs" && view !== "lessons" && recorded.length > 1 ? el("select", { "aria-label": t("run"), id: "run", onchange: () => (location.hash = address(view === "trajectory" ? "groups" : view, { run: picker.value })) }, recorded.map((run) => el("option", { value: run.name, selected: run.name === state.run }, run.name))) : null;
-  const theme = el("button", { type: "button", class: "icon", title: t("light or dark"), "aria-label": t("light or dark"), onclick: flip }, "◐");
+  const theme = el("button", { type: "button", class: "icon", id: "theme", title: t("light or dark"), "aria-label": t("light or dark"), onclick: flip }, "◐");
   const other = languageNow() === "en" ? "中文" : "English";
   const language = el("button", { type: "button", class: "icon", id: "language", lang: languageNow() === "en" ? "zh-CN" : "en", onclick: () => speak(languageNow() === "en" ? "zh" : "en") }, other);
-  const keys = el("button", { type: "button", class: "icon", title: t("keys"), "aria-label": t("keys"), onclick: help }, "?");
+  const keys = el("button", { type: "button", class: "icon", id: "keys", title: t("keys"), "aria-label": t("keys"), onclick: help }, "?");
   fill(document.getElementById("top"), el("a", { class: "brand", href: address("runs") }, "whet"), el("nav", { "aria-label": t("views") }, links), picker, el("span", { class: "grow" }), language, theme, keys, el("p", { id: "said", role: "status", hidden: true }));
   document.getElementById("skip").textContent = t("Skip to content");
 }
@@ -105,7 +126,7 @@ function recall(name) {
 
 function help() {
   const keys = [["1 – 4", "the views, from left to right"], ["← → ↑ ↓", "the token before, after, above, below"], ["Home End", "the first and the last token"], ["c", "the next colour of tokens"], ["s", "tokens or steps"], ["/", "search"], ["l", "English or Chinese"], ["d", "light or dark"], ["?", "this list"]];
-  const dialog = el("dialog", { class: "help", onclose: () => dialog.remove() }, el("h2", {}, t("Keys")), el("dl", {}, keys.map(([key, words]) => el("div", {}, el("dt", {}, el("kbd", {}, key)), el("dd", {}, t(words))))), el("form", { method: "dialog" }, el("button", {}, t("close"))));
+  const dialog = el("dialog", { class: "help", "aria-label": t("Keys"), onclose: () => dialog.remove() }, el("h2", {}, t("Keys")), el("dl", {}, keys.map(([key, words]) => el("div", {}, el("dt", {}, el("kbd", {}, key)), el("dd", {}, t(words))))), el("form", { method: "dialog" }, el("button", {}, t("close"))));
   document.body.append(dialog);
   dialog.showModal();
 }
@@ -168,6 +189,7 @@ async function start() {
     fill(main, el("p", { class: "state failed", role: "alert" }, visible(error.message)));
     return;
   }
+  history.scrollRestoration = "manual";
   addEventListener("hashchange", show);
   document.getElementById("skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
   await show();

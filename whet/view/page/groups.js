@@ -17,7 +17,7 @@ export async function groupsView(main, app, state, change) {
   const rollout = all ? null : state.rollout !== undefined && rollouts.includes(Number(state.rollout)) ? Number(state.rollout) : rollouts[rollouts.length - 1];
   const place = rollouts.indexOf(rollout);
   const go = (value) => change({ ...state, rollout: value, group: undefined, start: undefined }, true);
-  const step = (by, words, sign) => el("button", { type: "button", class: "step", "aria-label": words, title: words, disabled: all || !(place + by in rollouts), onclick: () => go(String(rollouts[place + by])) }, sign);
+  const step = (by, words, sign) => el("button", { type: "button", class: "step", id: by < 0 ? "before" : "after", "aria-label": words, title: words, disabled: all || !(place + by in rollouts), onclick: () => go(String(rollouts[place + by])) }, sign);
   const picker = el("select", { "aria-label": t("rollout"), id: "rollout", onchange: () => go(picker.value) }, el("option", { value: "all", selected: all }, t("all rollouts")), [...rollouts].reverse().slice(0, 2000).map((each) => el("option", { value: each, selected: each === rollout }, `${t("rollout")} ${each}`)));
   const choice = (name, words, table) => el("select", { "aria-label": words, id: name, onchange: (event) => change({ ...state, [name]: event.target.value, start: undefined }, true) }, Object.entries(table).map(([key, each]) => el("option", { value: key, selected: key === (state[name] ?? Object.keys(table)[0]) }, t(each))));
   const search = el("input", { type: "search", value: state.text ?? "", placeholder: t("search all texts"), "aria-label": t("search all texts"), id: "search" });
@@ -122,7 +122,7 @@ function page(body, run, state, change, start, { total, rows, scanned, rollouts,
       [rows.played[i], rows.mean[i], rows.std[i], rows.best[i], rows.change[i], rows.longest[i], rows.failed[i]].map((value) => el("td", { class: "figure" }, number(value, 4))),
     ),
   );
-  const turn = (to, words) => el("button", { type: "button", disabled: to < 0 || to >= total || to === start, onclick: () => change({ ...state, start: to || undefined }, true) }, t(words));
+  const turn = (to, words) => el("button", { type: "button", id: words, disabled: to < 0 || to >= total || to === start, onclick: () => change({ ...state, start: to || undefined }, true) }, t(words));
   fill(
     body,
     el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : "", scanned < rollouts ? ` · ${t("reading: the newest {0} of {1} rollouts", scanned, rollouts)}` : ""),

@@ -15,7 +15,7 @@ export class Strip {
     this.chosen = -1;
     this.rows = [];
     this.shown = new Map();
-    this.space = el("div", { class: "strip-space" });
+    this.space = el("div", { class: "strip-space", role: "presentation" });
     this.box = el("div", { class: "strip", tabindex: "0", role: "listbox", "aria-label": t("Tokens"), onkeydown: (event) => this.key(event) }, this.space);
     this.box.addEventListener("scroll", () => this.later(), { passive: true });
     this.space.addEventListener("click", (event) => {
@@ -100,6 +100,7 @@ export class Strip {
   row(place) {
     const row = document.createElement("div");
     row.className = "strip-row";
+    row.setAttribute("role", "presentation");
     row.style.transform = `translateY(${place * ROW}px)`;
     const [start, end] = this.rows[place];
     for (let i = start; i < end; i++) row.append(this.token(i));
@@ -111,10 +112,13 @@ export class Strip {
     const token = document.createElement("span");
     token.className = `token ${ORIGINS[sample.origin[i]]}${i === this.chosen ? " chosen" : ""}`;
     token.dataset.token = i;
+    token.id = `token-${i}`;
     token.textContent = this.labels[i];
     token.title = this.given.title(i);
     token.setAttribute("role", "option");
     token.setAttribute("aria-selected", i === this.chosen);
+    token.setAttribute("aria-posinset", i + 1);
+    token.setAttribute("aria-setsize", sample.n);
     const colour = this.given.colour(sample, i);
     if (colour) token.style.backgroundColor = colour;
     return token;
@@ -140,6 +144,7 @@ export class Strip {
       }
     }
     this.redraw();
+    if (i >= 0) this.box.setAttribute("aria-activedescendant", `token-${i}`);
   }
 
   key(event) {

@@ -9,15 +9,15 @@ const NO_PHASES = ["time/step_s", "time/engine_busy_s", "time/compile_s"];
 // Causes in the order in which they are stacked, each with its words. Others that a record names come behind them.
 const CAUSES = { __proto__: null, decode: "engine: decoding", prefill: "engine: prefill", queue: "engine: queue", engine: "engine: the rest", env: "tools and environment", reward: "reward" };
 const MOST_BARS = 120;
-const [LEFT, HEIGHT] = [50, 150];
-const MOST_WIDTH = 1000;
+const [LEFT, HEIGHT] = [66, 150];
+const MOST_WIDTH = 1300;
 
 // Stacked bars. bars: [{ x, values, title }], values in the order of `names`; the key has the share of each name.
 function stacked(title, unit, axis, names, bars, words) {
   const totals = names.map((_, k) => bars.reduce((sum, bar) => sum + bar.values[k], 0));
   const whole = totals.reduce((a, b) => a + b, 0) || 1;
   const most = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
-  const room = Math.min(Math.max(innerWidth - 130, 200), MOST_WIDTH);
+  const room = Math.min(Math.max(innerWidth - 150, 200), MOST_WIDTH);
   const width = room / Math.max(bars.length, 12);
   const paint = (k) => ({ background: COLOURS[k % COLOURS.length], opacity: k >= COLOURS.length ? 0.5 : 1 });
   const columns = bars.map((bar, place) => {

@@ -48,7 +48,7 @@ export function trajectoryView(trajectory, credit, state, change, actions = []) 
   const sample = trajectory.samples[place];
   const quantities = quantitiesOf(trajectory.samples);
   let colour = quantities.includes(state.colour) ? state.colour : quantities[0];
-  const panel = el("div", { class: "panel", "aria-live": "polite" });
+  const panel = el("section", { class: "panel", "aria-label": t("token") });
   const context = { trajectory, credit, credits, place, use: state.use === "last" ? "last" : "first", go: (i) => choose(i), setUse: (use) => ((context.use = use), change({ ...state, use }), showToken()) };
   let scale = scaleOf(colour, trajectory.samples);
   const strip = new Strip({
