@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import re
 import resource
 import shutil
 import statistics
@@ -100,6 +102,13 @@ def long_run(folder: Path, rollouts: int, siblings: int) -> None:
             file.write(json.dumps(line | dict(zip(names, random.random(100).tolist(), strict=True))) + "\n")
 
 
+def machine() -> str:
+    """The processor, with its cores and memory."""
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
 def first_paint(browser, address: str, wanted: str) -> float:
     """Seconds from the request until the element that was waited for is painted."""
     context = browser.new_context(viewport={"width": 1360, "height": 900})
@@ -160,7 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         wide = measure_wide(browser, Path(name), given.rollouts, given.siblings)
-        found = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "browser": browser.version, "wide": wide}
+        found = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "browser": browser.version, "wide": wide}
         found["long"] = measure_long(browser, Path(name), given.tokens)
         browser.close()
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -238,7 +238,7 @@ def choose_groups(
         raise ValueError(f"groups are sorted by {', '.join(keys)} and filtered by {', '.join(masks)}, not {sort} and {filter}")
     chosen = masks[filter] if rollout is None else masks[filter] & (groups["rollout"] == rollout)
     places = np.flatnonzero(chosen)
-    places = places[np.argsort(keys[sort][places], kind="stable")]
+    places = places[np.lexsort((keys["rollout"][places], keys[sort][places]))]  # of equal ones the newest first
     shown = places[start : start + count]
     rows = {name: np.asarray(values)[shown].tolist() for name, values in groups.items() if name != "task"}
     rows["task"] = groups["task"].take(pa.array(shown)).to_pylist()

@@ -29,7 +29,7 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
       lines.push({ label: one.name, stroke: colour, width: 2, points: { show: false }, spanGaps: true, value: (_, value) => short(value) });
     } else {
       data.push(spread(raw));
-      lines.push({ label: one.name, stroke: colour, width: 2, spanGaps: true, points: { show: single || points, size: 5 }, value: (_, value) => short(value) });
+      lines.push({ label: one.name, stroke: colour, width: 2, spanGaps: !points, points: { show: single || points, size: 5 }, value: (_, value) => short(value) });
     }
   });
   const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui, sans-serif" };

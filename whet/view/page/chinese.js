@@ -37,7 +37,8 @@ export const CHINESE = {
   "{0} found in all rollouts": "所有轮次中共找到 {0} 条", "{0} found down to rollout {1}": "截至第 {1} 轮，找到 {0} 条",
   "{0} of {1} groups, {2} trajectories": "{1} 组中的 {0} 组，共 {2} 条轨迹", "The first 200 are shown.": "只显示前 200 组。",
   "the records of this rollout are gone, its index is left": "这一轮的记录已删除，只剩索引",
-  "No group of this rollout is like this.": "这一轮没有这样的组。", "No group of this run is like this.": "这次运行没有这样的组。",
+  "No group of this rollout is like this.": "这一轮没有这样的组。", "No row of data of this run was played twice, so no change is known.": "这次运行没有一条数据采样过两次，所以还不知道变化。",
+  "No group of this run is like this.": "这次运行没有这样的组。",
   "Nothing is recorded yet. The first rollout's records come when it is trained on.": "还没有记录。第一轮采样训练之后才会写入。",
   "mean {0}, std {1}": "均值 {0}，标准差 {1}", "changed by {0}": "变化 {0}", "greedy": "贪心轨迹", "no text": "没有文本",
   "the end of its text": "结尾文本", "groups {0} to {1} of {2}": "第 {0} 至 {1} 组，共 {2} 组", "reading: the newest {0} of {1} rollouts": "读取中：最新的 {0} 轮，共 {1} 轮", "The files of {0} rollouts cannot be read: {1}": "有 {0} 轮的文件无法读取：{1}", "back": "上一页", "on": "下一页",
@@ -139,15 +140,14 @@ export const CHINESE = {
 
   // 动作
   "action": "动作", "One row is one action: all that the model sampled before the environment answered.": "每行是一个动作：环境回应之前模型采样的全部内容。",
-  "log π(action) = Σ log π(token) over its {0} tokens, so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)).":
-    "log π(动作) 是它 {0} 个词元的 log π 之和，所以它的概率比是各词元概率比之积：ρ = exp(Σ (log π − log π_old))。",
-  "Its tokens share one advantage; its share of the loss is the sum of theirs.": "它的词元优势相同；它占损失的份额是各词元之和。",
+  "Its log π is the sum of its tokens', so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)). Its share of the loss is the sum of theirs, too.":
+    "它的 log π 是其词元之和，所以它的比值是各词元比值之积：ρ = exp(Σ (log π − log π_old))。它占损失的份额也是各词元之和。",
   "As one step of {0} tokens its TD error is R + γⁿV′ − V, and that is the discounted sum of its tokens' δ:": "把 {0} 个词元看作一步，TD 误差是 R + γⁿV′ − V，它等于各词元 δ 的折扣和：",
   "The model took no step in this sample.": "模型在这个样本里没有动作。",
 
   // 对比
   "compare with": "与之对比", "choose one …": "选一条……", "Choose the other trajectory above.": "请在上面选另一条轨迹。",
-  "{0} other trajectories of the same prompt, in these runs.": "这些运行中，同一提示还有 {0} 条轨迹。",
+  "Other trajectories of the same prompt in these runs: {0}.": "这些运行中，同一提示还有 {0} 条轨迹。",
   "This prompt was played once. Name a second run on the command line, or wait for its next epoch.": "这个提示只采样了一次。可在命令行再给一个运行，或等到它的下一个训练轮。",
   "Replies": "回复", "only in the first": "只在第一条里", "only in the second": "只在第二条里", "The replies are too long to be compared word by word.": "回复太长，不逐词比较。",
   "Drift of log-probs": "对数概率的漂移", "mean {0}, largest {1} nats over {2} tokens": "{2} 个词元上平均 {0}，最大 {1} nats",

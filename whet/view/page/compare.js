@@ -1,6 +1,6 @@
 // Compare: one prompt at two steps or in two runs, and where trainer and engine differ most.
 
-import { drawCurves } from "./charts.js";
+import { COLOURS, drawCurves } from "./charts.js";
 import { el, fill, number, short, visible } from "./dom.js";
 import { address, getJSON, getPack } from "./net.js";
 import { textOfBytes } from "./pack.js";
@@ -25,7 +25,7 @@ export async function compareView(main, app, state, change) {
     chosen ? null : el("option", { selected: true, disabled: true }, t("choose one …")),
     others.map((one, i) => el("option", { value: i, selected: chosen && key(one) === key({ ...chosen, rollout_id: chosen.rollout }) }, `${one.run} · ${t("rollout")} ${one.rollout_id} · ${one.trajectory} · ${number(one.reward, 4)}`)),
   );
-  const head = [el("h1", {}, t("Compare")), el("p", { class: "note" }, t("{0} other trajectories of the same prompt, in these runs.", others.length))];
+  const head = [el("h1", {}, t("Compare")), el("p", { class: "note" }, t("Other trajectories of the same prompt in these runs: {0}.", others.length))];
   if (!others.length) return void fill(main, head, el("p", { class: "state" }, t("This prompt was played once. Name a second run on the command line, or wait for its next epoch.")));
   const body = el("div");
   fill(main, head, el("div", { class: "bar" }, el("label", {}, t("compare with"), " ", picker)), body);
@@ -94,12 +94,14 @@ function driftChart(place, a, b) {
   const places = common(a, b);
   const curve = ({ samples: [sample] }, name) => {
     const [x, y] = [[], []];
-    for (let i = 0; i < sample.n; i++) if (sample.origin[i] === 1 && (!places.length || i <= places[places.length - 1])) x.push(i), y.push(sample.logprobs[i]);
+    const end = places.length ? places[places.length - 1] + 1 : sample.n;
+    for (let i = Math.max(sample.origin.indexOf(1), 0); i < end; i++) x.push(i), y.push(sample.origin[i] === 1 ? sample.logprobs[i] : NaN);
     return { name, x, y };
   };
   const series = [curve(a, t("the first")), { ...curve(b, t("the second")), colour: 1 }].filter((one) => one.x.length);
   if (!series.length) return undefined;
-  place.before(el("p", { class: "note" }, t("sampled log-prob (nats) by place of the token")));
+  const names = series.map((one, k) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[one.colour ?? k] } }), one.name));
+  place.before(el("div", { class: "legend" }, el("span", { class: "note" }, t("sampled log-prob (nats) by place of the token")), names));
   const chart = drawCurves(place, series, { height: 200, sync: "drift", points: true });
   return () => chart.destroy();
 }

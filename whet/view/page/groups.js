@@ -126,6 +126,7 @@ function page(body, run, state, change, start, { total, rows, scanned, rollouts,
   fill(
     body,
     el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : "", scanned < rollouts ? ` · ${t("reading: the newest {0} of {1} rollouts", scanned, rollouts)}` : ""),
+    state.sort === "changed" && scanned >= rollouts && lines.length && rows.change.every((change) => change === null) ? el("p", { class: "note" }, t("No row of data of this run was played twice, so no change is known.")) : null,
     broken.length ? el("p", { class: "note failed" }, t("The files of {0} rollouts cannot be read: {1}", broken.length, broken.slice(0, 20).join(", "))) : null,
     lines.length ? el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines))) : el("p", { class: "state" }, t("No group of this run is like this.")),
     total > PAGE ? el("div", { class: "bar" }, turn(Math.max(start - PAGE, 0), "back"), turn(start + PAGE, "on")) : null,

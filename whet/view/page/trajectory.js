@@ -107,8 +107,13 @@ export function trajectoryView(trajectory, credit, state, change, actions = []) 
   const empty = el("p", { class: "state" }, t("Its tokens were not recorded (observe.records.trajectories)."));
   showColour(colour);
   if (sample.n) showBody();
-  const page = el("article", { class: "trajectory" }, titleOf(trajectory, actions), lessonWords(head), conversation(trajectory, turns, place, jump), el("h2", {}, t("Tokens")), sample.n ? [bar, body] : empty);
-  page.ready = () => sample.n && strip.mark(showToken());
+  const title = el("h2", { class: "below-top" }, t("Tokens"));
+  const page = el("article", { class: "trajectory" }, titleOf(trajectory, actions), lessonWords(head), conversation(trajectory, turns, place, jump), title, sample.n ? [bar, body] : empty);
+  page.ready = () => {
+    if (!sample.n) return;
+    strip.mark(showToken());
+    if (state.token !== undefined) title.scrollIntoView({ block: "start" });
+  };
   return page;
 }
 
@@ -228,7 +233,7 @@ function stepView(trajectory, credits, turns, jump) {
 
   function stepRow(each) {
     const found = sums(each);
-    const text = (each.turn.content || each.turn.tool_calls || "").slice(0, 120);
+    const text = (each.turn.content || (each.turn.tool_calls ? callsOf(each.turn.tool_calls) : "")).slice(0, 120);
     const call = each.turn.tool_calls ? t("tool call") : t("reply");
     const cells = [each.end - each.start, found.logprob, Math.exp(found.logRatio), found.advantage, found.loss].map((value, k) => el("td", { class: "figure", "data-kind": ["tokens", "logprob", "ratio", "advantage", "loss"][k] }, number(value, 5)));
     return el("tr", { "data-step": each.number }, el("th", { scope: "row" }, `${each.number + 1} · ${call}`, el("div", { class: "peek" }, visible(text, true))), cells, el("td", {}, el("button", { type: "button", class: "quiet", onclick: () => jump(each.start) }, t("its tokens"))));
@@ -236,10 +241,8 @@ function stepView(trajectory, credits, turns, jump) {
 
   function stepSums(each) {
     const { trained, sample } = sums(each);
-    const lines = [el("li", {}, t("log π(action) = Σ log π(token) over its {0} tokens, so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)).", each.end - each.start))];
-    if (sample.values && sample.td_errors && trained.length && algo.name === "ppo") lines.push(actionError(sample, trained));
-    else lines.push(el("li", {}, t("Its tokens share one advantage; its share of the loss is the sum of theirs.")));
-    return el("tr", { class: "ties" }, el("td", { colspan: 7 }, el("ul", {}, lines)));
+    if (sample.values && sample.td_errors && trained.length && algo.name === "ppo") return el("tr", { class: "ties" }, el("td", { colspan: 7 }, actionError(sample, trained)));
+    return null;
   }
 
   function actionError(sample, trained) {
@@ -255,7 +258,7 @@ function stepView(trajectory, credits, turns, jump) {
     }
     const whole = rewards + factor * ahead - sample.values[first];
     return el(
-      "li",
+      "p",
       {},
       t("As one step of {0} tokens its TD error is R + γⁿV′ − V, and that is the discounted sum of its tokens' δ:", trained.length),
       " ",
@@ -265,7 +268,8 @@ function stepView(trajectory, credits, turns, jump) {
 
   const heads = ["action", "tokens", "log π", "ρ", "mean Â", "share of the loss", ""].map((name) => el("th", { scope: "col" }, name && t(name)));
   if (!rows.length) return el("p", { class: "state" }, t("The model took no step in this sample."));
-  return el("div", { class: "scroll" }, el("p", { class: "note" }, t("One row is one action: all that the model sampled before the environment answered.")), el("table", { class: "steps" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
+  const words = ["One row is one action: all that the model sampled before the environment answered.", "Its log π is the sum of its tokens', so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)). Its share of the loss is the sum of theirs, too."];
+  return el("div", { class: "scroll" }, words.map((each) => el("p", { class: "note" }, t(each))), el("table", { class: "steps" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
 }
 
 function sum(column, start, end) {
