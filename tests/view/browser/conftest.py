@@ -15,7 +15,10 @@ from tests.view.browser.variants import VARIANTS
 from tests.view.served import serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HOW = "none of the page's views was tested: these tests need Chromium: `apt-get install chromium` on Debian and Ubuntu, elsewhere set CHROMIUM to the program"
+HOW = (
+    "none of the page's views was tested: these tests need Chromium: "
+    "`apt-get install chromium` on Debian and Ubuntu, elsewhere set CHROMIUM to the program"
+)
 
 
 def find_chromium() -> str | None:

@@ -13,7 +13,7 @@ class Numbers {
   constructor() {
     this.body = el("tbody");
     const heads = ["quantity", "formula", "recorded", "recomputed"].map((name) => el("th", { scope: "col" }, t(name)));
-    this.table = el("div", { class: "scroll" }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, heads, el("th", { scope: "col" }, ""))), this.body));
+    this.table = el("div", { class: "scroll" }, el("table", { class: "numbers formulas" }, el("thead", {}, el("tr", {}, heads, el("th", { scope: "col" }, ""))), this.body));
   }
 
   row(key, name, formula, recorded, again) {
