@@ -53,7 +53,7 @@ def shots(run: Path) -> list[tuple[str, str, str, str, dict[str, Any]]]:
     row = next(row for row in rows if len(row["turns"]) > 1 and row["mean_abs_advantage"])
     place = [i for i, weight in enumerate(row["first_weights"]) if weight is not None][4]
     played = {"run": name, "rollout": 2, "trajectory": row["trajectory"]}
-    token, top = ".token-panel [data-quantity]", {"scroll": ".bar"}
+    token, top = ".token-panel [data-quantity]", {"scroll": "h2.below-top"}
     return [
         ("runs", "run", address("runs", run=name, smooth=0.6), ".chart canvas", {}),
         ("groups", "run", address("groups", run=name, rollout=2, sort="spread"), ".group", {}),

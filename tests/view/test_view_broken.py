@@ -98,7 +98,21 @@ def damaged_pages(run):
     (run / RECORDS).write_bytes(bytes(data))
 
 
+def other_types(run):
+    table = pq.read_table(run / RECORDS)
+    place = table.schema.get_field_index("advantages")
+    pq.write_table(table.set_column(place, "advantages", pa.array(["x"] * len(table))), run / RECORDS)
+
+
+def other_places(run):
+    table = pq.read_table(run / INDEX)
+    before = pa.array([-3] * len(table), table["row"].type)
+    pq.write_table(table.set_column(table.schema.get_field_index("row"), "row", before), run / INDEX)
+
+
 CASES = {
+    "other types": (other_types, "another program wrote it"),
+    "other places": (other_places, "does not fit"),
     "not finite": (rows_as(not_finite), ""),
     "null": (rows_as(all_null), ""),
     "uneven": (rows_as(uneven), ""),

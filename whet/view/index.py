@@ -247,7 +247,7 @@ def choose_groups(
 
 def file_reader(path: Path) -> pq.ParquetFile:
     """A parquet file whose version this whet knows. Close it."""
-    from whet.observe.records.schema import check_version
+    from whet.observe.records.schema import SCHEMA, check_version
 
     try:
         reader = pq.ParquetFile(path)
@@ -255,7 +255,18 @@ def file_reader(path: Path) -> pq.ParquetFile:
         raise ValueError(f"{path.name} is no whole record file, another program wrote or cut it: {error}") from error
     try:
         check_version(reader.schema_arrow, path)
+        for field in reader.schema_arrow:
+            if field.name in SCHEMA.names and _kind(field.type) != _kind(SCHEMA.field(field.name).type):
+                raise ValueError(f"the column {field.name} of {path.name} is of type {field.type}: another program wrote it")
     except ValueError:
         reader.close()
         raise
     return reader
+
+
+def _kind(kind: pa.DataType) -> str:
+    """A column's type without its precision."""
+    if pa.types.is_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return "number" if is_number else "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind.id)

@@ -45,10 +45,11 @@ def rows_of_trajectory(run: ViewedRun, rollout: int, place: dict[str, Any]) -> p
     """The rows of a trajectory, from the row group that they are in."""
     with file_reader(record_path(run, rollout)) as reader:
         group = int(place["row_group"])
-        if not 0 <= group < reader.num_row_groups:
+        before = sum(reader.metadata.row_group(i).num_rows for i in range(min(group, reader.num_row_groups)))
+        start, count = int(place["row"]) - before, int(place["num_rows"])
+        if not 0 <= group < reader.num_row_groups or start < 0 or count < 1:
             raise ValueError("the index does not fit the records: they were changed by another program")
-        before = sum(reader.metadata.row_group(i).num_rows for i in range(group))
-        table = reader.read_row_group(group).slice(int(place["row"]) - before, int(place["num_rows"]))
+        table = reader.read_row_group(group).slice(start, count)
     if table["trajectory"].to_pylist() != [place["trajectory"]] * len(table) or not len(table):
         raise ValueError("the index does not fit the records: they were changed by another program")
     return table

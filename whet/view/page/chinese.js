@@ -15,7 +15,7 @@ export const CHINESE = {
   "filter metrics": "筛选指标", "smoothing": "平滑", "drag to zoom, double click for all": "拖动放大，双击还原", "at a glance": "概览", "step": "步",
   "show {0}": "显示 {0}", "finished": "已完成", "stopped": "已停止", "failed": "失败", "evaluation": "评测", "running or killed": "运行中，或被终止",
   "{0}: {1} first, {2} last, between {3} and {4}, steps {5} to {6}": "{0}：最初 {1}，最后 {2}，在 {3} 与 {4} 之间，第 {5} 至 {6} 步",
-  "{0} rollouts recorded": "已记录 {0} 轮采样", "no records": "没有记录", "No metric has this in its name.": "没有名称包含它的指标。",
+  "rollouts recorded: {0}": "已记录 {0} 轮采样", "no records": "没有记录", "No metric has this in its name.": "没有名称包含它的指标。",
   "No metrics yet. The first line comes with the first step.": "还没有指标。第一步结束后才有第一行。",
   "These runs have no metrics. Their records are under Groups.": "这些运行没有指标。它们的记录在“组”里。",
   "Where the time went": "时间花在哪里", "seconds of each step": "每步所用秒数", "inside the phases": "各阶段之内",

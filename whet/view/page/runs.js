@@ -215,7 +215,7 @@ function runChip(run, chosen, state, change) {
     "div",
     { class: "run" },
     run.metrics ? el("button", { type: "button", class: "dot", "aria-pressed": String(on), "aria-label": t("show {0}", run.name), onclick: toggle, style: { "--colour": on ? COLOURS[place] : "transparent" } }) : el("span", { class: "dot none" }),
-    el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm, status, run.rollouts ? t("{0} rollouts recorded", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
+    el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm, status, run.rollouts ? t("rollouts recorded: {0}", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
     run.lesson?.title ? el("p", { class: "note" }, both(run.lesson.title)) : null,
   );
 }
