@@ -103,6 +103,22 @@ def test_lists_of_hostile_texts(open_page, hostile):
         page.context.close()
 
 
+@pytest.mark.parametrize("name", ["advantages", "old_logprobs", "values", "origin", "first_entropy", "first_weights", "logprobs"])
+def test_records_without_a_column(open_page, lessons, tmp_path, name):
+    run = tmp_path / "run"
+    shutil.copytree(lessons / "research", run)
+    path = run / "rollouts/rollout_000000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns([name]), path)
+    (run / "rollouts/index/rollout_000000.parquet").unlink()
+    given = {"run": "run", "rollout": 0, "trajectory": "lesson/0#0/0"}
+    with serving(run) as served:
+        page = open_page(f"{served.address}#/trajectory?" + urlencode({**given, "token": 178}))
+        page.wait_for_selector(".token-panel")
+        page.keyboard.press("s")
+        page.wait_for_selector("tr[data-step]")
+
+
 def test_an_export_of_hostile_texts(open_page, hostile, tmp_path):
     served, _ = hostile
     file = tmp_path / "exported.html"

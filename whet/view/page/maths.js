@@ -249,7 +249,7 @@ export function lossOf(sample, i, use, algo) {
   if (isOwn(algo.name) || isOwn(algo.loss?.name)) return { weight, name: isOwn(algo.name) ? algo.name : algo.loss.name, unknown: true };
   const logprobs = column("logprobs");
   const old = sample.old_logprobs;
-  if (!logprobs || !old || !there(logprobs[i]) || !there(old[i])) return null;
+  if (!logprobs || !old || !sample.advantages || !there(logprobs[i]) || !there(old[i])) return null;
   const name = algo.loss?.name ?? "clip";
   const trained = trainedOf(sample, use);
   const token = logprobs[i] - old[i];
@@ -327,7 +327,7 @@ function finishLoss(out, sample, i, use, algo) {
   if (out.code === 5) [out.policy, out.push, out.branch] = [0, 0, "sequence_mask"];
   out.total = out.policy;
   if (algo.entropy_coef > 0) {
-    out.entropy = -algo.entropy_coef * sample[`${use}_entropy`][i];
+    out.entropy = -algo.entropy_coef * (sample[`${use}_entropy`]?.[i] ?? NaN);
     out.total += out.entropy;
   }
   const reference = sample.ref_logprobs?.[i];

@@ -110,7 +110,7 @@ export class Strip {
   token(i) {
     const { sample } = this.given;
     const token = document.createElement("span");
-    token.className = `token ${ORIGINS[sample.origin[i]]}${i === this.chosen ? " chosen" : ""}`;
+    token.className = `token ${ORIGINS[sample.origin[i]] ?? "unknown"}${i === this.chosen ? " chosen" : ""}`;
     token.dataset.token = i;
     token.id = `token-${i}`;
     token.textContent = this.labels[i];

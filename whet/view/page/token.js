@@ -122,7 +122,7 @@ function credit(context, sample, i) {
     table.row("kl_reward", t("KL's part of the reward"), algo.kl_reward.estimator === "k1" ? "−β (log π − log π_ref)" : `−β ${algo.kl_reward.estimator}(log π − log π_ref)`, sample.kl_rewards[i], adapts ? NaN : -algo.kl_reward.coef * kl);
     if (adapts) parts.push(el("p", { class: "note" }, t("β follows a target of the KL, so it is another one in each rollout. From this token's own numbers it was {0}; the run's metric reward_kl/coef has it.", kl ? short(-sample.kl_rewards[i] / kl) : "–")));
   }
-  if (algo.name === "ppo") parts.push(...gae(context, sample, i, table));
+  if (algo.name === "ppo" && sample.values) parts.push(...gae(context, sample, i, table));
   else if (compares(algo.name)) parts.push(...group(context, table));
   else if (algo.name === "reinforce_plus_plus" || algo.name === "remax") {
     table.row("return", "G", algo.credit_over === "turns" ? t("r + γG′ within the turn") : "r + γG′", NaN, credits.returns[at]);

@@ -20,6 +20,7 @@ export function readTrajectory({ head, columns }) {
   let offset = 0;
   for (const sample of samples) {
     Object.assign(sample, { n: sample.tokens?.length ?? 0, offset });
+    sample.origin ??= new Int8Array(sample.n).fill(-1);
     offset += sample.n;
   }
   return { head, samples, pieces: new Pieces(columns) };
@@ -228,7 +229,7 @@ function stepView(trajectory, credits, turns, jump) {
     const trained = [];
     for (let i = start; i < end; i++) if (credits.trains[sample.offset + i]) trained.push(i);
     const logRatio = trained.reduce((s, i) => s + (sample.first_logprobs && sample.old_logprobs ? sample.first_logprobs[i] - sample.old_logprobs[i] : NaN), 0);
-    return { sample, trained, logprob: add("logprobs"), logRatio, loss: add("first_losses"), advantage: trained.length ? trained.reduce((s, i) => s + sample.advantages[i], 0) / trained.length : NaN };
+    return { sample, trained, logprob: add("logprobs"), logRatio, loss: add("first_losses"), advantage: trained.length && sample.advantages ? trained.reduce((s, i) => s + sample.advantages[i], 0) / trained.length : NaN };
   }
 
   function stepRow(each) {
