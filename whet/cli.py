@@ -668,15 +668,15 @@ def _echo(text: str) -> None:
 
 
 def show_keys(command: str, table: str | None) -> None:
-    """Print the settings of a command's file: its plain keys, then table by table; or only those of one table."""
-    from whet.config import ConfigError, KeyDoc, describe, describe_table
+    """Print the settings of a command's file: its plain keys, then table by table, each once; or all those of one table."""
+    from whet.config import ConfigError, KeyDoc, describe, describe_table, overview
     from whet.serve.settings import ServeConfig
     from whet.settings.rl import RunConfig
     from whet.settings.supervised import RUN_CONFIGS
 
     model = ServeConfig if command == "serve" else RUN_CONFIGS.get(command, RunConfig)
     try:
-        keys = describe(model) if table is None else describe_table(model, table)
+        keys = overview(describe(model)) if table is None else describe_table(model, table)
     except ConfigError as error:
         print_in_colour(f"error: {words_of(error)}", "red")
         raise SystemExit(2) from error

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from whet.config import Config, KeyDoc, describe
+from whet.config import Config, KeyDoc, describe, overview
 
 
 class Inner(Config):
@@ -48,3 +48,39 @@ def test_every_key_has_its_type_default_and_doc():
         KeyDoc("free", "table", "{}", ""),
         KeyDoc("child", "table | none", "none", ""),
     ]
+
+
+class Three(Config):
+    a: int = 1
+    """First."""
+    b: int = 2
+    c: int = 3
+    d: int = 4
+
+
+class Five(Three):
+    e: int = 5
+
+
+class Two(Config):
+    a: int = 1
+    """First."""
+    b: int = 2
+
+
+class Tables(Config):
+    whole: Five = Five()
+    """The first."""
+    again: Three | None = None
+    """The second."""
+    other: Five = Five(b=7)
+    small: Two = Two()
+
+
+def test_an_overview_names_a_table_that_has_the_settings_of_an_earlier_one():
+    docs = describe(Tables)
+    listed = {doc.path: doc for doc in overview(docs)}
+    assert [*listed] == ["whole", *(f"whole.{key}" for key in "abcde"), "again", "other", "other.b", "small", "small.a", "small.b"]
+    assert listed["again"].doc == "The second. Its settings are among those of whole."
+    assert listed["other"].doc == "Its settings are among those of whole, but for those that follow." and listed["other.b"].default == "7"
+    assert listed["whole"] in docs and listed["small.a"] in docs

@@ -2,7 +2,7 @@
 
 from whet.config.base import Config
 from whet.config.code import changed_code, code_digests
-from whet.config.describe import KeyDoc, describe, describe_table
+from whet.config.describe import KeyDoc, describe, describe_table, overview
 from whet.config.dump import config_hash, dump_toml
 from whet.config.effect import refuse_unread
 from whet.config.errors import ConfigError
@@ -31,6 +31,7 @@ __all__ = [
     "dump_toml",
     "load_config",
     "members_of",
+    "overview",
     "place_in",
     "place_of",
     "read_tree",

@@ -40,6 +40,41 @@ def describe(model: type[Config]) -> list[KeyDoc]:
     return list(_describe(model, (), None, ()))
 
 
+def overview(docs: Sequence[KeyDoc]) -> list[KeyDoc]:
+    """Every key once: a table whose keys an earlier table has, too, names that one and lists only the keys that differ from it."""
+    by_path = {doc.path: doc for doc in docs}
+    inside = {path: [doc for doc in docs if doc.path.startswith(f"{path}.")] for path in by_path}
+    kept: list[KeyDoc] = []
+    whole: list[str] = []
+    """Tables that are listed with all their keys."""
+    merged: list[str] = []
+    for doc in docs:
+        if any(doc.path.startswith(f"{table}.") for table in merged):
+            continue
+        like = next((table for table in whole if _mostly_in(inside[doc.path], doc.path, inside[table], table)), None)
+        if like is None:
+            kept.append(doc)
+            if inside[doc.path]:
+                whole.append(doc.path)
+            continue
+        merged.append(doc.path)
+        other = [key for key in inside[doc.path] if not _same(key, by_path.get(like + key.path.removeprefix(doc.path)))]
+        but = ", but for those that follow" if other else ""
+        kept += [replace(doc, doc=f"{doc.doc} Its settings are among those of {like}{but}.".lstrip()), *other]
+    return kept
+
+
+def _mostly_in(keys: Sequence[KeyDoc], path: str, known: Sequence[KeyDoc], other: str) -> bool:
+    """True if at least four of five keys of a table, and more than two, are those of another one."""
+    by_path = {doc.path.removeprefix(other): doc for doc in known}
+    num_same = sum(_same(doc, by_path.get(doc.path.removeprefix(path))) for doc in keys)
+    return num_same > 2 and 5 * num_same >= 4 * len(keys) and not path.startswith(f"{other}.")
+
+
+def _same(one: KeyDoc, other: KeyDoc | None) -> bool:
+    return other is not None and replace(one, path="") == replace(other, path="")
+
+
 def describe_table(model: type[Config], prefix: str) -> list[KeyDoc]:
     """A key and those below it; `algo.ppo`: all those of one kind of table, with its defaults.
 
