@@ -12,7 +12,8 @@ import pytest
 from whet.config import load_config
 from whet.data.parsers import parse_hermes
 from whet.env.base import Env
-from whet.env.build import EnvConfig, build_env_factory, build_tool
+from whet.env.build import EnvConfig, build_env_factory
+from whet.env.tool_sets import build_tools
 from whet.reward import RewardConfig, build_reward
 from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import RunConfig
@@ -110,7 +111,8 @@ def test_the_tool_answers_and_explains(here):
     settings = tomllib.loads(block(OWN_RUN, "toml", "my_tools:capital"))
     RolloutConfig.model_validate(settings["rollout"])
     env = build_env_factory(EnvConfig.model_validate(settings["env"]))()
-    schema = build_tool("my_tools:capital").schema["function"]
+    (tool,) = build_tools("my_tools:capital")
+    schema = tool.schema["function"]
     assert schema["parameters"]["properties"]["country"]["description"] == "name of the country in English."
     assert answer_of(env, "capital", country="Japan") == "Tokyo"
     assert "unknown country" in answer_of(env, "capital", country="Atlantis")

@@ -79,6 +79,14 @@ def tool_answer() -> str:
     return asyncio.run(env.step(parse_hermes(call))).messages[0].content
 
 
+def table_tools() -> list[str]:
+    """The names of the page's tools for tables, and the answer of the last one."""
+    settings = tomllib.loads(block(SECTIONS["Several tools"], "toml"))
+    env = build_env_factory(EnvConfig.model_validate(settings["env"]))()
+    call = '<tool_call>{"name": "read_customers", "arguments": {"column": "age"}}</tool_call>'
+    return [tool["function"]["name"] for tool in env.tools] + [asyncio.run(env.step(parse_hermes(call))).messages[0].content]
+
+
 def shared_answers() -> list[list[str]]:
     """The sums that the page's shop tells the trajectories of two tasks."""
     make = build_env_factory(EnvConfig(name="tools", tools=["my_shop:order"]))
@@ -90,7 +98,7 @@ def shared_answers() -> list[list[str]]:
                 group, answers = run.of_group(Task(task, "p")), []
                 for name in names:
                     call = '<tool_call>{"name": "order", "arguments": {"name": "%s"}}</tool_call>'
-                    step = await make(**await group.open(make.needs)).step(parse_hermes(call % name))
+                    step = await make(**await group.of_trajectory().open(make.needs)).step(parse_hermes(call % name))
                     answers += re.findall(r"cost (\d+)", step.messages[0].content)
                 found.append(answers)
             return found
@@ -111,6 +119,9 @@ SEEN = {
     "A reward": lambda rows, lines: all({"correct", "brief"} == set(row["reward_components"]) for row in rows),
     "A reward of siblings": lambda rows, lines: {round(3 * row["reward"]) for row in rows} == {0, 1, 2},
     "A tool": lambda rows, lines: tool_answer() == "42",
+    "Several tools": lambda rows, lines: (
+        table_tools() == ["calculator", "read_orders", "read_customers", "3 rows of customers.age"] and len(rows) == 12
+    ),
     "An environment": lambda rows, lines: {row["order"] for row in rows} == {0, 1} and lines[0]["response/turns"] == 3,
     "A resource": lambda rows, lines: shared_answers() == [["2", "5"], ["3"]] and len(rows) == 12,
     "A trajectory": lambda rows, lines: len(rows) == 24 and all(any(row["loss_mask"]) for row in rows),

@@ -11,7 +11,7 @@ from tests.rollout.scripted import run
 from whet.config import ConfigError
 from whet.env import resources
 from whet.env.build import EnvConfig, build_env_factory
-from whet.env.resources import ResourceFailed, Resources, per_group, per_run, resources_of
+from whet.env.resources import ResourceFailed, Resources, per_group, per_run, per_trajectory, resources_of
 from whet.env.tools import Tool
 from whet.types import Task
 
@@ -314,3 +314,52 @@ def test_a_tool_without_resources_is_as_before():
         return 2 * number
 
     assert Tool(double).needs == {}
+
+
+def test_a_trajectory_has_a_resource_of_its_own_closed_before_its_group_s():
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def shop(task):
+        log.append("shop opened")
+        yield "shop"
+        log.append("shop closed")
+
+    @asynccontextmanager
+    async def session(task, shop=per_group(shop)):
+        number = sum("session" in line for line in log)
+        log.append(f"session {number} of {task.id} in {shop} opened")
+        yield number
+        log.append(f"session {number} closed")
+
+    def buy(thing: str, session=per_trajectory(session)): ...
+
+    async def main():
+        whole = Resources()
+        group = whole.of_group(TASK)
+        one, other = group.of_trajectory(), group.of_trajectory()
+        needs = resources_of(buy)
+        assert await one.open(needs) == await one.open(needs) == {"session": 0}
+        assert await other.open(needs) == {"session": 1}
+        await one.aclose()
+        assert log[-1] == "session 0 closed"
+        await whole.aclose()
+        assert log[-2:] == ["session 1 closed", "shop closed"]
+        assert not whole._inner and not group._inner
+        empty = whole.of_group(TASK).of_trajectory()
+        await empty.aclose()
+
+    run(main())
+
+
+def test_what_lives_longer_cannot_ask_for_what_ends_before_it():
+    @asynccontextmanager
+    async def session(task):
+        yield
+
+    @asynccontextmanager
+    async def shop(task, session=per_trajectory(session)):
+        yield
+
+    with pytest.raises(ValueError, match="shop is opened once in a group, so it cannot ask for a resource of a trajectory"):
+        per_group(shop)

@@ -109,3 +109,29 @@ def test_what_is_no_outcome_is_told(answer):
     trajectory = played(FakeEngine(turns()), ends)
     assert trajectory.outcome is Outcome.ENV_ERROR
     assert trajectory.error.message.startswith(f"rollout.play returned {answer!r}; return how the trajectory ended")
+
+
+class PlaysBoth(FakeEnv):
+    """An environment that plays two turns by itself, and is never asked to step."""
+
+    async def play(self, run):
+        return await twice(run, self)
+
+    async def step(self, reply):
+        raise AssertionError("it is not asked")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_environment_may_play_by_itself_and_a_function_of_the_user_s_comes_first(own):
+    async def once(run, env):
+        await run.sample(RENDERER.prompt(run.task, []), Origin.PROMPT)
+        return Outcome.TRUNCATED
+
+    engine = FakeEngine(turns(says("a"), says("b")))
+
+    async def main():
+        made = TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS)
+        return await made.to_end(opens(PlaysBoth()), once if own else None)
+
+    trajectory = run(main())
+    assert (trajectory.outcome, len(trajectory.turns)) == ((Outcome.TRUNCATED, 1) if own else (Outcome.COMPLETED, 2))

@@ -12,6 +12,7 @@ from whet.build.trained import is_whole_model, newest_weights
 from whet.config import ConfigError, load_config, read_tree
 from whet.data.config import ChatConfig
 from whet.data.rows import RowConfig
+from whet.env.tool_sets import name_of
 from whet.here import holding, is_here
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import command_of
@@ -87,7 +88,7 @@ def playing(run: Path, changes: Mapping[str, Any], functions: Mapping[str, Any])
     kept = {key: tree[key] for key in PLAYED if key in tree}
     columns = RowConfig if command == "train" else ChatConfig
     kept["data"] = {key: value for key, value in tree["data"].items() if key in {**columns.model_fields, **ChatConfig.model_fields}}
-    named = [*kept.get("env", {}).get("tools", []), kept.get("env", {}).get("name", "")]
+    named = [*map(name_of, kept.get("env", {}).get("tools", [])), kept.get("env", {}).get("name", "")]
     gone = [name for name in named if is_here(name) and name.partition(":")[2] not in functions]
     if gone:
         raise ConfigError(

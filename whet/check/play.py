@@ -163,7 +163,7 @@ async def _started_env(make: EnvFactory, task: Task) -> AsyncIterator[tuple[Env,
     """
     faults: list[str] = []
     async with aclosing(Resources(faults.append)) as run:
-        env = make(**await run.of_group(task).open(make.needs))
+        env = make(**await run.of_group(task).of_trajectory().open(make.needs))
         try:
             started = cast(object, await env.start(task))
             if not isinstance(started, Task):

@@ -8,24 +8,24 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, ConfigError, call_factory, resolve, resolve_callable
+from whet.config import Config, ConfigError, call_factory, resolve_callable
 from whet.env.base import Env, EnvFactory, SingleTurn
-from whet.env.calculator import calculator
 from whet.env.resources import resources_of
 from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
-from whet.env.tools import THREADS, Tool
+from whet.env.tool_sets import ToolEntry, build_tools, choices, name_of
 
 
 class EnvConfig(Config):
     """The environment that answers the model's turns."""
 
     name: str = "single_turn"
-    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    """A built-in (docs/environments.md) or an import reference to a class or function that makes an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of an import reference."""
-    tools: list[str] = Field(default_factory=list)
-    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
+    tools: list[ToolEntry] = Field(default_factory=list[ToolEntry])
+    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a
+    factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
     max_tool_threads: int = Field(default=128, ge=1)
@@ -40,17 +40,16 @@ class EnvConfig(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> EnvConfig:
-        if self.name not in ENVS and ":" not in self.name:
-            raise ValueError(f"there is no environment {self.name!r}; choose {_choices(ENVS)}")
+        if self.name not in ENVS and self.name not in REFERENCES and ":" not in self.name:
+            raise ValueError(f"there is no environment {self.name!r}; choose {_choices({**ENVS, **REFERENCES})}")
         if self.tools and self.name != "tools":
             raise ValueError(f'env.tools belongs to env.name = "tools", not to {self.name!r}, which takes env.options')
         if self.name == "tools" and not self.tools:
-            raise ValueError(f'env.name = "tools" needs env.tools: a list of {_choices(TOOLS)}')
+            raise ValueError(f'env.name = "tools" needs env.tools: a list of {choices()}')
         if self.options and self.name in ENVS:
             raise ValueError(f"env.options belongs to an import reference; {self.name!r} takes none")
         for tool in self.tools:
-            if tool not in TOOLS and ":" not in tool:
-                raise ValueError(f"there is no tool {tool!r}; choose {_choices(TOOLS)}")
+            name_of(tool)
         return self
 
 
@@ -60,7 +59,7 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
 
 def _build_tools(config: EnvConfig) -> EnvFactory:
     threads = DaemonThreads(config.max_tool_threads)
-    tools = [build_tool(name, threads) for name in config.tools]
+    tools = [tool for entry in config.tools for tool in build_tools(entry, threads)]
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
@@ -68,22 +67,14 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
     make()  # two tools of one name show here, not in the first rollout
     needs = {f"{tool.name}.{name}": resource for tool in tools for name, resource in tool.needs.items()}
-    # A fresh resource of a group has nothing of what earlier calls did to the old one.
-    return EnvFactory(make, needs, resumes=not any(resource.of_group for resource in needs.values()))
+    # A fresh resource of a group or a trajectory has nothing of what earlier calls did to the old one.
+    return EnvFactory(make, needs, resumes=not any(resource.level for resource in needs.values()))
 
 
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
-TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator}
-
-
-def build_tool(name: str, threads: DaemonThreads = THREADS) -> Tool:
-    """A built-in tool, or the function that an import reference names.
-
-    Raises:
-        ValueError: no function has this name, or it cannot be a tool.
-    """
-    return Tool(TOOLS[name] if name in TOOLS else resolve(name, kind="tool"), threads)
+REFERENCES: dict[str, str] = {}
+"""Built-in environments with options, by reference: each is made as one of the user's own would be."""
 
 
 def build_env_factory(config: EnvConfig) -> EnvFactory:
@@ -95,7 +86,7 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
     """
     if config.name in ENVS:
         return ENVS[config.name](config)
-    factory = resolve_callable(config.name, kind="environment", options=config.options)
+    factory = resolve_callable(REFERENCES.get(config.name, config.name), kind="environment", options=config.options)
     needs = {name: resource for name, resource in resources_of(factory).items() if name not in config.options}
     return EnvFactory(partial(_make_checked, factory, config), needs)
 

@@ -31,6 +31,12 @@ class Resource:
 
     open: Callable[..., AbstractAsyncContextManager[Any]]
     of_group: bool
+    of_trajectory: bool = False
+
+    @property
+    def level(self) -> int:
+        """0: one for the run; 1: one for each group; 2: one for each trajectory."""
+        return 2 if self.of_trajectory else int(self.of_group)
 
     @property
     def name(self) -> str:
@@ -44,25 +50,38 @@ def per_run(open: Callable[..., AbstractAsyncContextManager[T]]) -> T:
         def search(query: str, index: Index = per_run(open_index)) -> str: ...
 
     Raises:
-        ValueError: `open` returns no async context manager, or asks for a resource of a group.
+        ValueError: `open` returns no async context manager, or asks for a resource of a group or a trajectory.
     """
-    resource = _resource(open, of_group=False)
-    if any(needed.of_group for needed in resources_of(open).values()):
-        raise ValueError(f"the resource {resource.name} is opened once in a run, so it cannot ask for a resource of a group")
-    return cast(T, resource)
+    return cast(T, _resource(open, 0))
 
 
 def per_group(open: Callable[..., AbstractAsyncContextManager[T]]) -> T:
     """Default of a parameter that gets the resource which `open(task)` opens, one for all trajectories of a prompt.
 
     Raises:
+        ValueError: `open` returns no async context manager, or asks for a resource of a trajectory.
+    """
+    return cast(T, _resource(open, 1))
+
+
+def per_trajectory(open: Callable[..., AbstractAsyncContextManager[T]]) -> T:
+    """Default of a parameter that gets the resource which `open(task)` opens, one for each trajectory: a session that keeps a state.
+
+    Raises:
         ValueError: `open` returns no async context manager.
     """
-    return cast(T, _resource(open, of_group=True))
+    return cast(T, _resource(open, 2))
 
 
-def _resource(open: Callable[..., Any], *, of_group: bool) -> Resource:
-    resource = Resource(open, of_group)
+_ONCE_IN = ("a run", "a group", "a trajectory")
+
+
+def _resource(open: Callable[..., Any], level: int) -> Resource:
+    resource = Resource(open, level == 1, level == 2)
+    for needed in resources_of(open).values():
+        if needed.level > level:
+            once, wider = _ONCE_IN[level], _ONCE_IN[needed.level]
+            raise ValueError(f"the resource {resource.name} is opened once in {once}, so it cannot ask for a resource of {wider}")
     if inspect.isasyncgenfunction(open) or inspect.iscoroutinefunction(open):
         raise ValueError(f"the resource {resource.name} is no async context manager; decorate it with contextlib.asynccontextmanager")
     return resource
@@ -90,26 +109,33 @@ def print_warning(text: str) -> None:
 
 
 class Resources:
-    """The open resources of a run, or those of one group in it.
+    """The open resources of a run, those of one group in it, or those of one trajectory of a group.
 
     Args:
         warn: called with a line about each resource that could not be closed.
-        run: resources of the run that the group belongs to; None: these are the run's.
-        task: the group's prompt.
+        owner: resources of the run that the group belongs to, or of the group that the trajectory belongs to; None: these are the run's.
+        task: the prompt of the group or the trajectory.
     """
 
-    def __init__(self, warn: Callable[[str], None] = print_warning, run: Resources | None = None, task: Task | None = None) -> None:
-        self._warn, self._run, self._task = warn, run, task
+    def __init__(self, warn: Callable[[str], None] = print_warning, owner: Resources | None = None, task: Task | None = None) -> None:
+        self._warn, self._owner, self._task = warn, owner, task
+        self._level: int = 0 if owner is None else owner._level + 1
         self._holders: dict[Resource, _Holder] = {}
         self._open: list[_Holder] = []
         """Holders in the order in which their resources were opened."""
-        self._groups: list[Resources] = []
-        """In a run: the groups that hold something."""
+        self._inner: list[Resources] = []
+        """Groups of the run, or trajectories of the group, that hold something."""
         self._closing: asyncio.Task[None] | None = None
 
     def of_group(self, task: Task) -> Resources:
         """Resources of a group, which are closed with these at the latest."""
+        assert self._level == 0, "a group belongs to a run"
         return Resources(self._warn, self, task)
+
+    def of_trajectory(self) -> Resources:
+        """Resources of a trajectory of this group, which are closed with these at the latest."""
+        assert self._level == 1, "a trajectory belongs to a group"
+        return Resources(self._warn, self, self._task)
 
     async def open(self, needs: Mapping[str, Resource]) -> dict[str, Any]:
         """The value of each resource by its name in `needs`. Those that are not open yet are opened now; one that failed before is tried
@@ -121,15 +147,24 @@ class Resources:
         return {name: await self._value(resource) for name, resource in needs.items()}
 
     async def _value(self, resource: Resource) -> Any:
-        if self._run is not None and not resource.of_group:
-            return await self._run._value(resource)
+        assert resource.level <= self._level, f"{resource.name} is a resource of {_ONCE_IN[resource.level]}"
+        if self._owner is not None and resource.level < self._level:
+            return await self._owner._value(resource)
         holder = self._holders.get(resource)
         if holder is None or (holder.opened.done() and holder.opened.exception() is not None):
             holder = self._holders[resource] = _Holder(resource)
             holder.task = asyncio.create_task(self._hold(holder), name=f"resource {resource.name}")
-            if self._run is not None and self not in self._run._groups:
-                self._run._groups.append(self)
+            self._enter()
         return await asyncio.shield(holder.opened)  # its siblings wait for it, too
+
+    def _enter(self) -> None:
+        if self._owner is not None and self not in self._owner._inner:
+            self._owner._inner.append(self)
+            self._owner._enter()
+
+    def _leave(self) -> None:
+        if self._owner is not None and self in self._owner._inner:
+            self._owner._inner.remove(self)
 
     async def _hold(self, holder: _Holder) -> None:
         resource, given = holder.resource, () if self._task is None else (self._task,)
@@ -162,14 +197,15 @@ class Resources:
 
         May be called again. A caller that is cancelled leaves before the end, and the closing goes on.
         """
-        if not self._holders and not self._groups:
+        if not self._holders and not self._inner:
+            self._leave()
             return
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="closing resources")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await asyncio.gather(*(group.aclose() for group in list(self._groups)))
+        await asyncio.gather(*(inner.aclose() for inner in list(self._inner)))
         unopened = [holder.task for holder in self._holders.values() if holder.task is not None and not holder.opened.done()]
         for task in unopened:
             task.cancel()
@@ -181,5 +217,4 @@ class Resources:
             if holder.task.cancel():
                 self._warn(self._text(holder.resource, "closed", TimeoutError(f"it took longer than {CLOSE_TIMEOUT_S:g} s")))
                 await asyncio.wait({holder.task}, timeout=CLOSE_TIMEOUT_S)
-        if self._run is not None:
-            self._run._groups.remove(self)
+        self._leave()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Protocol, runtime_checkable
 
 from whet.config import ConfigError
 from whet.data.parsers import Parsed
@@ -120,6 +121,8 @@ class TrajectoryRun:
         self.engine.open(self.id)
         try:
             env = await open_env()
+            if play is None and isinstance(env, PlaysItself):
+                play = _by_itself
             outcome = await (self._play(env) if play is None else self._played(play, env))
         except Exception as fault:  # the rollout boundary
             if env is None and isinstance(fault, ConfigError):
@@ -424,6 +427,20 @@ def turn_seed(seed: int, turn: int) -> int:
 
 Play = Callable[[TrajectoryRun, Env], Awaitable[Outcome]]
 """Plays a trajectory in a user's own way: `rollout.play`."""
+
+
+@runtime_checkable
+class PlaysItself(Env, Protocol):
+    """An environment that decides by itself which model calls a trajectory has; turns are not taken with it."""
+
+    async def play(self, run: TrajectoryRun) -> Outcome:
+        """Play the trajectory, as a function of `rollout.play` does."""
+        ...
+
+
+async def _by_itself(run: TrajectoryRun, env: Env) -> Outcome:
+    assert isinstance(env, PlaysItself)
+    return await env.play(run)
 
 
 async def _started(env: Env, task: Task, turns: Sequence[Turn]) -> Task:

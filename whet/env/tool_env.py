@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from whet.data.parsers import Parsed
 from whet.env.base import Step
-from whet.env.tools import Tool, ToolArgumentError, ToolResult
+from whet.env.tool_sets import AnyTool
+from whet.env.tools import ToolArgumentError, ToolResult
 from whet.types import JSON, Message, Task, ToolCall, Turn
 
 MIN_REPLY_CHARS = 100
@@ -33,7 +34,7 @@ class ToolEnv:
     """
 
     def __init__(
-        self, tools: Sequence[Tool], timeout_s: float | None = 30.0, max_calls: int = 8, max_reply_chars: int = 8192
+        self, tools: Sequence[AnyTool], timeout_s: float | None = 30.0, max_calls: int = 8, max_reply_chars: int = 8192
     ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         if not tools or len(self._tools) != len(tools):

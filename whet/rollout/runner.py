@@ -187,12 +187,14 @@ class TrajectoryRunner:
             async with aclosing(self.resources.of_group(run.task)) as own:
                 return await self.finish(run, own)
 
-        async def open_env() -> Env:
-            async with run.waits_for("env.resources"):
-                opened = await resources.open(self.make_env.needs)
-            return self.make_env(**opened)
+        async with aclosing(resources.of_trajectory()) as own:
 
-        trajectory = await run.to_end(open_env, self.play_by)
+            async def open_env() -> Env:
+                async with run.waits_for("env.resources"):
+                    opened = await own.open(self.make_env.needs)
+                return self.make_env(**opened)
+
+            trajectory = await run.to_end(open_env, self.play_by)
         if trajectory.outcome.valid and self.reward is not None:
             trajectory = await self._judge(self.reward, trajectory, run.deadline)
         if self.deterministic and trajectory.outcome is Outcome.TIMEOUT:
