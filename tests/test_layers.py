@@ -24,6 +24,7 @@ LAYERS = [
     {"rollout"},
     {"checkpoint"},
     {"evaluate", "serve"},
+    {"record"},
     {"cluster"},
     {"settings"},
     {"stop", "threads", "loop", "supervised_loop"},
@@ -49,8 +50,8 @@ ONLY_IN = {
     "filelock": {"runfolder"},
     "peft": {"model"},
     "gguf": {"model"},
-    "starlette": {"serve", "view"},
-    "uvicorn": {"serve", "view"},
+    "starlette": {"serve", "record", "view"},
+    "uvicorn": {"serve", "record", "view"},
 }
 
 

@@ -102,6 +102,11 @@ class Renderer:
         return other
 
     @property
+    def parser(self) -> Parser:
+        """Reads a turn's text."""
+        return self._parser
+
+    @property
     def has_template(self) -> bool:
         """True if messages can be rendered."""
         return bool(self._template.source)

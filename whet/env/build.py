@@ -73,7 +73,7 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
-REFERENCES: dict[str, str] = {}
+REFERENCES: dict[str, str] = {"program": "whet.record.program:ProgramEnv"}
 """Built-in environments with options, by reference: each is made as one of the user's own would be."""
 
 

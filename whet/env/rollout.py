@@ -326,7 +326,7 @@ class TrajectoryRun:
         finally:
             self.request = ""
             self._open = None
-            self._charge("engine", began)
+            self.charge("engine", began)
             self._charge_parts(reply.latency)
             if not in_time:
                 self._keep(coming, reply)
@@ -402,7 +402,7 @@ class TrajectoryRun:
             async with self.deadline.ends(place):
                 yield
         finally:
-            self._charge("env", began)
+            self.charge("env", began)
 
     def _charge_parts(self, latency: ReplyLatency | None) -> None:
         """Add the parts of the engine's time."""
@@ -410,7 +410,8 @@ class TrajectoryRun:
             for cause, seconds in (("queue", latency.queue_s), ("prefill", latency.prefill_s), ("decode", latency.decode_s)):
                 self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
 
-    def _charge(self, cause: str, began: float) -> None:
+    def charge(self, cause: str, began: float) -> None:
+        """Add the seconds since `began` (of `time.monotonic`) to those of a cause."""
         self.seconds[cause] = self.seconds.get(cause, 0.0) + time.monotonic() - began
 
 

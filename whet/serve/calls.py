@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -45,6 +45,10 @@ CallChunk = tuple[int, Chunk]
 """The place of a request in its call, and what it sampled."""
 
 
+Generate = Callable[[Request], AsyncIterator[Chunk]]
+"""Samples a request, as `Engine.generate` does."""
+
+
 class Calls:
     """Runs calls over an engine and knows those that are running.
 
@@ -52,10 +56,12 @@ class Calls:
         engine: samples the requests.
         gate: lets calls in.
         timeout_s: seconds that a call may take, waiting included.
+        generate: samples the requests in place of the engine itself.
     """
 
-    def __init__(self, engine: Engine, gate: Gate, timeout_s: float) -> None:
+    def __init__(self, engine: Engine, gate: Gate, timeout_s: float, generate: Generate | None = None) -> None:
         self._engine, self._gate, self._timeout_s = engine, gate, timeout_s
+        self._generate = generate
         self._open: dict[str, Call] = {}
 
     @property
@@ -133,7 +139,7 @@ class Calls:
         if call.abort_reason or not call.generate:  # the engine never sees it
             yield Chunk(Ints(), Floats(), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
             return
-        stream = self._engine.generate(request)
+        stream = (self._generate or self._engine.generate)(request)
         try:
             async for chunk in stream:
                 yield chunk

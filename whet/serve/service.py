@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from whet.data.chat_template import ToolSchemas
 from whet.data.parsers import Parser
@@ -16,7 +16,7 @@ from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.serve.bodies import BodyMemory
 from whet.serve.bounds import CHARACTERS_EACH, num_characters, texts_in
-from whet.serve.calls import Calls
+from whet.serve.calls import Calls, Generate
 from whet.serve.control import Control, LoadWeights
 from whet.serve.errors import ApiError
 from whet.serve.gate import Gate
@@ -27,6 +27,31 @@ from whet.types import JSON, Grammar, Message, Task
 PIECE = 4
 """Characters for each token that the engine can hold, which are counted at a time."""
 T = TypeVar("T")
+
+
+class Prompts(Protocol):
+    """Makes the tokens of prompts: called on the event loop, what is returned makes them on a thread."""
+
+    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
+        """Tokens of a conversation, up to where the model begins."""
+        ...
+
+    def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
+        """Tokens of a completion's prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompts:
+    """Prompts as the chat template and the tokenizer make them."""
+
+    renderer: Renderer
+
+    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
+        return lambda: self.renderer.prompt(Task("serve", messages), tools)
+
+    def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
+        return lambda: self.renderer.encode(text)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +68,12 @@ class Service:
     load: LoadWeights
     try_grammar: Callable[[Grammar], None]
     """Raises ValueError if the engine's grammars could not be this."""
+    prompts: Prompts | None = None
+    """None: the renderer's."""
+    generate: Generate | None = None
+    """Samples requests; None: the engine does."""
+    any_model: bool = False
+    """Requests may name any model."""
     began: int = field(default_factory=lambda: int(time.time()))
     grammars: Executor = field(init=False)
     """Thread that reads grammars: a large one delays other grammars only. It is made for the first
@@ -59,7 +90,7 @@ class Service:
         self.grammars = ThreadPoolExecutor(1, "grammars")
         self.bodies = BodyMemory(limits.max_body_bytes)
         self.gate = Gate(limits.max_running, limits.max_waiting)
-        self.calls = Calls(self.engine, self.gate, limits.timeout_s)
+        self.calls = Calls(self.engine, self.gate, limits.timeout_s, self.generate)
         self.control = Control(self.engine, self.calls, self.load, self.config.weight_version)
 
     @property
@@ -67,13 +98,18 @@ class Service:
         """Name of the model for clients."""
         return self.config.name or self.config.model.path
 
+    @property
+    def most(self) -> int:
+        """Most tokens of a prompt and its reply together."""
+        return self.engine.capabilities.max_tokens
+
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model. None is accepted.
 
         Raises:
             ApiError: 404 for another model than the one that is served.
         """
-        if name is not None and name != self.name:
+        if name is not None and name != self.name and not self.any_model:
             message = f"the model {name[:200]!r} does not exist here; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
@@ -93,7 +129,7 @@ class Service:
         Raises:
             ApiError: 400 if there is no room.
         """
-        most = self.engine.capabilities.max_tokens
+        most = self.most
         if len(tokens) >= most:
             message = f"the prompt has {len(tokens)} tokens, which leaves no room within the engine's {most}"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
@@ -102,7 +138,13 @@ class Service:
     async def encode(self, text: str, param: str) -> tuple[int, ...]:
         """A text's tokens, nothing added. Raises ApiError if there are none."""
         self.check_characters(text, param)
-        tokens = await self._on_texts(lambda gone: self._encode(text, param, gone))
+        encode = (self.prompts or PlainPrompts(self.renderer)).of_text(text)
+
+        def encoded(gone: threading.Event) -> tuple[int, ...]:
+            self._check_length(text, param, gone)
+            return encode()
+
+        tokens = await self._on_texts(encoded)
         if not tokens:
             raise ApiError(400, f"{param} is empty", param=param)
         return tokens
@@ -120,25 +162,24 @@ class Service:
         Raises:
             ApiError: 400 with the limit.
         """
-        most = self.engine.capabilities.max_tokens * CHARACTERS_EACH
+        most = self.most * CHARACTERS_EACH
         if (num := num_characters(value, keys=True)) > most:
             message = f"{param} has {num} characters, over the limit of {most} ({CHARACTERS_EACH} for each of the engine's tokens)"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 
-    def _encode(self, text: str, param: str, gone: threading.Event) -> tuple[int, ...]:
-        """A text's tokens. One that may be too long is counted in pieces first, as long as somebody waits for it.
+    def _check_length(self, text: str, param: str, gone: threading.Event) -> None:
+        """Count the tokens of a text that may be too long in pieces, as long as somebody waits for it.
 
         Raises:
             ApiError: 400 if it is far too long.
         """
-        most = self.engine.capabilities.max_tokens
+        most = self.most
         piece, found = max(most, 1024) * PIECE, 0
         for start in range(0, len(text) if len(text) > piece else 0, piece):
             found += len(self.renderer.encode(text[start : start + piece]))
             if found > 2 * most or gone.is_set():
                 message = f"{param} has over {found} tokens, which leaves no room within the engine's {most}"
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
-        return self.renderer.encode(text)
 
     async def prompt(self, messages: tuple[Message, ...], tools: ToolSchemas) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
@@ -152,10 +193,12 @@ class Service:
         contents = [{key: value for key, value in message.items() if key not in ("role", "tool_call_id")} for message in dicts]
         long = "\n".join(texts_in([tools, contents], keys=False))
 
+        render = (self.prompts or PlainPrompts(self.renderer)).of_messages(messages, tools)
+
         def rendered(gone: threading.Event) -> tuple[int, ...]:
-            if len(long) > max(self.engine.capabilities.max_tokens, 1024) * PIECE:
-                self._encode(long, "messages", gone)
-            return self.renderer.prompt(Task("serve", messages), tools)
+            if len(long) > max(self.most, 1024) * PIECE:
+                self._check_length(long, "messages", gone)
+            return render()
 
         try:
             return await self._on_texts(rendered)

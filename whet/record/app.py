@@ -1,0 +1,121 @@
+"""The recording endpoint: the routes of `whet serve`, each request in the session that its key names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from whet.record.session import Answered, Session
+from whet.serve.app import GENERATE
+from whet.serve.bodies import read_json
+from whet.serve.endpoint import STREAM_HEADERS, answered
+from whet.serve.errors import ApiError
+
+KEEP_ALIVE_S = 10.0
+"""Between two comments of a stream whose reply is still being sampled."""
+RETRY = "x-stainless-retry-count"
+"""Header in which the official clients count their attempts."""
+
+
+class RecorderApp:
+    """The ASGI application. A key opens one session, as `Authorization: Bearer KEY`, as `x-api-key`, or in the path: `/s/KEY/v1/…`.
+
+    Args:
+        sessions: the open sessions by key.
+    """
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def work() -> None:
+            headers, path = Headers(scope=scope), str(scope["path"])
+            session, path = self._session(headers, path)
+            if path == "/v1/models" or path.startswith("/v1/models/"):
+                await JSONResponse(_models(path))(scope, receive, send)
+                return
+            prepare = GENERATE.get(path)
+            if prepare is None:
+                raise ApiError(404, f"there is no route {path[:200]}; there are {', '.join(GENERATE)}")
+            if scope["method"] != "POST":
+                raise ApiError(405, f"{path} is asked with POST")
+            body = await read_json(Request(scope, receive), session.service.bodies, session.service.texts)
+            answering = asyncio.ensure_future(session.answer(path, prepare, body, again=_is_retry(headers)))
+            if isinstance(body, dict) and body.get("stream") is True:
+                await _streamed(answering, send)
+            else:
+                await JSONResponse((await answering).whole)(scope, receive, send)
+
+        await answered(work(), scope, receive, send)
+
+    def _session(self, headers: Headers, path: str) -> tuple[Session, str]:
+        """The session of a request, and the route in it.
+
+        Raises:
+            ApiError: 401 without the key of an open session.
+        """
+        key = ""
+        if path.startswith("/s/"):
+            key, _, rest = path.removeprefix("/s/").partition("/")
+            path = f"/{rest}"
+        if not key:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        session = self._sessions.get(key)
+        if session is None:
+            where = "it is in OPENAI_API_KEY and ANTHROPIC_API_KEY of the program"
+            raise ApiError(401, f"no session has this key: {where}", code="invalid_api_key")
+        return session, path
+
+
+def _is_retry(headers: Headers) -> bool:
+    count = headers.get(RETRY, "0")
+    return count.isdecimal() and len(count) < 9 and int(count) > 0
+
+
+def _models(path: str) -> dict[str, Any]:
+    name = path.removeprefix("/v1/models").lstrip("/")
+    card = {"id": name or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+    return card if name else {"object": "list", "data": [card]}
+
+
+async def _streamed(answering: asyncio.Future[Answered], send: Send) -> None:
+    """Write an answer as server-sent events once it is there, with comments until then."""
+    begun = False
+    try:
+        while not answering.done():
+            await asyncio.wait({answering}, timeout=KEEP_ALIVE_S if begun else 0.2)
+            if not answering.done():
+                if not begun:
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                    begun = True
+                await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
+    finally:
+        answering.cancel()  # a client that is gone waits no more; the session samples on
+    try:
+        found = answering.result()
+    except ApiError as error:
+        if not begun:
+            raise
+        lines = [f"data: {json.dumps(error.to_dict())}\n\n"]
+    else:
+        lines = [_event(event) for event in found.events]
+        if not begun:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    await send({"type": "http.response.body", "body": "".join((*lines, "data: [DONE]\n\n")).encode(), "more_body": False})
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
