@@ -276,6 +276,31 @@ def serve(
 
 
 @app.command()
+def record(
+    model: Annotated[str, typer.Argument(help="A model folder in Hugging Face format, or a hub name.", metavar="MODEL")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the recorded sessions.", metavar="FOLDER")] = Path("recorded"),
+    config: Annotated[Path | None, typer.Option(help="TOML file with the server's settings.", metavar="FILE")] = None,
+) -> None:
+    """Serve a model as whet serve does, and write down every model call of the programs that use it, token by token.
+
+    Example: whet record Qwen/Qwen3-0.6B --out recorded
+    """
+    from whet.config import load_config
+    from whet.data.hub import check_model_path
+    from whet.serve.settings import ServeConfig
+
+    def work() -> None:
+        settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
+        check_model_path(settings.model.path)
+        from whet.runs.commands import record
+
+        record(settings, out)
+
+    guarded(work)
+
+
+@app.command()
 def replay_batch(
     folder: Annotated[Path, typer.Argument(help="The folder that the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -28,11 +28,12 @@ class RecorderApp:
     """The ASGI application. A key opens one session, as `Authorization: Bearer KEY`, as `x-api-key`, or in the path: `/s/KEY/v1/…`.
 
     Args:
-        sessions: the open sessions by key.
+        find: the session of a key, which is empty where a request has none; None: no session has it.
+        by_header: false: keys of headers are not those of sessions.
     """
 
-    def __init__(self, sessions: Mapping[str, Session]) -> None:
-        self._sessions = sessions
+    def __init__(self, find: Callable[[str], Session | None], *, by_header: bool = True) -> None:
+        self._find, self._by_header = find, by_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,6 +41,9 @@ class RecorderApp:
 
         async def work() -> None:
             headers, path = Headers(scope=scope), str(scope["path"])
+            if path == "/health":
+                await JSONResponse({})(scope, receive, send)
+                return
             session, path = self._session(headers, path)
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 await JSONResponse(_models(path))(scope, receive, send)
@@ -68,10 +72,10 @@ class RecorderApp:
         if path.startswith("/s/"):
             key, _, rest = path.removeprefix("/s/").partition("/")
             path = f"/{rest}"
-        if not key:
+        elif self._by_header:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        session = self._sessions.get(key)
+        session = self._find(key)
         if session is None:
             where = "it is in OPENAI_API_KEY and ANTHROPIC_API_KEY of the program"
             raise ApiError(401, f"no session has this key: {where}", code="invalid_api_key")

@@ -60,7 +60,7 @@ async def open_recorder() -> AsyncIterator[Recorder]:
         bound.bind(("127.0.0.1", 0))
         recorder = Recorder(address_of(bound), texts)
         settings = uvicorn.Config(
-            RecorderApp(recorder.sessions),
+            RecorderApp(recorder.sessions.get),
             http=bounded(MAX_CONNECTIONS),
             ws="none",
             lifespan="off",

@@ -26,6 +26,7 @@ SampleCall = Callable[[Request, int], AsyncIterator[Chunk]]
 MAX_ANSWERS = 4096
 """Answers of a session that are kept for a client that asks again."""
 _SPEC: ContextVar[Spec] = ContextVar("spec")
+_SESSION: ContextVar[Session] = ContextVar("session")
 
 
 @dataclass(slots=True)
@@ -54,9 +55,18 @@ class Session:
         stream: samples a request.
         training: which calls train.
         nucleus: the tokens that each was drawn from are recorded.
+        on_call: called with each reply that has ended.
     """
 
-    def __init__(self, renderer: Renderer, stream: SampleCall, training: Training | None = None, *, nucleus: bool = False) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        stream: SampleCall,
+        training: Training | None = None,
+        *,
+        nucleus: bool = False,
+        on_call: Callable[[RecordedCall, Request], None] = lambda call, request: None,
+    ) -> None:
         self.tree = CallTree()
         self.service: Service
         """Answers its requests; made by the environment that opens the session."""
@@ -66,6 +76,7 @@ class Session:
         self._running: dict[int, RecordedCall] = {}
         self._answers: dict[str, asyncio.Task[Answered]] = {}
         self._closed = False
+        self._on_call = on_call
         self.num_retries = 0
         """Requests that were answered with what an earlier attempt had got."""
 
@@ -162,6 +173,7 @@ class Session:
                     if chunk.finish is not None:
                         call.reply.finish, call.reply.latency = chunk.finish, chunk.latency
                         self._end(call, request)
+                        self._on_call(call, request)
                     yield chunk
         except ApiError:
             raise
@@ -193,6 +205,7 @@ class Session:
         model = str(body.get("model") or "") if isinstance(body, dict) else ""
         spec = Spec(model, trained=not any(fnmatchcase(model, pattern) for pattern in self._training.untrained_models))
         _SPEC.set(spec)
+        _SESSION.set(self)
         answer = await prepare(self.service, body)
         if spec.rule in self._training.untrained_rules:
             spec.trained = False
@@ -207,6 +220,19 @@ class Session:
         else:
             found.whole = answer.whole()
         return found
+
+
+class CurrentSession:
+    """The part in requests of the session that each belongs to, for a service that all sessions share."""
+
+    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
+        return _SESSION.get().of_messages(messages, tools)
+
+    def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
+        return _SESSION.get().of_text(text)
+
+    def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        return _SESSION.get().generate(request)
 
 
 ABORT_GRACE_S = 5.0

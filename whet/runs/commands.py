@@ -302,6 +302,35 @@ def serve(config: ServeConfig) -> None:
         display.note("whet serve: ended")
 
 
+def record(config: ServeConfig, folder: Path) -> None:
+    """`whet record`: answer requests as `whet serve` does, and write every call into a folder."""
+    try:
+        from whet.record.app import RecorderApp
+        from whet.record.folder import SessionFolder
+        from whet.serve.access import Keys
+        from whet.serve.server import address_of, bind, run_server
+    except ModuleNotFoundError as error:
+        raise ValueError(f"recording needs the package {error.name}: pip install 'whet[serve]'") from error
+    keys = Keys.from_environment(os.environ)
+    quiet_transformers()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with bind(config, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+        sessions = SessionFolder(service, folder)
+        app = RecorderApp(sessions.find, by_header=keys.api is None)  # else the header has the server's key
+
+        def ready(_: object) -> None:
+            where = f"{address_of(bound)}/s/SESSION/v1, into {folder}"
+            display.note(f"whet record: {service.name} at {where} (keys: {keys.words()}); Ctrl-C ends it")
+
+        async def close() -> None:
+            await sessions.close()
+            await service.engine.close()
+
+        asyncio.run(ending(run_server(sessions.service, bound, keys, ready, app), close))
+        display.note("whet record: ended")
+
+
 def warn_failures(display: Display, groups: Sequence[Group]) -> None:
     """Show the first failure of each kind."""
     for name, error in new_failures(groups, set()):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from whet.serve.access import Guard, Keys, check_exposure, is_loopback
 from whet.serve.app import make_app
@@ -61,7 +62,9 @@ def num_connections(limits: ServerLimits) -> int:
     return wanted if soft == resource.RLIM_INFINITY else max(16, min(wanted, soft - FILES_KEPT))
 
 
-async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: Callable[[Closing], None]) -> None:
+async def run_server(
+    service: Service, bound: socket.socket, keys: Keys, ready: Callable[[Closing], None], app: ASGIApp | None = None
+) -> None:
     """Serve until asked to end. Open requests then have `limits.shutdown_s` to finish; after that they
     are aborted with a message.
 
@@ -70,8 +73,9 @@ async def run_server(service: Service, bound: socket.socket, keys: Keys, ready: 
         bound: the socket to serve on.
         keys: keys that clients must send.
         ready: called once with the object that ends the server, as soon as it listens.
+        app: the application in place of the service's own.
     """
-    guard = Guard(make_app(service), keys, exposed=not is_loopback(service.config.host))
+    guard = Guard(app or make_app(service), keys, exposed=not is_loopback(service.config.host))
     grace_s = service.config.limits.shutdown_s
     settings = uvicorn.Config(
         guard,
