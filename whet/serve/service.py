@@ -140,8 +140,16 @@ class Service:
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
         return self.renderer.encode(text)
 
-    async def prompt(self, messages: tuple[Message, ...], tools: ToolSchemas) -> tuple[int, ...]:
+    async def prompt(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None = None, drop_thinking: bool = False
+    ) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
+
+        Args:
+            messages: the conversation.
+            tools: OpenAI schemas.
+            thinking: have the model think or not, where the chat template has a variable for that; None: as the server was set.
+            drop_thinking: leave out what the template does not write of earlier thinking, instead of refusing it.
 
         Raises:
             ApiError: 400 if the chat template cannot render it, or the conversation is far too long.
@@ -155,7 +163,9 @@ class Service:
         def rendered(gone: threading.Event) -> tuple[int, ...]:
             if len(long) > max(self.engine.capabilities.max_tokens, 1024) * PIECE:
                 self._encode(long, "messages", gone)
-            return self.renderer.prompt(Task("serve", messages), tools)
+            renderer = self.renderer if thinking is None else self.renderer.with_thinking(thinking)
+            shown = renderer.without_lost_thinking(messages, tools) if drop_thinking else messages
+            return renderer.prompt(Task("serve", shown), tools)
 
         try:
             return await self._on_texts(rendered)
