@@ -4,7 +4,7 @@ import pytest
 
 from tests.serve.serve_setup import live
 from tests.serve.test_serve_hostile import GRAMMARS, HELLO, ODD, SCHEMAS, send
-from whet.serve.anthropic_body import BLOCKS, MessagesBody, PromptBody, Tool
+from whet.serve.anthropic_body import BLOCKS, MessagesBody, PromptBody, ToolBody
 from whet.serve.responses_body import ITEMS, FunctionTool, ResponsesBody
 
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
@@ -86,9 +86,9 @@ def test_no_value_in_a_block_or_an_item_is_a_fault_of_the_server(tried, kind, fi
         assert_told(path, status, answer if status >= 400 else None, value)
 
 
-@pytest.mark.parametrize(("route", "model"), [(COUNT, Tool), (RESPONSES, FunctionTool)])
+@pytest.mark.parametrize(("route", "model"), [(COUNT, ToolBody), (RESPONSES, FunctionTool)])
 def test_no_value_in_a_tool_is_a_fault_of_the_server(tried, route, model):
-    good = {"name": "add", "input_schema": {}} if model is Tool else {"type": "function", "name": "add", "parameters": {}}
+    good = {"name": "add", "input_schema": {}} if model is ToolBody else {"type": "function", "name": "add", "parameters": {}}
     for name in model.model_fields:
         for value in ODD:
             body = {**ROUTES[route][1], "tools": [{**good, name: value}]}

@@ -20,7 +20,7 @@ from whet.types import JSON, Message
 
 ToolSchemas = Sequence[Mapping[str, JSON]]
 THINKING = ("enable_thinking", "thinking")
-"""Variables with which chat templates are told to have the model think, or not to."""
+"""Variables of chat templates that switch the model's thinking on and off."""
 MAX_FORMS = 4096
 """Forms of conversations whose rendering is remembered."""
 

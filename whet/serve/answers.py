@@ -53,7 +53,7 @@ class Answer(Protocol):
 
 
 class PlainEvents:
-    """What the streams of OpenAI's older routes, SGLang's and vLLM's have in common."""
+    """Common part of the streams of OpenAI's older routes, SGLang's and vLLM's."""
 
     names_events = False
 

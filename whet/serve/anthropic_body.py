@@ -68,7 +68,7 @@ class MessageBody(Body):
     content: str | list[Any]
 
 
-class Tool(Body):
+class ToolBody(Body):
     """A tool. Clients ask with some of its fields for what their own server does; those change nothing."""
 
     name: Name
@@ -84,7 +84,7 @@ class Tool(Body):
     cache_control: dict[str, Any] | None = None
 
 
-class ToolChoice(Body):
+class ChoiceBody(Body):
     """The tools that the reply may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -121,7 +121,7 @@ class PromptBody(Body):
     messages: list[Any] = Field(max_length=MAX_MESSAGES)
     system: str | list[Any] | None = None
     tools: list[Any] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: ToolChoice | None = None
+    tool_choice: ChoiceBody | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from whet.serve.anthropic_body import (
     PromptBody,
     TextBlock,
     ThinkingBlock,
-    Tool,
+    ToolBody,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -100,7 +100,7 @@ def _tool(value: JSON, where: str) -> Mapping[str, JSON]:
     if kind not in (None, "custom"):
         what = f"a tool of type {str(kind)[:100]!r} is not supported; tools have a name and an input_schema, and their client runs them"
         raise ApiError(400, f"{where}: {what}", param="tools", code="unsupported_parameter")
-    tool = parse_part(where, Tool, value)
+    tool = parse_part(where, ToolBody, value)
     description = {} if tool.description is None else {"description": tool.description}
     return {"type": "function", "function": {"name": tool.name, **description, "parameters": tool.input_schema}}
 
@@ -151,7 +151,7 @@ def _asked(role: str, blocks: Sequence[tuple[str, Body]], names: Mapping[str, st
 
 
 def _result(block: ToolResultBlock, where: str, names: Mapping[str, str]) -> Message:
-    """A tool's answer. An error is told in words, as whet's own tools tell theirs."""
+    """A tool's answer. An error is marked in words, as whet's own tools mark theirs."""
     if block.tool_use_id not in names:
         message = f"{where}: tool_use_id {block.tool_use_id[:100]!r} names no tool_use of an earlier message"
         raise ApiError(400, message, param=f"{where}.tool_use_id")

@@ -18,7 +18,7 @@ from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
 from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar
 from whet.serve.errors import ApiError
-from whet.serve.reply import Reply, Said, one_call, opens_thinking
+from whet.serve.reply import ReplyParts, SampledReply, one_call, opens_thinking
 from whet.serve.sampling import new_seed
 from whet.serve.service import Service
 from whet.types import JSON, Chunk, Finish, Grammar, ToolCall
@@ -103,7 +103,7 @@ class MessagesAnswer:
     def __init__(self, service: Service, call: Call, *, stream: bool, tools: ToolSchemas) -> None:
         self.call, self.stream = call, stream
         self._service = service
-        self._reply = Reply(service, call.requests[0], tools)
+        self._reply = SampledReply(service, call.requests[0], tools)
         self._sent = {"thinking": "", "text": ""}
         self._open = ""
         """Kind of the block that a stream is writing; empty: none."""
@@ -119,14 +119,14 @@ class MessagesAnswer:
         if not self._spoke_s:
             start = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
             out += [{"type": "message_start", "message": start}, {"type": "ping"}]
-        said = self._said()
-        out += self._grown("thinking", said.thinking)
-        out += self._grown("text", said.words)
+        parts = self._parts()
+        out += self._grown("thinking", parts.thinking)
+        out += self._grown("text", parts.words)
         if self._reply.sampled.finish is not None:
             out += self._closed()
-            for call in said.calls:
+            for call in parts.calls:
                 out += self._called(call)
-            out.append({"type": "message_delta", "delta": self._end(said), "usage": self._usage()})
+            out.append({"type": "message_delta", "delta": self._end(parts), "usage": self._usage()})
             out.append({"type": "message_stop"})
         now = time.monotonic()
         if not out and now - self._spoke_s > PING_S:
@@ -141,16 +141,16 @@ class MessagesAnswer:
         return [error.to_anthropic()]
 
     def whole(self) -> Event:
-        said = self._said()
+        parts = self._parts()
         content: list[Event] = []
-        if said.thinking:
-            content.append({"type": "thinking", "thinking": said.thinking, "signature": self.call.id})
-        if said.words:
-            content.append({"type": "text", "text": said.words})
-        content += [_block(call, dict(call.arguments)) for call in said.calls]
-        return {**self._head(), "content": content, **self._end(said), "usage": self._usage()}
+        if parts.thinking:
+            content.append({"type": "thinking", "thinking": parts.thinking, "signature": self.call.id})
+        if parts.words:
+            content.append({"type": "text", "text": parts.words})
+        content += [_block(call, dict(call.arguments)) for call in parts.calls]
+        return {**self._head(), "content": content, **self._end(parts), "usage": self._usage()}
 
-    def _said(self) -> Said:
+    def _parts(self) -> ReplyParts:
         """The reply so far.
 
         Raises:
@@ -158,7 +158,7 @@ class MessagesAnswer:
         """
         if self._reply.sampled.finish is Finish.ABORT:
             raise ApiError(503, f"the reply was ended: {self.call.abort_reason or 'by the engine'}", code="aborted")
-        return self._reply.said()
+        return self._reply.parts()
 
     def _head(self) -> dict[str, JSON]:
         return {"id": self.call.id, "type": "message", "role": "assistant", "model": self._service.name}
@@ -173,11 +173,11 @@ class MessagesAnswer:
             "output_tokens": len(sampled.tokens),
         }
 
-    def _end(self, said: Said) -> dict[str, JSON]:
+    def _end(self, parts: ReplyParts) -> dict[str, JSON]:
         """Why the message ended."""
         if self._reply.sampled.finish is Finish.LENGTH:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if said.calls:
+        if parts.calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         stop = self._reply.matched_stop
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}

@@ -12,7 +12,7 @@ from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, reply_grammar
 from whet.serve.errors import ApiError
-from whet.serve.reply import Reply, one_call, opens_thinking
+from whet.serve.reply import SampledReply, one_call, opens_thinking
 from whet.serve.responses_body import ResponsesBody
 from whet.serve.responses_input import check_stateless, choice_of, format_of, messages_of, tools_of
 from whet.serve.responses_items import ItemStream, call_item, message_item, reasoning_item
@@ -69,7 +69,7 @@ class ResponseAnswer:
     def __init__(self, service: Service, body: ResponsesBody, call: Call, *, tools: ToolSchemas) -> None:
         self.call, self.stream = call, body.stream
         self._service, self._body = service, body
-        self._reply = Reply(service, call.requests[0], tools)
+        self._reply = SampledReply(service, call.requests[0], tools)
         self._items = ItemStream()
         self._began_s = int(time.time())
 
@@ -77,17 +77,17 @@ class ResponseAnswer:
         self._reply.sampled.take(chunk)
 
     def events(self, place: int) -> list[Event]:
-        items, said = self._items, self._reply.said()
+        items, parts = self._items, self._reply.parts()
         out: list[Event] = []
         if not items.num_events:
             out += [items.event(f"response.{word}", response=self._response("in_progress")) for word in ("created", "in_progress")]
-        out += items.grown("reasoning", said.thinking)
-        out += items.grown("message", said.words)
+        out += items.grown("reasoning", parts.thinking)
+        out += items.grown("message", parts.words)
         if self._reply.sampled.finish is not None:
             status, error = self._status()
-            out += [] if said.words or said.calls else items.opened("message")
+            out += [] if parts.words or parts.calls else items.opened("message")
             out += items.closed("completed" if status == "completed" else "incomplete")
-            for call in said.calls:
+            for call in parts.calls:
                 out += items.called(call_item(call))
             out.append(items.event(f"response.{status}", response=self._response(status, error)))
         return out
@@ -96,18 +96,18 @@ class ResponseAnswer:
         return []
 
     def failed(self, error: ApiError) -> list[Event]:
-        told = {"code": "server_error", "message": str(error)}
-        return [self._items.event("response.failed", response=self._response("failed", told))]
+        fault = {"code": "server_error", "message": str(error)}
+        return [self._items.event("response.failed", response=self._response("failed", fault))]
 
     def whole(self) -> Event:
-        said = self._reply.said()
+        parts = self._reply.parts()
         status, error = self._status()
         ended = "completed" if status == "completed" else "incomplete"
-        if said.thinking:
-            self._items.done.append(reasoning_item(said.thinking, ended))
-        if said.words or not said.calls:
-            self._items.done.append(message_item(said.words, ended))
-        self._items.done += map(call_item, said.calls)
+        if parts.thinking:
+            self._items.done.append(reasoning_item(parts.thinking, ended))
+        if parts.words or not parts.calls:
+            self._items.done.append(message_item(parts.words, ended))
+        self._items.done += map(call_item, parts.calls)
         return self._response(status, error)
 
     def _status(self) -> tuple[str, Mapping[str, JSON] | None]:
@@ -143,7 +143,7 @@ class ResponseAnswer:
         }
 
     def _usage(self) -> Event:
-        sampled, thinking = self._reply.sampled, self._reply.said().thinking
+        sampled, thinking = self._reply.sampled, self._reply.parts().thinking
         num_prompt, num_sampled = len(sampled.request.tokens), len(sampled.tokens)
         return {
             "input_tokens": num_prompt,

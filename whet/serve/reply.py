@@ -19,7 +19,7 @@ THINK = "<think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReplyParts:
     """A reply, or its certain beginning."""
 
     thinking: str = ""
@@ -27,7 +27,7 @@ class Said:
     calls: tuple[ToolCall, ...] = ()
 
 
-class Reply:
+class SampledReply:
     """Reads a sample.
 
     Args:
@@ -52,28 +52,28 @@ class Reply:
         text = self._service.renderer.decode(sampled.tokens)
         return min((stop for stop in sampled.request.sampling.stop if stop in text), key=text.find, default=None)
 
-    def said(self) -> Said:
+    def parts(self) -> ReplyParts:
         """All that it says once it has ended; before, the part that no later token can change. Neither thinking nor words ever shrink."""
         text = self.sampled.text.certain
         if not self._reads:
-            return Said(words=text)
+            return ReplyParts(words=text)
         return self._begun(text) if self.sampled.finish is None else self._ended(text)
 
-    def _begun(self, text: str) -> Said:
+    def _begun(self, text: str) -> ReplyParts:
         if not self._opener:
-            return Said()
+            return ReplyParts()
         before = text_before(text, (self._opener,))
-        return Said(words=before[: len(before) - held_back(before, self._opener)].strip("\n"))
+        return ReplyParts(words=before[: len(before) - held_back(before, self._opener)].strip("\n"))
 
-    def _ended(self, text: str) -> Said:
+    def _ended(self, text: str) -> ReplyParts:
         """A reply with a malformed call stays the text that it is, and so does one with calls that nobody reads."""
         parsed = self._service.parse(text)
         message = parsed.message
         if parsed.malformed or (message.tool_calls and not self._tools):
-            return Said(words=text.strip("\n"))
+            return ReplyParts(words=text.strip("\n"))
         if not message.tool_calls and message.reasoning_content is None:
-            return Said(words=text.strip("\n"))
-        return Said(message.reasoning_content or "", message.content, message.tool_calls)
+            return ReplyParts(words=text.strip("\n"))
+        return ReplyParts(message.reasoning_content or "", message.content, message.tool_calls)
 
 
 def one_call(service: Service, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams, *, stream: bool) -> Call:

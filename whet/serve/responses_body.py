@@ -36,14 +36,14 @@ class ThoughtPart(Body):
     text: str
 
 
-class Item(Body):
+class AnyItem(Body):
     """Fields of all items that change nothing."""
 
     id: Name | None = None
     status: Name | None = None
 
 
-class MessageItem(Item):
+class MessageItem(AnyItem):
     """One message."""
 
     type: Literal["message"] = "message"
@@ -52,7 +52,7 @@ class MessageItem(Item):
     phase: Name | None = None
 
 
-class CallItem(Item):
+class CallItem(AnyItem):
     """A tool call of an earlier reply."""
 
     type: Literal["function_call"]
@@ -63,7 +63,7 @@ class CallItem(Item):
     caller: dict[str, Any] | None = None
 
 
-class OutputItem(Item):
+class OutputItem(AnyItem):
     """A tool's answer."""
 
     type: Literal["function_call_output"]
@@ -74,7 +74,7 @@ class OutputItem(Item):
     caller: dict[str, Any] | None = None
 
 
-class ReasoningItem(Item):
+class ReasoningItem(AnyItem):
     """Thinking of an earlier reply."""
 
     type: Literal["reasoning"]
@@ -83,7 +83,7 @@ class ReasoningItem(Item):
     encrypted_content: str | None = None
 
 
-ITEMS: Mapping[str, type[Item]] = {
+ITEMS: Mapping[str, type[AnyItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": OutputItem,

@@ -15,9 +15,9 @@ from whet.serve.errors import ApiError
 from whet.serve.responses_body import (
     ITEMS,
     PARTS,
+    AnyItem,
     CallItem,
     FunctionTool,
-    Item,
     MessageItem,
     OutputItem,
     ReasoningItem,
@@ -33,7 +33,7 @@ BETWEEN = "\n\n"
 """Text between two messages of the system that become one."""
 KEPT = "this server keeps no responses: send the earlier items in input, and set store to false"
 SENT_ANYWAY = ("reasoning.encrypted_content",)
-"""What `include` may ask for without effect: thinking is sent as it is."""
+"""Names in `include` that change nothing: thinking is sent as it is."""
 
 
 def messages_of(body: ResponsesBody) -> tuple[Message, ...]:
@@ -125,7 +125,7 @@ def _tool(value: JSON, where: str) -> Mapping[str, JSON]:
     return {"type": "function", "function": {"name": tool.name, **description, "parameters": tool.parameters or {}}}
 
 
-def _item(value: JSON, where: str) -> Item:
+def _item(value: JSON, where: str) -> AnyItem:
     kind = value.get("type", "message") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in ITEMS:
         what = f"an item of type {str(kind)[:100]!r} is not supported; items are {', '.join(ITEMS)}"
@@ -133,18 +133,18 @@ def _item(value: JSON, where: str) -> Item:
     return parse_part(where, ITEMS[kind], value)
 
 
-def _by_model(item: Item) -> bool:
+def _by_model(item: AnyItem) -> bool:
     return isinstance(item, CallItem | ReasoningItem) or (isinstance(item, MessageItem) and item.role == "assistant")
 
 
-def _assistant(items: Sequence[tuple[Item, str]]) -> Message:
+def _assistant(items: Sequence[tuple[AnyItem, str]]) -> Message:
     thoughts = [_thinking(item, where) for item, where in items if isinstance(item, ReasoningItem)]
     words = [_words(item.content, f"{where}.content") for item, where in items if isinstance(item, MessageItem)]
     calls = tuple(_call(item, where) for item, where in items if isinstance(item, CallItem))
     return Message("assistant", "".join(words), calls, reasoning_content="\n".join(filter(None, thoughts)) or None)
 
 
-def _asked(item: Item, where: str, names: Mapping[str, str]) -> Message:
+def _asked(item: AnyItem, where: str, names: Mapping[str, str]) -> Message:
     """A message of the user, the system or a tool."""
     if isinstance(item, MessageItem):
         return Message("system" if item.role == "developer" else item.role, _words(item.content, f"{where}.content"))

@@ -111,7 +111,7 @@ def _part(kind: str, text: str) -> Event:
 
 
 def _no_logprobs(kind: str) -> dict[str, JSON]:
-    """The log-probs of words, which are not told here: `/v1/chat/completions` tells them."""
+    """The log-probs of words, which only `/v1/chat/completions` reports."""
     return {"logprobs": []} if kind == "message" else {}
 
 
