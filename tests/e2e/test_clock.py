@@ -21,6 +21,7 @@ ONLY_WRITTEN_DOWN = {
     "runfolder/lock.py",
     "serve/openai_chat.py",
     "serve/openai_completions.py",
+    "serve/openai_responses.py",
     "serve/service.py",
 }
 

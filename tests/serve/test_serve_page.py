@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whet.config import load_config
-from whet.serve.app import CHANGE, GENERATE, READ
+from whet.serve.app import CHANGE, COUNT, GENERATE, READ
 from whet.serve.settings import ServeConfig, ServerLimits
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/serve.md").read_text()
@@ -29,7 +29,7 @@ def test_the_commands_settings_exist():
 
 
 def test_every_route_and_limit_is_on_the_page():
-    for path in (*GENERATE, *READ, *CHANGE):
+    for path in (*GENERATE, *COUNT, *READ, *CHANGE):
         assert re.search(rf"`(GET |POST )?{re.escape(path)}`", PAGE), path
     for name, field in ServerLimits.model_fields.items():
         assert f"| `limits.{name}` | {field.default} |" in PAGE

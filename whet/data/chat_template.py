@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,10 +15,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from whet.data.encoder import mend
 from whet.data.template_process import TEMPLATES
-from whet.data.turns import MAX_ROLE, Dicts, left_out
+from whet.data.turns import MAX_ROLE, Dicts, left_out, thoughts_written
 from whet.types import JSON, Message
 
 ToolSchemas = Sequence[Mapping[str, JSON]]
+THINKING = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch the model's thinking on and off."""
 MAX_FORMS = 4096
 """Forms of conversations whose rendering is remembered."""
 
@@ -35,6 +39,7 @@ class ChatTemplate:
         self._text = tokenizer.chat_template if text is None else text
         self._text_arguments = False
         """True if the last calls were rendered with their arguments as text."""
+        self._switched: dict[bool, ChatTemplate] = {}
         self._forms: dict[bytes, str] = {}
         """By the digest of a conversation's form, what the template leaves out: a form is as long as the conversation."""
 
@@ -56,6 +61,45 @@ class ChatTemplate:
             return text in self._filled(asked, (), False)
         except (ValueError, TypeError, TemplateError):  # it has no calls, or none whose arguments are text
             return False
+
+    @cached_property
+    def thinking_variable(self) -> str | None:
+        """The variable that switches thinking on and off; None: the template has none."""
+        asked: Dicts = [{"role": "user", "content": "u"}]
+        for name in THINKING:
+            try:
+                on, off = (self._with({name: value})(asked, (), True) for value in (True, False))
+            except ValueError:  # it takes no such conversation
+                return None
+            if on != off:
+                return name
+        return None
+
+    def with_thinking(self, wanted: bool) -> ChatTemplate:
+        """The same with thinking switched on or off; unchanged where it has no variable for that."""
+        name = self.thinking_variable
+        if name is None:
+            return self
+        if wanted not in self._switched:
+            self._switched[wanted] = self._with({name: wanted})
+        return self._switched[wanted]
+
+    def _with(self, options: Mapping[str, JSON]) -> ChatTemplate:
+        other = copy.copy(self)
+        other._options = {**self._options, **options}
+        other._forms = {}
+        return other
+
+    def without_lost_thinking(self, messages: Sequence[Message], tools: ToolSchemas) -> tuple[Message, ...]:
+        """The messages without the thinking that the template does not write: most templates write that of the last turn alone.
+
+        Raises:
+            ValueError: the template cannot render messages of this form.
+        """
+        if not any(message.reasoning_content for message in messages):
+            return tuple(messages)
+        written = thoughts_written(self, messages, [dict(tool) for tool in tools])
+        return tuple(m if i in written else replace(m, reasoning_content=None) for i, m in enumerate(messages))
 
     def __call__(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
         """Fill in the template.

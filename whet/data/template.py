@@ -101,6 +101,20 @@ class Renderer:
         other._parser = parser
         return other
 
+    def with_thinking(self, wanted: bool) -> Renderer:
+        """The same with thinking switched on or off, where the chat template has a variable for that."""
+        other = copy.copy(self)
+        other._template = self._template.with_thinking(wanted)
+        return other
+
+    def without_lost_thinking(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> tuple[Message, ...]:
+        """The messages without the thinking that the chat template does not write.
+
+        Raises:
+            ValueError: the template cannot render messages of this form.
+        """
+        return self._template.without_lost_thinking(messages, tools)
+
     @property
     def parser(self) -> Parser:
         """Reads a turn's text."""

@@ -147,6 +147,17 @@ def left_out(apply: Apply, messages: Sequence[Message], tools: Dicts, first: int
     return ""
 
 
+def thoughts_written(apply: Apply, messages: Sequence[Message], tools: Dicts) -> set[int]:
+    """Places of the messages whose thinking the template writes, found as in `left_out`.
+
+    Raises:
+        ValueError: the template cannot render messages of this form.
+    """
+    numbered = [_numbered(i, message) for i, message in enumerate(messages)]
+    text = apply([message.to_dict() for message in numbered], tools, True)
+    return {i for i, message in enumerate(numbered) if message.reasoning_content and message.reasoning_content in text}
+
+
 class _Text:
     """A text in which parts are looked for from where the last one was found: templates write messages in their order."""
 

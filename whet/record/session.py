@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from starlette.responses import Response
+
 from whet.data.chat_template import ToolSchemas
 from whet.data.template import Renderer
 from whet.record.tree import CallTree, RecordedCall, Rule, Spec, digest_of
 from whet.serve.answers import Event
-from whet.serve.endpoint import Prepare
+from whet.serve.endpoint import Handle, Prepare
 from whet.serve.errors import ApiError
-from whet.serve.service import Service
-from whet.types import JSON, Chunk, Finish, Message, Request, Task, Turn, text_before
+from whet.serve.service import Service, whole_prompt
+from whet.types import JSON, Chunk, Finish, Message, Request, Turn, text_before
 from whet.types.columns import Ints
 
 SampleCall = Callable[[Request, int], AsyncIterator[Chunk]]
@@ -34,7 +36,11 @@ class Answered:
     """An answer as it was given: the events of a stream, or the whole."""
 
     events: list[Event] = field(default_factory=list[Event])
+    named: bool = False
+    """The events are sent under names."""
     whole: JSON = None
+    error: ApiError | None = None
+    """The error that ended the stream, whose last events it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,12 @@ class Session:
             del self._answers[next(iter(self._answers))]
         return await asyncio.shield(task)
 
+    async def count(self, handle: Handle, body: JSON) -> Response:
+        """The answer to a request that samples nothing."""
+        _SPEC.set(Spec())
+        _SESSION.set(self)
+        return await handle(self.service, body)
+
     async def close(self) -> None:
         """End what is being sampled; the tokens that the engine hands over are kept. Later requests are refused."""
         self._closed = True
@@ -128,7 +140,9 @@ class Session:
 
     # The session's part in a request: the prompt's tokens, and the sampling.
 
-    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
+    def of_messages(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None, drop_thinking: bool
+    ) -> Callable[[], tuple[int, ...]]:
         """Look a conversation up; the function that is returned renders what is new of it."""
         spec = _SPEC.get()
         rest = self.tree.place(spec, messages, tools)
@@ -140,7 +154,7 @@ class Session:
                     return tuple(spec.prompt)
                 except ValueError:  # the template cannot go on behind a reply
                     spec.parent, spec.rule = None, Rule.REWRITTEN
-            spec.context = Ints.of(self._renderer.prompt(Task("call", messages), tools))
+            spec.context = Ints.of(whole_prompt(self._renderer, messages, tools, thinking=thinking, drop_thinking=drop_thinking))
             return tuple(spec.context)
 
         return rendered
@@ -209,12 +223,19 @@ class Session:
         answer = await prepare(self.service, body)
         if spec.rule in self._training.untrained_rules:
             spec.trained = False
-        found = Answered()
-        async with aclosing(self.service.calls.run(answer.call)) as pieces:
-            async for place, chunk in pieces:
-                answer.take(place, chunk)
-                if answer.stream:
-                    found.events += answer.events(place)
+        found = Answered(named=answer.names_events)
+        try:
+            async with aclosing(self.service.calls.run(answer.call)) as pieces:
+                async for place, chunk in pieces:
+                    answer.take(place, chunk)
+                    if answer.stream:
+                        found.events += answer.events(place)
+        except ApiError as error:
+            if not found.events:
+                raise
+            found.events += answer.failed(error)
+            found.error = error
+            return found
         if answer.stream:
             found.events += answer.closing()
         else:
@@ -225,8 +246,10 @@ class Session:
 class CurrentSession:
     """The part in requests of the session that each belongs to, for a service that all sessions share."""
 
-    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
-        return _SESSION.get().of_messages(messages, tools)
+    def of_messages(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None, drop_thinking: bool
+    ) -> Callable[[], tuple[int, ...]]:
+        return _SESSION.get().of_messages(messages, tools, thinking=thinking, drop_thinking=drop_thinking)
 
     def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
         return _SESSION.get().of_text(text)

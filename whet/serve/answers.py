@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whet.serve.calls import Call
+from whet.serve.errors import ApiError
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Request
 
@@ -25,6 +26,11 @@ class Answer(Protocol):
         """True if its client wants events instead of one answer."""
         ...
 
+    @property
+    def names_events(self) -> bool:
+        """True if the events of a stream are sent under names, which are their `type`, and nothing follows the last one."""
+        ...
+
     def take(self, place: int, chunk: Chunk) -> None:
         """Note what the call's request at `place` sampled."""
         ...
@@ -37,9 +43,22 @@ class Answer(Protocol):
         """Events of a stream after the last chunk."""
         ...
 
+    def failed(self, error: ApiError) -> list[Event]:
+        """Last events of a stream that an error ends."""
+        ...
+
     def whole(self) -> JSON:
         """The answer of a call that has ended."""
         ...
+
+
+class PlainEvents:
+    """Common part of the streams of OpenAI's older routes, SGLang's and vLLM's."""
+
+    names_events = False
+
+    def failed(self, error: ApiError) -> list[Event]:
+        return [error.to_dict()]
 
 
 @dataclass(slots=True, eq=False)

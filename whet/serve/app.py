@@ -13,20 +13,25 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from whet.serve import admin
+from whet.serve.anthropic_messages import count_tokens, prepare_messages
 from whet.serve.endpoint import CommandEndpoint, Generation, Handle, Prepare, error_response
 from whet.serve.errors import KINDS, ApiError
 from whet.serve.native import prepare_generate
 from whet.serve.openai_chat import prepare_chat
 from whet.serve.openai_completions import prepare_completion
+from whet.serve.openai_responses import prepare_response
 from whet.serve.service import Service
 from whet.serve.tokens import abort_requests, prepare_tokens
 
 GENERATE: Mapping[str, Prepare] = {
     "/v1/chat/completions": prepare_chat,
     "/v1/completions": prepare_completion,
+    "/v1/responses": prepare_response,
+    "/v1/messages": prepare_messages,
     "/generate": prepare_generate,
     "/inference/v1/generate": prepare_tokens,
 }
+COUNT: Mapping[str, Handle] = {"/v1/messages/count_tokens": count_tokens}
 READ: Mapping[str, Handle] = {
     "/health": admin.health,
     "/health_generate": admin.health_generate,
@@ -66,20 +71,22 @@ def make_app(service: Service) -> Starlette:
         try:
             service.check_model(request.path_params["name"])
         except ApiError as error:
-            return error_response(error)
+            return error_response(error, request.scope["path"])
         return JSONResponse(admin.model_card(service))
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = error.status_code if error.status_code in KINDS else 400
-        return error_response(ApiError(status, f"{request.method} {request.scope['path'][:200]}: {error.detail}"))
+        path = request.scope["path"]
+        return error_response(ApiError(status, f"{request.method} {path[:200]}: {error.detail}"), path)
 
     async def fault(request: Request, error: Exception) -> Response:
         """Answer 500. The traceback is in the server's log."""
-        return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"))
+        return error_response(ApiError(500, f"the server failed: {type(error).__name__}; its log says where"), request.scope["path"])
 
     routes = [ExactRoute(path, Generation(service, prepare), methods=["POST"]) for path, prepare in GENERATE.items()]
     routes += [ExactRoute(path, CommandEndpoint(service, handle, reads=False), methods=["GET"]) for path, handle in READ.items()]
+    routes += [ExactRoute(path, CommandEndpoint(service, handle, stays=False), methods=["POST"]) for path, handle in COUNT.items()]
     for path, handle in CHANGE.items():
         routes.append(ExactRoute(path, CommandEndpoint(service, handle), methods=["POST", "GET"] if path in ALSO_GET else ["POST"]))
     routes.append(ExactRoute("/v1/models/{name:path}", one_model, methods=["GET"]))

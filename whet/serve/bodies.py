@@ -133,6 +133,18 @@ def parse_body(model: type[B], value: JSON) -> B:
     raise ApiError(400, f"{path} is not supported by this server{hint}", param=path, code="unsupported_parameter")
 
 
+def parse_part(where: str, model: type[B], value: JSON) -> B:
+    """A part of a body as a typed one.
+
+    Raises:
+        ApiError: 400, naming the place.
+    """
+    try:
+        return parse_body(model, value)
+    except ApiError as error:
+        raise ApiError(400, f"{where}: {error}", param=f"{where}.{error.param or ''}".rstrip("."), code=error.code) from None
+
+
 def _is_kind(part: str | int) -> bool:
     """True if a part of an error's place is pydantic's name for one of several forms of a field, which
     clients do not know."""

@@ -102,6 +102,20 @@ def _inside(value: JSON) -> list[JSON]:
     return [inner for inner in (value.values() if isinstance(value, dict) else value) if isinstance(inner, dict | list)]
 
 
+def check_blocks(messages: Sequence[JSON], param: str) -> None:
+    """Refuse a conversation in more pieces than there may be messages: messages or items, their blocks, and the blocks in those.
+
+    Raises:
+        ApiError: 400, naming the limit.
+    """
+    num, level = 0, list(messages)
+    for _ in range(3):
+        num += len(level)
+        level = [block for each in level if isinstance(each, dict) for part in each.values() if isinstance(part, list) for block in part]
+    if num > MAX_MESSAGES:
+        raise ApiError(400, f"{param} has {num} messages and blocks, over the limit of {MAX_MESSAGES}", param=param)
+
+
 def check_alternatives(tokens: int, each: int, param: str) -> None:
     """Refuse an answer with too many log-probs.
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from whet.data.chat_template import ToolSchemas
 from whet.data.parsers import CLOSE, OPEN
-from whet.serve.bodies import Body, parse_body
+from whet.serve.bodies import Body, parse_part
 from whet.serve.errors import ApiError
 from whet.serve.service import Service
 from whet.types import JSON, Grammar
@@ -61,16 +61,42 @@ async def one_grammar(service: Service, wanted: Mapping[str, Grammar | None]) ->
     return None
 
 
+async def reply_grammar(
+    service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool | None, formats: Mapping[str, Grammar | None]
+) -> Grammar | None:
+    """The grammar of a reply, of calls or of a form; None: any text.
+
+    Args:
+        service: the service.
+        choice: OpenAI's `tool_choice`.
+        tools: tools of the prompt.
+        parallel: False: one call at most.
+        formats: the forms that the request asks for, by the field that does.
+
+    Raises:
+        ApiError: there is no such grammar, or more than one is asked for.
+    """
+    calls = await call_grammar(service, choice, tools, parallel=parallel is not False)
+    if parallel is False and tools and calls is None:
+        message = "parallel_tool_calls can be false where tool_choice is required or names a tool: a free reply calls as many as it likes"
+        raise ApiError(400, message, param="parallel_tool_calls", code="unsupported_parameter")
+    grammar = await one_grammar(service, {"tool_choice": calls, **formats})
+    if grammar is not None and calls is None and tools:
+        message = "a reply that has to be of a form cannot call tools: set tool_choice to none, or ask for no form"
+        raise ApiError(400, message, param="tools")
+    return grammar
+
+
 def response_grammar(value: JSON) -> Grammar | None:
     """Grammar for `response_format`; None: any text."""
     if value is None:
         return None
-    wanted = _within("response_format", ResponseFormat, value)
+    wanted = parse_part("response_format", ResponseFormat, value)
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return Grammar("json_schema", ANY_OBJECT)
-    return Grammar("json_schema", json.dumps(_within("response_format.json_schema", JSONSchema, wanted.json_schema).body))
+    return Grammar("json_schema", json.dumps(parse_part("response_format.json_schema", JSONSchema, wanted.json_schema).body))
 
 
 def native_grammars(json_schema: str | None, regex: str | None, ebnf: str | None) -> dict[str, Grammar | None]:
@@ -96,7 +122,7 @@ async def call_grammar(service: Service, choice: ToolChoice, tools: ToolSchemas,
         message = f"tool_choice: calls can be asked for in the form of the parser hermes, and this server's is {service.config.parser}"
         raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
     if isinstance(choice, dict):
-        name = _within("tool_choice", NamedTool, choice).function.get("name")
+        name = parse_part("tool_choice", NamedTool, choice).function.get("name")
         tools = [tool for tool in tools if tool["function"]["name"] == name]
         if not tools:
             raise ApiError(400, f"tool_choice names the tool {name!r}, which is not among tools", param="tool_choice")
@@ -135,11 +161,3 @@ async def _parameters(service: Service, function: Mapping[str, JSON]) -> str:
 def _quoted(text: str) -> str:
     """A text in a grammar."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _within(where: str, model: type[Any], value: JSON) -> Any:
-    """A part of a body as a typed one; errors name its place."""
-    try:
-        return parse_body(model, value)
-    except ApiError as error:
-        raise ApiError(400, f"{where}: {error}", param=f"{where}.{error.param or ''}".rstrip("."), code=error.code) from None

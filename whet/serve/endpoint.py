@@ -23,6 +23,8 @@ Prepare = Callable[[Service, JSON], Awaitable[Answer]]
 Handle = Callable[[Service, JSON], Awaitable[Response]]
 SEND_TIMEOUT_S = 60.0
 """For a client to take what it is sent: one that reads no further counts as gone."""
+DONE = "data: [DONE]\n\n"
+"""End of a stream whose events have no names."""
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -44,7 +46,7 @@ class Generation:
 
         async def generated(body: JSON) -> None:
             answer = await self._prepare(self._service, body)
-            await self._run(answer, _Events(send) if answer.stream else _Whole(scope, receive, send))
+            await self._run(answer, _Events(send, named=answer.names_events) if answer.stream else _Whole(scope, receive, send))
 
         await answered(work(), scope, receive, send)
 
@@ -64,7 +66,7 @@ class Generation:
             if not writer.has_begun:
                 raise
             assert isinstance(writer, _Events), "a whole answer begins with its end"
-            await writer.send_all([error.to_dict()])
+            await writer.send_all(answer.failed(error))
             await writer.end()
 
 
@@ -75,16 +77,20 @@ class CommandEndpoint:
         service: the service.
         handle: makes the answer from a request's body.
         reads: True if the route has a body; otherwise none is read, even if one is sent.
+        stays: True if the work is done to its end where its client goes away.
     """
 
-    def __init__(self, service: Service, handle: Handle, *, reads: bool = True) -> None:
-        self._service, self._handle, self._reads = service, handle, reads
+    def __init__(self, service: Service, handle: Handle, *, reads: bool = True, stays: bool = True) -> None:
+        self._service, self._handle, self._reads, self._stays = service, handle, reads, stays
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def work() -> None:
             body: JSON = {}
             if self._reads:
                 body = await read_json(Request(scope, receive), self._service.bodies, self._service.texts)
+            await (handled(body) if self._stays else _while_there(receive, handled(body)))
+
+        async def handled(body: JSON) -> None:
             await (await self._handle(self._service, body))(scope, receive, send)
 
         await answered(work(), scope, receive, send)
@@ -98,11 +104,12 @@ async def answered(work: Coroutine[Any, Any, None], scope: Scope, receive: Recei
     except ClientDisconnect:  # there is no client left
         return
     except ApiError as error:
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope["path"])(scope, receive, send)
 
 
-def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.to_dict(), error.status, headers=dict(error.headers))
+def error_response(error: ApiError, path: str) -> Response:
+    """The error in the form of the route at `path`."""
+    return JSONResponse(error.body_for(path), error.status, headers=dict(error.headers))
 
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -142,6 +149,12 @@ async def _taken() -> AsyncIterator[None]:
         raise ClientDisconnect from None
 
 
+def event_text(event: Any, *, named: bool) -> str:
+    """A server-sent event; `named`: under the name that is its `type`."""
+    data = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"event: {event['type']}\ndata: {data}\n\n" if named else f"data: {data}\n\n"
+
+
 class _Whole:
     """An answer in one piece."""
 
@@ -157,23 +170,29 @@ class _Whole:
 
 
 class _Events:
-    """An answer as server-sent events. It begins with the first of them, so that an error before it has a status of its own."""
+    """An answer as server-sent events. It begins with the first of them, so that an error before it has a status of its own.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    Args:
+        send: the connection's.
+        named: True if each is sent under the name that is its `type`, and nothing follows the last one.
+    """
+
+    def __init__(self, send: Send, *, named: bool) -> None:
+        self._send, self._named = send, named
         self.has_begun = False
 
     async def send_all(self, events: list[Any]) -> None:
         for event in events:
-            await self._write(json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+            await self._write(event_text(event, named=self._named))
 
     async def end(self) -> None:
-        await self._write("[DONE]")
+        if not self._named:
+            await self._write(DONE)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, data: str) -> None:
+    async def _write(self, text: str) -> None:
         async with _taken():
             if not self.has_begun:
                 self.has_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})

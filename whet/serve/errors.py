@@ -1,4 +1,4 @@
-"""Errors for clients, in OpenAI's form."""
+"""Errors for clients, in OpenAI's form or Anthropic's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ KINDS = {
     504: "timeout_error",
 }
 """Each status that is sent, and its type in the error."""
-
+ANTHROPIC_KINDS = KINDS | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+"""The same, by Anthropic's names."""
+ANTHROPIC_ENDS = ("/v1/messages", "/v1/messages/count_tokens")
+"""Ends of the paths whose errors are in Anthropic's form."""
 
 MAX_MESSAGE = 2000
 """Characters of an error: what it quotes was written by its client."""
@@ -47,3 +50,11 @@ class ApiError(Exception):
     def to_dict(self) -> dict[str, JSON]:
         """The body of the answer."""
         return {"error": {"message": str(self), "type": KINDS[self.status], "param": self.param, "code": self.code}}
+
+    def to_anthropic(self) -> dict[str, JSON]:
+        """The body of the answer, or the last event of a stream, for Anthropic's clients."""
+        return {"type": "error", "error": {"type": ANTHROPIC_KINDS[self.status], "message": str(self)}}
+
+    def body_for(self, path: str) -> dict[str, JSON]:
+        """The body of the answer on a route."""
+        return self.to_anthropic() if path.endswith(ANTHROPIC_ENDS) else self.to_dict()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from whet.serve.answers import Event, Sampled
+from whet.serve.answers import Event, PlainEvents, Sampled
 from whet.serve.bodies import Body, parse_body
 from whet.serve.bounds import (
     MAX_PROMPTS,
@@ -185,7 +185,7 @@ def _is_due(num: int, reported: int) -> bool:
     return num - reported >= num // REPEATS
 
 
-class GenerateAnswer:
+class GenerateAnswer(PlainEvents):
     """Fills in generations.
 
     Args:

@@ -11,19 +11,18 @@ from typing import Any
 
 from pydantic import Field
 
-from whet.data.chat_template import ToolSchemas
 from whet.data.messages import messages_from, tools_from
 from whet.data.parsers import OPEN
-from whet.serve.answers import Event, Sampled, usage_of
+from whet.serve.answers import Event, PlainEvents, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.bounds import MAX_MESSAGES, MAX_TOOLS, Count
 from whet.serve.calls import Call
-from whet.serve.constraints import ToolChoice, call_grammar, native_grammars, one_grammar, response_grammar
+from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar, response_grammar
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
 from whet.serve.text import TextStream, held_back, token_fields
-from whet.types import JSON, Chunk, Finish, Grammar, Message, ToolCall, text_before
+from whet.types import JSON, Chunk, Finish, Message, ToolCall, text_before
 
 CALL_OPENERS: Mapping[str, str] = {"hermes": OPEN}
 """Text from which on a reply may be a tool call, by parser; a stream holds the reply back from there.
@@ -55,7 +54,8 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     tools = _tools(body)
-    grammar = await _grammar(service, body, tools)
+    formats = {"response_format": response_grammar(body.response_format)} | native_grammars(body.json_schema, body.regex, body.ebnf)
+    grammar = await reply_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls, formats=formats)
     tokens = await service.prompt(_messages(body), tools)
     room = service.room(tokens, "messages")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -63,20 +63,6 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
     call_id = f"chatcmpl-{uuid.uuid4().hex}"
     call = Call(call_id, tuple(requests_of(service, body, call_id, tokens, sampling)))
     return ChatAnswer(service, body, call, with_tools=bool(tools))
-
-
-async def _grammar(service: Service, body: ChatBody, tools: ToolSchemas) -> Grammar | None:
-    """Grammar of the reply, if it has one."""
-    calls = await call_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls is not False)
-    if body.parallel_tool_calls is False and tools and calls is None:
-        message = "parallel_tool_calls can be false where tool_choice is required or names a tool: a free reply calls as many as it likes"
-        raise ApiError(400, message, param="parallel_tool_calls", code="unsupported_parameter")
-    wanted = {"tool_choice": calls, "response_format": response_grammar(body.response_format)}
-    grammar = await one_grammar(service, wanted | native_grammars(body.json_schema, body.regex, body.ebnf))
-    if grammar is not None and calls is None and tools:
-        message = "a reply that has to be of a form cannot call tools: set tool_choice to none, or leave response_format and grammars out"
-        raise ApiError(400, message, param="tools")
-    return grammar
 
 
 def _messages(body: ChatBody) -> tuple[Message, ...]:
@@ -119,7 +105,7 @@ class _Choice:
         return "tool_calls" if self.tool_calls and self.sampled.finish is Finish.STOP else self.sampled.finish
 
 
-class ChatAnswer:
+class ChatAnswer(PlainEvents):
     """Fills in chat completions.
 
     Args:

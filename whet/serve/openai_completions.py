@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 from pydantic import Field
 
-from whet.serve.answers import Event, Sampled, usage_of
+from whet.serve.answers import Event, PlainEvents, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.bounds import MAX_PROMPTS, IdLists, Ids, Positive, check_alternatives
 from whet.serve.calls import Call
@@ -81,7 +81,7 @@ async def _prompts(service: Service, body: CompletionBody, num: int) -> list[tup
     return out
 
 
-class CompletionAnswer:
+class CompletionAnswer(PlainEvents):
     """Fills in text completions.
 
     Args:

@@ -32,8 +32,10 @@ T = TypeVar("T")
 class Prompts(Protocol):
     """Makes the tokens of prompts: called on the event loop, what is returned makes them on a thread."""
 
-    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
-        """Tokens of a conversation, up to where the model begins."""
+    def of_messages(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None, drop_thinking: bool
+    ) -> Callable[[], tuple[int, ...]]:
+        """Tokens of a conversation, up to where the model begins; the options are those of `Service.prompt`."""
         ...
 
     def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
@@ -47,11 +49,22 @@ class PlainPrompts:
 
     renderer: Renderer
 
-    def of_messages(self, messages: tuple[Message, ...], tools: ToolSchemas) -> Callable[[], tuple[int, ...]]:
-        return lambda: self.renderer.prompt(Task("serve", messages), tools)
+    def of_messages(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None, drop_thinking: bool
+    ) -> Callable[[], tuple[int, ...]]:
+        return lambda: whole_prompt(self.renderer, messages, tools, thinking=thinking, drop_thinking=drop_thinking)
 
     def of_text(self, text: str) -> Callable[[], tuple[int, ...]]:
         return lambda: self.renderer.encode(text)
+
+
+def whole_prompt(
+    renderer: Renderer, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None, drop_thinking: bool
+) -> tuple[int, ...]:
+    """A conversation's tokens, all of them rendered; the options are those of `Service.prompt`."""
+    renderer = renderer if thinking is None else renderer.with_thinking(thinking)
+    shown = renderer.without_lost_thinking(messages, tools) if drop_thinking else messages
+    return renderer.prompt(Task("serve", shown), tools)
 
 
 @dataclass(slots=True, eq=False)
@@ -181,8 +194,16 @@ class Service:
                 message = f"{param} has over {found} tokens, which leaves no room within the engine's {most}"
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
 
-    async def prompt(self, messages: tuple[Message, ...], tools: ToolSchemas) -> tuple[int, ...]:
+    async def prompt(
+        self, messages: tuple[Message, ...], tools: ToolSchemas, *, thinking: bool | None = None, drop_thinking: bool = False
+    ) -> tuple[int, ...]:
         """A conversation's tokens, up to where the model begins.
+
+        Args:
+            messages: the conversation.
+            tools: OpenAI schemas.
+            thinking: have the model think or not, where the chat template has a variable for that; None: as the server was set.
+            drop_thinking: leave out what the template does not write of earlier thinking, instead of refusing it.
 
         Raises:
             ApiError: 400 if the chat template cannot render it, or the conversation is far too long.
@@ -193,7 +214,8 @@ class Service:
         contents = [{key: value for key, value in message.items() if key not in ("role", "tool_call_id")} for message in dicts]
         long = "\n".join(texts_in([tools, contents], keys=False))
 
-        render = (self.prompts or PlainPrompts(self.renderer)).of_messages(messages, tools)
+        prompts = self.prompts or PlainPrompts(self.renderer)
+        render = prompts.of_messages(messages, tools, thinking=thinking, drop_thinking=drop_thinking)
 
         def rendered(gone: threading.Event) -> tuple[int, ...]:
             if len(long) > max(self.most, 1024) * PIECE:

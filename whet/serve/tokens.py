@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from whet.serve.answers import Event, Sampled, usage_of
+from whet.serve.answers import Event, PlainEvents, Sampled, usage_of
 from whet.serve.bodies import Body, parse_body
 from whet.serve.bounds import Count, GrammarText, Ids, Name, Positive, Seed, check_alternatives, context_of
 from whet.serve.calls import Call
@@ -144,7 +144,7 @@ async def abort_requests(service: Service, value: JSON) -> Response:
     return JSONResponse({"status": "aborted", "aborted": len(ids)})
 
 
-class TokensAnswer:
+class TokensAnswer(PlainEvents):
     """Fills in generations.
 
     Args:
