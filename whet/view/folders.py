@@ -52,7 +52,6 @@ class ViewedRun:
         except tomllib.TOMLDecodeError:
             return {}
 
-
     def section(self, name: str) -> dict[str, Any]:
         """A table of the run's settings; empty where there is none."""
         found = self.config().get(name)
@@ -71,7 +70,7 @@ def inside(root: Path, path: Path, *, folders: bool = False) -> Path | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[ViewedRun]:
-    """The runs of the named folders, each with its evaluation sets behind it.
+    """The runs of the named folders, each with its evaluation sets behind it. A run that has only started is one, too.
 
     Raises:
         ValueError: a folder is not there, or holds no run.
@@ -109,14 +108,16 @@ def _is_run(root: Path, folder: Path) -> bool:
     if inside(root, folder, folders=True) is None:
         return False
     places = (folder, folder / ROLLOUTS, folder / INDEX, folder / ROLLOUTS / INDEX)
-    return any(record_files(each) for each in places if each.is_dir()) or inside(root, folder / "metrics.jsonl") is not None
+    names = ("metrics.jsonl", "starts.jsonl")
+    return any(inside(root, folder / name) for name in names) or any(record_files(each) for each in places if each.is_dir())
 
 
 def _run(root: Path, folder: Path, settings: Path) -> ViewedRun:
     real = root.resolve()
     below = folder.resolve().relative_to(real).parts
     notes = inside(root, folder / "lesson.json")
-    return ViewedRun("/".join((real.name, *below)), root, folder, settings, {} if notes is None else _words_of(notes))
+    name = "/".join((real.name, *below)).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return ViewedRun(name, root, folder, settings, {} if notes is None else _words_of(notes))
 
 
 def _words_of(path: Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def test_runs_have_curves_of_all_metrics(open_page, started, quickstart):
     assert {"engine: decoding", "tools and environment", "reward"} <= causes
     page.locator("input[type=range]").fill("0.9")
     until(page, "location.hash.includes('smooth=0.9')")
+    assert "metric=reward" in page.url, "one choice in the address leaves the other"
 
 
 def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
@@ -50,6 +51,43 @@ def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
         with open(file, "a") as more:
             more.write('{"step": 2, "reward/total": 0.75}\n')
         until(page, "document.querySelector('.chart .last').textContent === '0.75'")
+
+
+def test_runs_that_begin_end_and_fail_are_seen_while_the_page_is_open(open_page, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/starts.jsonl").write_text('{"pid": 1}\n')
+    with serving(tmp_path) as served:
+        page = open_page(served.address)
+        page.wait_for_selector(".run")
+        assert "no metrics" in page.locator("main").inner_text()
+        (tmp_path / "one/metrics.jsonl").write_text('{"step": 1, "reward/total": 0.25}\n')
+        page.wait_for_selector("[data-metric='reward/total'] canvas")
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two/metrics.jsonl").write_text('{"step": 1, "reward/total": 0.5}\n')
+        (tmp_path / "one/end.json").write_text('{"status": "failed"}')
+        failure = {"kind": "OSError", "message": "the disk is full", "where": "rollout", "traceback": "Traceback of it"}
+        (tmp_path / "one/failures.jsonl").write_text(json.dumps(failure) + "\n")
+        until(page, "document.querySelectorAll('.run').length === 2")
+        until(page, "document.querySelector('.run').textContent.includes('failed')")
+        page.locator(".error summary", has_text="the disk is full").click()
+        assert "Traceback of it" in page.locator(".error").inner_text()
+        page.locator(".run .dot").nth(1).click()
+        until(page, "document.querySelectorAll('[data-metric=\"reward/total\"] .last b').length === 2")
+
+
+def test_a_chart_reads_out_what_the_cursor_is_on(open_page, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(f'{{"step": {step}, "reward/total": {step / 10}, "policy/loss": {step}}}\n' for step in range(1, 10)))
+    with serving(tmp_path / "run") as served:
+        page = open_page(served.address)
+        page.wait_for_selector("[data-metric='policy/loss'] canvas")
+        box = page.locator("[data-metric='reward/total'] .u-over").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        until(page, "document.querySelector('[data-metric=\"reward/total\"] .last').innerText.replace(/\\s+/g, ' ') === 'step 5 0.5'")
+        until(page, "document.querySelector('[data-metric=\"policy/loss\"] .last').innerText.replace(/\\s+/g, ' ') === 'step 5 5'")
+        page.mouse.move(0, 0)
+        until(page, "document.querySelector('[data-metric=\"reward/total\"] .last').innerText.trim() === '0.9'")
 
 
 def test_new_points_leave_open_and_zoomed_what_is(open_page, tmp_path):

@@ -10,7 +10,7 @@ import { both, languageNow, setLanguage, t } from "./words.js";
 
 const main = document.getElementById("main");
 const VIEWS = { __proto__: null, runs: runsView, groups: groupsView, trajectory: showTrajectory, compare: compareView, lessons: lessonsView };
-const app = { runs: [], said };
+const app = { runs: [], said, show };
 let leave = null;
 let turn = 0;
 
