@@ -73,12 +73,14 @@ def odd_settings(run):
 
 
 def odd_lines(run):
-    (run / "failures.jsonl").write_text('3\n{"kind": "\\udcff", "message": "\\ud800"}\n{"kind": {"a": 1}, "traceback": null}\n[]\n{"kind": NaN}\n' + "[" * 100_000 + "\n")
+    failures = ["3", '{"kind": "\\udcff", "message": "\\ud800"}', '{"kind": {"a": 1}, "traceback": null}', "[]", '{"kind": NaN}']
+    (run / "failures.jsonl").write_text("\n".join([*failures, "[" * 100_000]) + "\n")
     (run / "end.json").write_text("[" * 100_000)
     (run / "lesson.json").write_text('{"title": 3, "text": 5}')
     (run / "config.toml").write_bytes(b"\xff\xfe\x00")
     big, name = "1" + "0" * 400, "n" * 3000
-    lines = [f'{{"step": 1, "\\udcff": 1, "a": 1e999, "b": true, "big": {big}}}', '{"step": "x"}', "[]", "", f'{{"step": Infinity, "{name}": 1}}']
+    lines = ['{"step": 0, "\\udcff": 1}', f'{{"step": 1, "a": 1e999, "b": true, "big": {big}}}', '{"step": "x"}', "[]", ""]
+    lines.append(f'{{"step": Infinity, "{name}": 1}}')
     (run / "metrics.jsonl").write_text("\n".join([*lines, "[" * 100_000]) + "\n")
 
 

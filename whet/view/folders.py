@@ -13,6 +13,8 @@ from whet.observe.records.files import INDEX, ROLLOUTS, record_files, rollout_of
 
 MAX_TEXT_BYTES = 64 * 2**20
 """Largest file of text that is read whole. Of a longer one the end is read."""
+EVALUATIONS = "evaluations"
+"""The folder of a run's evaluation sets."""
 DEEPEST = 3
 """Folders below a named one in which runs are looked for."""
 
@@ -94,7 +96,7 @@ def find_runs(paths: Sequence[Path]) -> list[ViewedRun]:
 def _below(root: Path, folder: Path, depth: int) -> list[ViewedRun]:
     if _is_run(root, folder):
         runs = [_run(root, folder, folder)]
-        sets = folder / "evaluations"
+        sets = folder / EVALUATIONS
         if inside(root, sets, folders=True):
             runs += [_run(root, each, folder) for each in sorted(sets.iterdir()) if _is_run(root, each)]
         return runs

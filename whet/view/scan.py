@@ -126,7 +126,9 @@ def _hits(rows: pa.Table, pieces: Pieces | None, rollout: int, text: str) -> lis
             mask = pc.fill_null(pc.match_substring(texts, text, ignore_case=True), False)
             for place in np.flatnonzero(np.asarray(mask)):
                 found.setdefault(int(parents[place]), _around(texts[int(place)].as_py(), text))
-    for row in range(len(rows)) if pieces is not None and "origin" in rows.column_names else ():
+    for row in range(len(rows)):
+        if pieces is None or not {"tokens", "origin"} <= {*rows.column_names}:
+            break
         tokens, origin = (None if row in found else token_column(rows, name, row) for name in ("tokens", "origin"))
         if tokens is None or origin is None or len(tokens) != len(origin):
             continue
