@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from urllib.parse import urlencode
 
 import pytest
@@ -255,6 +256,40 @@ def test_a_trajectory_is_exported_as_one_file(open_page, started, rows, tmp_path
     assert alone.locator("tr[data-quantity=advantage] .equal").count() == 1
     alone.click("button:text-is('中文')")
     until(alone, "document.documentElement.lang === 'zh-CN'")
+
+
+def test_groups_that_changed_most_come_first(open_page, lessons, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = tmp_path / "run"
+    shutil.copytree(lessons / "two-prompts", run)
+    with serving(run) as served:
+        address = served.address + "#/groups?" + urlencode({"run": "run", "sort": "changed"})
+        page = open_page(address)
+        page.wait_for_selector(".group")
+        assert "no change is known" in page.locator("main").inner_text()
+        table = pq.read_table(run / "rollouts/rollout_000000.parquet")
+        rows = table.to_pylist(maps_as_pydicts="strict")
+        for row in rows:
+            row |= {"rollout_id": 1, "task_id": row["task_id"].replace("#0", "#1"), "reward": 1.0}
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), run / "rollouts/rollout_000001.parquet")
+        again = open_page(address)
+        again.wait_for_selector(".group")
+        assert again.locator(".group .note").all_inner_texts()[0].endswith("changed by 0.6667")
+        assert [each.split()[-1] for each in again.locator(".group .note").all_inner_texts()] == ["0.6667", "0.3333"]
+
+
+def test_a_notebooks_frame_has_the_whole_view(open_page, lessons, tmp_path):
+    from whet import show
+
+    file = tmp_path / "cell.html"
+    file.write_text("<!doctype html><meta charset=utf-8>" + show(lessons / "poem", "lesson/0#0/0")._repr_html_())
+    frame = open_page(file.as_uri()).frame_locator("iframe")
+    frame.locator(".strip .token.model").first.click()
+    assert frame.locator("tr[data-quantity=advantage] .equal").count() == 1
+    frame.get_by_role("button", name="中文").click()
+    frame.locator("h3", has_text="信用分配").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

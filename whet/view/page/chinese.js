@@ -38,6 +38,7 @@ export const CHINESE = {
   "{0} of {1} groups, {2} trajectories": "{1} 组中的 {0} 组，共 {2} 条轨迹", "The first 200 are shown.": "只显示前 200 组。",
   "the records of this rollout are gone, its index is left": "这一轮的记录已删除，只剩索引",
   "No group of this rollout is like this.": "这一轮没有这样的组。", "No row of data of this run was played twice, so no change is known.": "这次运行没有一条数据采样过两次，所以还不知道变化。",
+  "No row of data of this rollout was played before, so no change is known.": "这一轮没有一条数据以前采样过，所以还不知道变化。",
   "No group of this run is like this.": "这次运行没有这样的组。",
   "Nothing is recorded yet. The first rollout's records come when it is trained on.": "还没有记录。第一轮采样训练之后才会写入。",
   "mean {0}, std {1}": "均值 {0}，标准差 {1}", "changed by {0}": "变化 {0}", "greedy": "贪心轨迹", "no text": "没有文本",

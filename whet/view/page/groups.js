@@ -46,7 +46,8 @@ async function one(body, run, rollout, state) {
   const share = given.trajectories.reduce((sum, each) => sum + (each.share ?? 0), 0);
   const count = el("p", { class: "note" }, t("{0} of {1} groups, {2} trajectories", kept.length, rows.length, given.trajectories.length), given.whole ? "" : ` · ${t("the records of this rollout are gone, its index is left")}`);
   const items = kept.slice(0, 200).map((group) => card(run, rollout, group, given, share, changes?.get(group.group), String(group.group) === state.group));
-  fill(body, count, items.length ? items : el("p", { class: "state" }, t("No group of this rollout is like this.")));
+  const unchanged = changes && kept.length && kept.every((group) => (changes.get(group.group) ?? null) === null) ? el("p", { class: "note" }, t("No row of data of this rollout was played before, so no change is known.")) : null;
+  fill(body, count, unchanged, items.length ? items : el("p", { class: "state" }, t("No group of this rollout is like this.")));
   if (kept.length > 200) body.append(el("p", { class: "note" }, t("The first 200 are shown.")));
   body.querySelector(".group.asked")?.scrollIntoView({ block: "center" });
 }
