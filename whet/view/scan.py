@@ -29,7 +29,7 @@ MOST_SHARE_TOKENS = 16_000_000
 
 
 def groups_of_rollout(run: ViewedRun, index: RunIndex, rollout: int) -> dict[str, Any]:
-    """The groups of a rollout: of each trajectory its facts, the end of its text, and its share of the loss."""
+    """The groups of a rollout: of each trajectory its facts, its last message, and its share of the loss."""
     table = index.of(rollout)
     facts = plain(table.select([*(name for name in table.column_names if name not in ("row_group", "row", "num_rows"))]).to_pylist())
     path = found_records(run, rollout)

@@ -54,7 +54,7 @@ def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
         until(page, "document.querySelector('.chart .last').textContent === '0.75'")
 
 
-def test_runs_that_begin_end_and_fail_are_seen_while_the_page_is_open(open_page, tmp_path):
+def test_runs_that_begin_end_and_fail_are_seen_while_the_page_is_open(open_page, lessons, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/starts.jsonl").write_text('{"pid": 1}\n')
     with serving(tmp_path) as served:
@@ -72,8 +72,13 @@ def test_runs_that_begin_end_and_fail_are_seen_while_the_page_is_open(open_page,
         until(page, "document.querySelector('.run').textContent.includes('failed')")
         page.locator(".error summary", has_text="the disk is full").click()
         assert "Traceback of it" in page.locator(".error").inner_text()
-        page.locator(".run .dot").nth(1).click()
+        page.locator(".run .dot[aria-pressed=false]").click()
         until(page, "document.querySelectorAll('[data-metric=\"reward/total\"] .last b').length === 2")
+        for name in ("poem", "research"):
+            shutil.copytree(lessons / name, tmp_path / name)
+        page.locator(".run a", has_text="research").click()
+        page.wait_for_selector(".group")
+        assert page.locator("#run").input_value() == f"{tmp_path.name}/research", "the list of runs has it, too"
 
 
 def test_a_chart_reads_out_what_the_cursor_is_on(open_page, tmp_path):

@@ -42,7 +42,7 @@ export const CHINESE = {
   "No group of this run is like this.": "这次运行没有这样的组。",
   "Nothing is recorded yet. The first rollout's records come when it is trained on.": "还没有记录。第一轮采样训练之后才会写入。",
   "mean {0}, std {1}": "均值 {0}，标准差 {1}", "changed by {0}": "变化 {0}", "greedy": "贪心轨迹", "no text": "没有文本",
-  "the end of its text": "结尾文本", "groups {0} to {1} of {2}": "第 {0} 至 {1} 组，共 {2} 组", "reading: the newest {0} of {1} rollouts": "读取中：最新的 {0} 轮，共 {1} 轮", "The files of {0} runs cannot be read: {1}": "有 {0} 个运行的文件无法读取：{1}", "The files of {0} rollouts cannot be read: {1}": "有 {0} 轮的文件无法读取：{1}", "back": "上一页", "on": "下一页",
+  "its last message": "最后一条消息", "groups {0} to {1} of {2}": "第 {0} 至 {1} 组，共 {2} 组", "reading: the newest {0} of {1} rollouts": "读取中：最新的 {0} 轮，共 {1} 轮", "The files of {0} runs cannot be read: {1}": "有 {0} 个运行的文件无法读取：{1}", "The files of {0} rollouts cannot be read: {1}": "有 {0} 轮的文件无法读取：{1}", "back": "上一页", "on": "下一页",
   "task": "任务", "trajectories": "轨迹数", "mean": "均值", "std": "标准差", "change": "变化", "text": "文本",
 
   // 结局

@@ -80,14 +80,14 @@ function card(run, rollout, group, given, share, change, asked) {
       "tr",
       { class: FAILED(each) ? "failed" : null },
       el("td", { class: "figure reward" }, el("a", { href: link }, number(each.reward, 4)), bar((each.reward - low) / (high - low), each.reward >= group.mean ? "up" : "down"), partsOf(each)),
-      el("td", {}, t(cut(each.outcome)), each.baseline ? ` · ${t("greedy")}` : "", each.error ? ` · ${cut(each.error)}` : ""),
+      el("td", {}, t(cut(each.outcome, 40)), each.baseline ? ` · ${t("greedy")}` : "", each.error ? ` · ${cut(each.error)}` : ""),
       el("td", { class: "figure" }, each.num_tokens, bar((each.num_tokens ?? 0) / longest, "plain")),
       el("td", { class: "figure" }, short(each.mean_abs_advantage)),
       el("td", { class: "figure" }, Number.isNaN(part) ? "–" : `${(100 * part).toFixed(1)} %`),
       el("td", { class: "reply" }, el("a", { href: link }, each.text || each.message ? visible((each.text || each.message).slice(0, 160), true) : t("no text"))),
     );
   });
-  const heads = ["reward", "outcome", "tokens", "mean |Â|", "share of the loss", "the end of its text"].map((name) => el("th", { scope: "col" }, t(name)));
+  const heads = ["reward", "outcome", "tokens", "mean |Â|", "share of the loss", "its last message"].map((name) => el("th", { scope: "col" }, t(name)));
   const { dropped, label, task_id } = group.members[0];
   const task = cut(task_id, 120);
   return el(

@@ -53,7 +53,7 @@ class Metrics {
 }
 
 export async function runsView(main, app, state, change) {
-  const runs = await getJSON("runs");
+  const runs = (app.runs = await getJSON("runs"));
   const wanted = state.run ? state.run.split("\n") : runs.filter((run) => run.metrics && !run.evaluation).slice(0, COLOURS.length).map((run) => run.name);
   let chosen = runs.filter((run) => wanted.includes(run.name));
   const metrics = chosen.filter((run) => run.metrics).map((run) => new Metrics(run.name));
@@ -84,6 +84,7 @@ export async function runsView(main, app, state, change) {
     const place = card.querySelector(".plot");
     place.replaceChildren();
     const last = card.querySelector(".last");
+    last.classList.toggle("many", series.length > 3);
     const say = (values, x) => fill(last, x === undefined ? null : el("span", { class: "unit" }, `${t("step")} ${short(x)}`), series.map((one, k) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(values[k]))));
     const ends = series.map((one) => one.y[one.y.length - 1]);
     card.chart = drawCurves(place, series, { label: t("step"), told: (found) => (found ? say(found.values, found.x) : say(ends)) });
@@ -163,6 +164,7 @@ export async function runsView(main, app, state, change) {
     const now = await getJSON("runs");
     if (JSON.stringify(now) === listed) return;
     listed = JSON.stringify(now);
+    app.runs = now;
     if (!metrics.length && now.some((run) => run.metrics && (!state.run || wanted.includes(run.name)))) return app.show();
     chosen = now.filter((run) => chosen.some((one) => one.name === run.name));
     fill(legend, chips(now));
@@ -171,6 +173,7 @@ export async function runsView(main, app, state, change) {
 
   let timer = setTimeout(watchOn, EVERY_MS);
   async function watchOn() {
+    const began = performance.now();
     try {
       if (!document.hidden && (await update()) && main.isConnected) refresh();
       if (!document.hidden && main.isConnected) await look();
@@ -178,7 +181,7 @@ export async function runsView(main, app, state, change) {
     } catch (error) {
       app.said(error.message);
     }
-    if (main.isConnected) timer = setTimeout(watchOn, EVERY_MS);
+    if (main.isConnected) timer = setTimeout(watchOn, Math.max(EVERY_MS, 10 * (performance.now() - began)));
   }
   let width = charts.clientWidth;
   const resized = new ResizeObserver(() => {
