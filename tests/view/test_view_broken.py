@@ -200,6 +200,18 @@ def test_a_run_that_has_started_is_one_and_later_ones_are_found(tmp_path):
     assert [each["rollouts"] for each in asked.get("/api/runs").json()] == [None, None]
 
 
+def test_a_run_that_only_evaluates_is_listed_by_its_sets(lessons, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/starts.jsonl").write_text('{"pid": 1}\n')
+    (tmp_path / "run/config.toml").write_text('[algo]\nname = "ppo"\n')
+    shutil.copytree(lessons / "poem/rollouts", tmp_path / "run/evaluations/test/rollouts")
+    asked = TestClient(make_app(Viewer([tmp_path / "run"])))
+    (found,) = asked.get("/api/runs").json()
+    assert (found["name"], found["evaluation"], found["algorithm"]) == ("run/evaluations/test", True, "ppo")
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    assert {each["name"] for each in asked.get("/api/runs").json()} == {"run", "run/evaluations/test"}
+
+
 def test_many_runs_are_listed(lessons, tmp_path):
     for i in range(100):
         (tmp_path / f"run{i:03}").mkdir()

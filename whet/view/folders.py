@@ -95,11 +95,11 @@ def find_runs(paths: Sequence[Path]) -> list[ViewedRun]:
 
 def _below(root: Path, folder: Path, depth: int) -> list[ViewedRun]:
     if _is_run(root, folder):
-        runs = [_run(root, folder, folder)]
         sets = folder / EVALUATIONS
-        if inside(root, sets, folders=True):
-            runs += [_run(root, each, folder) for each in sorted(sets.iterdir()) if _is_run(root, each)]
-        return runs
+        found = sorted(sets.iterdir()) if inside(root, sets, folders=True) else []
+        evaluated = [_run(root, each, folder) for each in found if _is_run(root, each)]
+        alone = bool(evaluated) and not _has_data(root, folder)  # it evaluates and does nothing else
+        return [*([] if alone else [_run(root, folder, folder)]), *evaluated]
     if depth == DEEPEST:
         return []
     below = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.is_symlink() and not each.name.startswith(".")]
@@ -109,9 +109,12 @@ def _below(root: Path, folder: Path, depth: int) -> list[ViewedRun]:
 def _is_run(root: Path, folder: Path) -> bool:
     if inside(root, folder, folders=True) is None:
         return False
+    return inside(root, folder / "starts.jsonl") is not None or _has_data(root, folder)
+
+
+def _has_data(root: Path, folder: Path) -> bool:
     places = (folder, folder / ROLLOUTS, folder / INDEX, folder / ROLLOUTS / INDEX)
-    names = ("metrics.jsonl", "starts.jsonl")
-    return any(inside(root, folder / name) for name in names) or any(record_files(each) for each in places if each.is_dir())
+    return inside(root, folder / "metrics.jsonl") is not None or any(record_files(each) for each in places if each.is_dir())
 
 
 def _run(root: Path, folder: Path, settings: Path) -> ViewedRun:
