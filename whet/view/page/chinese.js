@@ -165,6 +165,6 @@ export const CHINESE = {
 
   // 示例课
   "All its trajectories": "它的全部轨迹",
-  "Conversations, log-probs, rewards and the critic's values are made up; every other number was computed by whet's own credit, loss and records when this page was started.":
-    "对话、对数概率、奖励和价值模型的估计是虚构的；其余每个数都由 whet 自己的信用分配、损失和记录代码在启动本页时算出。",
+  "Conversations, log-probs, the critic's values and the rewards (or a judge's grades) are made up; every other number was computed by whet's own rubric, credit, loss and records when this page was started.":
+    "对话、对数概率、价值模型的估计和奖励（或评分者的等级）是虚构的；其余每个数都由 whet 自己的评分表、信用分配、损失和记录代码在启动本页时算出。",
 };
