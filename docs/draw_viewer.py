@@ -3,7 +3,7 @@
     whet quickstart --seed 0
     python docs/draw_viewer.py runs/quickstart-seed0 [FOLDER FOR THE PICTURES]
 
-Needs playwright and Chromium (apt-get install chromium, or CHROMIUM=program).
+Needs playwright, Chromium (apt-get install chromium, or CHROMIUM=program) and a font with Chinese letters (fonts-noto-cjk).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def shots(run: Path) -> list[tuple[str, str, str, str, dict[str, Any]]]:
         ("trajectory", "run", address("trajectory", **played, token=place), token, {"scroll": "h2:text-is('Conversation')"}),
         ("token", "lesson", lesson("research", "lesson/0#0/0", token=178), token, top),
         ("tool", "lesson", lesson("research", "lesson/0#0/0", token=189), ".hop", {**top, "height": 620}),
-        ("clip", "lesson", lesson("one-plus-one-grpo", "lesson/0#0/3", token=16, use="last", colour="clip"), token, top),
+        ("clip", "lesson", lesson("one-plus-one-grpo", "lesson/0#0/3", token=16, use="last", colour="clip"), token,
+         {"scroll": "h3:text-is('Loss')"}),
         ("steps", "lesson", lesson("research", "lesson/0#0/0", view="steps"), "tr[data-step]", {**top, "height": 760}),
         ("compare", "lesson", address("compare", run="research", rollout=0, trajectory="lesson/0#0/0", run2="research", rollout2=0,
                                       trajectory2="lesson/0#0/1"), ".diff", {}),

@@ -1,14 +1,18 @@
 """What commands say at their end, and the conversations of `whet show`."""
 
+import base64
 import re
+import zlib
 
 import pytest
 
 from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
+from tests.view.packs import read_pack
 from whet.cli import main
 from whet.config import dump_toml
 from whet.runs.commands import train
-from whet.runs.show import ShowQuery, chosen_of, transcripts
+from whet.runs.show import ShowQuery, chosen_of, chosen_rows, transcripts
+from whet.view.notebook import show
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +66,23 @@ def test_show_prints_the_best_the_worst_and_a_typical_conversation(shown, monkey
 
 def test_show_writes_a_page(shown, monkeypatch, capsys, tmp_path):
     run, _ = shown
-    whet(monkeypatch, capsys, "show", run, "--tokens", "--html", tmp_path / "x.html")
-    page = (tmp_path / "x.html").read_text()
-    assert page.count('<section class="whet">') == 3 and 'class="model trains" title="model, trains, log-prob' in page
+    status, _, err = whet(monkeypatch, capsys, "show", run, "--html", tmp_path / "x.html")
+    assert status == 2 and "3 conversations are chosen, and a page has one: add --best" in err and not (tmp_path / "x.html").exists()
+    _, out, _ = whet(monkeypatch, capsys, "show", run, "--worst", "--html", tmp_path / "x.html")
+    ((_, rows),) = chosen_rows(run, ShowQuery(worst=True))
+    expected = show(run, rows[0]["trajectory"], 3)
+    assert (tmp_path / "x.html").read_text() == expected.page and expected.trajectory in out
+    _, out, _ = whet(monkeypatch, capsys, "show", run / "evaluations/test", "--num", 1, "--html", tmp_path / "y.html")
+    assert "pack-trajectory" in (tmp_path / "y.html").read_text() and out.startswith(str(tmp_path / "y.html"))
+
+
+def test_a_set_of_an_evaluation_has_the_texts_of_its_run(shown):
+    run, _ = shown
+    ((_, rows),) = chosen_rows(run / "evaluations/test", ShowQuery(num=1))
+    page = show(run / "evaluations/test", rows[0]["trajectory"]).page
+    data = zlib.decompress(base64.b64decode(re.search(r'id="pack-trajectory">([^<]*)<', page)[1]))
+    head, columns = read_pack(data)
+    assert head["config"]["algo"]["name"] == "grpo" and columns["piece_known"].all()
 
 
 @pytest.mark.parametrize(
@@ -80,11 +98,11 @@ def test_what_is_not_there_is_said(shown, monkeypatch, capsys, arguments, told):
     assert status == 2 and told in err
 
 
-def test_a_page_and_a_terminal_are_safe_from_what_a_model_wrote(shown):
+def test_a_terminal_is_safe_from_what_a_model_wrote(shown):
     _, transcript = transcripts(shown[0], ShowQuery(best=True))[0]
-    message = type(transcript.messages[0])("assistant", "\x1b[2J<script>alert(1)</script>")
+    message = type(transcript.messages[0])("assistant", "\x1b[2J")
     hostile = type(transcript)("x", "completed", 1.0, [message])
-    assert "\x1b" not in hostile.as_text() and "<script>" not in hostile.as_html()
+    assert "\x1b" not in hostile.as_text()
 
 
 def test_words_choose_by_reward():

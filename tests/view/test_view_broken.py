@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +13,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from whet.view.app import Viewer, make_app
-from whet.view.folders import find_runs
 
 RECORDS = "rollouts/rollout_000000.parquet"
 INDEX = "rollouts/index/rollout_000000.parquet"
@@ -72,12 +73,14 @@ def odd_settings(run):
 
 
 def odd_lines(run):
-    (run / "failures.jsonl").write_text('3\n{"kind": {"a": 1}, "traceback": null}\n[]\n{"kind": NaN}\n' + "[" * 100_000 + "\n")
+    failures = ["3", '{"kind": "\\udcff", "message": "\\ud800"}', '{"kind": {"a": 1}, "traceback": null}', "[]", '{"kind": NaN}']
+    (run / "failures.jsonl").write_text("\n".join([*failures, "[" * 100_000]) + "\n")
     (run / "end.json").write_text("[" * 100_000)
     (run / "lesson.json").write_text('{"title": 3, "text": 5}')
     (run / "config.toml").write_bytes(b"\xff\xfe\x00")
     big, name = "1" + "0" * 400, "n" * 3000
-    lines = [f'{{"step": 1, "a": 1e999, "b": true, "big": {big}}}', '{"step": "x"}', "[]", "", f'{{"step": Infinity, "{name}": 1}}']
+    lines = ['{"step": 0, "\\udcff": 1}', f'{{"step": 1, "a": 1e999, "b": true, "big": {big}}}', '{"step": "x"}', "[]", ""]
+    lines.append(f'{{"step": Infinity, "{name}": 1}}')
     (run / "metrics.jsonl").write_text("\n".join([*lines, "[" * 100_000]) + "\n")
 
 
@@ -98,6 +101,12 @@ def damaged_pages(run):
     (run / RECORDS).write_bytes(bytes(data))
 
 
+def not_utf8(run):
+    """The records with bytes in their texts that are no letters."""
+    pq.write_table(pq.read_table(run / RECORDS), run / RECORDS, compression="none", use_dictionary=False)
+    (run / RECORDS).write_bytes((run / RECORDS).read_bytes().replace("思".encode(), b"\xff\xfe\xfd"))
+
+
 def other_types(run):
     table = pq.read_table(run / RECORDS)
     place = table.schema.get_field_index("advantages")
@@ -111,6 +120,7 @@ def other_places(run):
 
 
 CASES = {
+    "not UTF-8": (not_utf8, "not UTF-8"),
     "other types": (other_types, "another program wrote it"),
     "other places": (other_places, "does not fit"),
     "not finite": (rows_as(not_finite), ""),
@@ -139,7 +149,7 @@ def test_every_question_is_answered_or_refused_in_words(lessons, tmp_path, case)
     shutil.copy(run / INDEX, run / "rollouts/index/rollout_000007.parquet")
     change, refusal = CASES[case]
     change(run)
-    asked = TestClient(make_app(Viewer(find_runs([run]))))
+    asked = TestClient(make_app(Viewer([run])))
     refused: list[str] = []
 
     def ask(name, **given):
@@ -162,11 +172,51 @@ def test_every_question_is_answered_or_refused_in_words(lessons, tmp_path, case)
     assert bool(refused) == bool(refusal)
 
 
+def test_names_of_folders_need_be_no_letters(lessons, tmp_path):
+    odd = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/a\xff", b"/b\nc", b"/<img>")]
+    for name in odd:
+        Path(name).mkdir()
+        (Path(name) / "metrics.jsonl").write_text('{"step": 1}\n')
+    asked = TestClient(make_app(Viewer([Path(name) for name in odd])))
+    names = [each["name"] for each in asked.get("/api/runs").json()]
+    assert names == ["a\\udcff", "b\\nc", "<img>"]
+    for name in names:
+        assert asked.get("/api/metrics", params={"run": name}).status_code == 200
+        assert asked.get("/api/rollouts", params={"run": name}).json() == []
+
+
+def test_a_run_that_has_started_is_one_and_later_ones_are_found(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/starts.jsonl").write_text('{"pid": 1}\n')
+    asked = TestClient(make_app(Viewer([tmp_path])))
+    (found,) = asked.get("/api/runs").json()
+    assert (found["name"], found["metrics"], found["rollouts"]) == (f"{tmp_path.name}/one", False, None)
+    assert asked.get("/api/groups", params={"run": found["name"]}).json()["total"] == 0
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/metrics.jsonl").write_text('{"step": 1}\n')
+    assert [each["name"].split("/")[1] for each in asked.get("/api/runs").json()] == ["one", "two"]
+    shutil.rmtree(tmp_path / "one")
+    shutil.rmtree(tmp_path / "two")
+    assert [each["rollouts"] for each in asked.get("/api/runs").json()] == [None, None]
+
+
+def test_a_run_that_only_evaluates_is_listed_by_its_sets(lessons, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/starts.jsonl").write_text('{"pid": 1}\n')
+    (tmp_path / "run/config.toml").write_text('[algo]\nname = "ppo"\n')
+    shutil.copytree(lessons / "poem/rollouts", tmp_path / "run/evaluations/test/rollouts")
+    asked = TestClient(make_app(Viewer([tmp_path / "run"])))
+    (found,) = asked.get("/api/runs").json()
+    assert (found["name"], found["evaluation"], found["algorithm"]) == ("run/evaluations/test", True, "ppo")
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    assert {each["name"] for each in asked.get("/api/runs").json()} == {"run", "run/evaluations/test"}
+
+
 def test_many_runs_are_listed(lessons, tmp_path):
     for i in range(100):
         (tmp_path / f"run{i:03}").mkdir()
         (tmp_path / f"run{i:03}/metrics.jsonl").write_text(json.dumps({"step": 1, "reward/total": i}) + "\n")
-    found = TestClient(make_app(Viewer(find_runs([tmp_path])))).get("/api/runs").json()
+    found = TestClient(make_app(Viewer([tmp_path]))).get("/api/runs").json()
     assert len({each["name"] for each in found}) == 100
 
 
@@ -174,7 +224,7 @@ def test_a_file_that_is_being_written_is_not_read(lessons, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(lessons / "poem", run)
     (run / "rollouts/rollout_000001.parquet.tmp").write_bytes(b"PAR1")
-    asked = TestClient(make_app(Viewer(find_runs([run]))))
+    asked = TestClient(make_app(Viewer([run])))
     assert asked.get("/api/rollouts", params={"run": "run"}).json() == [0]
     column = pa.array([1] * 2, pa.int64())
     table = pq.read_table(run / RECORDS)

@@ -16,7 +16,7 @@ from whet.observe.records.index import read_index_file
 from whet.view.folders import ViewedRun, find_runs, json_lines
 from whet.view.index import RunIndex, choose_groups, groups_of_index
 from whet.view.metrics import metrics_pack
-from whet.view.pack import pack
+from whet.view.pack import json_bytes, pack
 from whet.view.pieces import Pieces, byte_letters, pieces_of
 from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
 from whet.view.trajectories import rollout_pack, trajectory_pack
@@ -130,16 +130,51 @@ def test_the_same_prompt_is_found_in_other_runs_by_its_text(lessons, tmp_path):
     shutil.copytree(lessons / "two-prompts", tmp_path / "again")
     runs = [(run, RunIndex(run)) for run in find_runs([lessons, tmp_path / "again"])]
     prompt = read_records(lessons / "two-prompts/rollouts")[3]["prompt"]
-    found = same_prompt(runs, "lesson/1#0", prompt)
+    answer = same_prompt(runs, "lesson/1#0", prompt)
+    found = answer["trajectories"]
+    assert answer["broken"] == []
     assert {each["run"] for each in found} == {f"{lessons.name}/two-prompts", "again"} and len(found) == 6
 
 
 def test_search_finds_words_in_prompts_and_replies(run):
-    found = search(run, "RUMOUR", None)
+    found = search(run, None, "RUMOUR", None)
     assert [(hit["trajectory"], "rumour" in hit["text"]) for hit in found["hits"]] == [("lesson/0#0/0", True)] and found["before"] is None
-    assert [hit["trajectory"] for hit in search(run, "Lindau", None)["hits"]] == ["lesson/0#0/0", "lesson/0#0/1"]
-    assert search(run, "old bridge bus", None)["hits"], "arguments of calls count, too"
-    assert search(run, "Lindau", 0)["hits"] == []
+    assert [hit["trajectory"] for hit in search(run, None, "Lindau", None)["hits"]] == ["lesson/0#0/0", "lesson/0#0/1"]
+    assert search(run, None, "old bridge bus", None)["hits"], "arguments of calls count, too"
+    assert search(run, None, "Lindau", 0)["hits"] == []
+
+
+def test_search_finds_words_in_replies_of_tools(run):
+    found = search(run, pieces_of(run), "BUS LINE 2 takes", None)
+    assert [(hit["trajectory"], "Bus line 2 takes" in hit["text"]) for hit in found["hits"]] == [("lesson/0#0/0", True)]
+    assert search(run, None, "Bus line 2 takes", None)["hits"] == [], "their texts need the tokenizer"
+    assert search(run, None, "Lindau", None)["broken"] == []
+    once = [hit["trajectory"] for hit in search(run, pieces_of(run), "bridge", None)["hits"]]
+    assert once == ["lesson/0#0/0", "lesson/0#0/1"]
+
+
+def test_a_run_that_cannot_be_read_hides_no_other_one(lessons, tmp_path):
+    for name in ("good", "bad"):
+        shutil.copytree(lessons / "poem", tmp_path / name)
+    (tmp_path / "bad/rollouts/index/rollout_000000.parquet").write_bytes(b"PAR1")
+    runs = [(run, RunIndex(run)) for run in find_runs([tmp_path / "good", tmp_path / "bad"])]
+    prompt = read_records(lessons / "poem/rollouts")[0]["prompt"]
+    found = same_prompt(runs, "lesson/0#0", prompt)
+    assert found["broken"] == ["bad"] and {each["run"] for each in found["trajectories"]} == {"good"}
+
+
+def test_a_file_that_cannot_be_read_stops_no_search(lessons, tmp_path):
+    shutil.copytree(lessons / "poem", tmp_path / "run")
+    (tmp_path / "run/rollouts/rollout_000003.parquet").write_bytes(b"PAR1")
+    (run,) = find_runs([tmp_path / "run"])
+    found = search(run, pieces_of(run), "明月", None)
+    assert found["broken"] == [3] and len(found["hits"]) == 1
+
+
+def test_half_a_letter_is_an_escape_in_what_is_sent():
+    words = "\udcff é \x1b\n\""
+    assert json.loads(json_bytes({"a": words, "b": float("inf")})) == {"a": words, "b": None}
+    assert read_pack(pack({"words": words}, {}))[0]["words"] == words
 
 
 def test_the_worst_differences_are_the_largest(lessons, tmp_path):

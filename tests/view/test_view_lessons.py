@@ -9,6 +9,7 @@ import pytest
 
 from whet.observe.records import read_records
 from whet.view.lessons import LESSONS
+from whet.view.lessons.research import CRITERIA
 
 
 def rows_of(lessons, name):
@@ -40,7 +41,10 @@ def test_stops_are_tokens_that_are_there(lessons):
 def test_the_report_is_of_six_steps_and_285_trained_tokens(lessons):
     careful, credulous = rows_of(lessons, "research")
     assert (len(careful["turns"]), careful["trains"].sum(), careful["reward"]) == (6, 285, 2.5)
-    assert sum(careful["reward_components"].values()) == 2.5 and credulous["reward"] == 0.25
+    weights = {each.name: each.weight for each in CRITERIA}
+    for row, reward in ((careful, 2.5), (credulous, 0.25)):
+        assert row["reward"] == reward == sum(weights[name] * share for name, share in row["reward_components"].items())
+    assert credulous["reward_detail"].endswith("right: not; sources: not; useful: partly")
     assert {origin for origin, trains in zip(careful["origin"], careful["trains"], strict=True) if trains} == {1} and 2 in careful["origin"]
 
 

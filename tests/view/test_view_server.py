@@ -31,7 +31,11 @@ def test_every_start_has_a_token_of_its_own(viewer, lessons):
         assert other.token != viewer.token and len(other.token) >= 20
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "10.0.0.1:80", "[::1"])
+HOSTS = ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "10.0.0.1:80", "[::1")
+ODD_HOSTS = ("evil@127.0.0.1", "127.0.0.1@evil.example", "127.0.0.1#.evil.example", "127.0.0.1/evil", "127.0.0.1:80:80", "127.0.0.1:x")
+
+
+@pytest.mark.parametrize("host", [*HOSTS, *ODD_HOSTS])
 def test_another_name_of_this_machine_is_refused(viewer, host):
     assert viewer.raw(f"/{viewer.token}/api/runs", headers={"Host": host}).status in (400, 403)
 
@@ -39,8 +43,9 @@ def test_another_name_of_this_machine_is_refused(viewer, host):
 def test_a_page_of_another_site_is_refused(viewer):
     for site in ("cross-site", "same-site"):
         assert viewer.raw(f"/{viewer.token}/api/runs", headers={"Sec-Fetch-Site": site}).status == 403
-    own = {"Host": f"localhost:{viewer.port}", "Sec-Fetch-Site": "same-origin"}
-    assert viewer.raw(f"/{viewer.token}/api/runs", headers=own).status == 200
+    for host in (f"localhost:{viewer.port}", "LocalHost", "127.0.0.1:9000"):
+        own = {"Host": host, "Sec-Fetch-Site": "same-origin"}
+        assert viewer.raw(f"/{viewer.token}/api/runs", headers=own).status == 200, host
 
 
 def test_nothing_but_reading_is_answered(viewer):

@@ -169,23 +169,16 @@ class Run:
         tokens: bool = False,
     ) -> None:
         """Show conversations: the best, the worst and a typical one of the newest rollout, or what is asked for; options as of `whet show`.
+        `whet.show` displays every token of one in a notebook.
 
         Raises:
             ValueError: there are no records, or none of what was asked for.
         """
         from whet.observe.notebook import in_notebook
-        from whet.observe.transcript import page
-        from whet.runs.show import ShowQuery, transcripts
+        from whet.runs.show import ShowQuery, show_run
 
         query = ShowQuery(rollout, task, best, worst, tool=tool, num=num, tokens=tokens)
-        found = transcripts(self._recorded, query)
-        if in_notebook():
-            from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
-
-            display(HTML(page([each for _, each in found])))
-            return
-        for word, each in found:
-            print(f"{word + ': ' if word else ''}{each.as_text(colour=sys.stdout.isatty())}\n")
+        show_run(self._recorded, query, print, colour=in_notebook() or sys.stdout.isatty())
 
     @property
     def _recorded(self) -> Path:

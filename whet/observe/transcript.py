@@ -1,8 +1,7 @@
-"""A trajectory as a person reads it: who said what, and what it was worth; as text or as HTML."""
+"""A trajectory as a person reads it: who said what, and what it was worth."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,39 +82,6 @@ class Transcript:
             code = {"model": "32", "environment": "33"}.get(each.origin, "36")
             lines.append(f"  {place:>5}  {painted(repr(each.text)[1:-1].ljust(16), code)}  {each.note()}")
         return "\n".join(lines)
-
-    def as_html(self) -> str:
-        """For a browser or a notebook: the messages, and each token with its numbers where they are there."""
-        parts = [f"<h3>{html.escape(self.title)}</h3>"]
-        for part in self.messages:
-            note = f" ({part.note})" if part.note else ""
-            role = html.escape(part.role + note)
-            parts.append(f'<div class="{html.escape(part.role)}"><b>{role}</b><pre>{html.escape(shortened(part.text))}</pre></div>')
-        if self.detail:
-            parts.append(f"<div><b>reward</b><pre>{html.escape(self.detail)}</pre></div>")
-        if self.tokens:
-            spans = (f'<span class="{each.origin}{" trains" if each.trains else ""}" title="{html.escape(each.note())}" '
-                     f'style="{_shade(each.advantage)}">{html.escape(each.text)}</span>' for each in self.tokens)  # fmt: skip
-            parts.append(f"<div><b>tokens</b><pre>{''.join(spans)}</pre></div>")
-        return f'<section class="whet">{"".join(parts)}</section>'
-
-
-STYLE = """<style>.whet{font-family:sans-serif;max-width:60em}.whet pre{white-space:pre-wrap;margin:.2em 0 .8em 1.5em}
-.whet .assistant b{color:#188038}.whet .user b,.whet .prompt b{color:#1967d2}.whet .tool b{color:#b06000}
-.whet span.model{border-bottom:1px solid #188038}.whet span.environment{border-bottom:1px solid #b06000}</style>"""
-
-
-def page(conversations: Sequence[Transcript]) -> str:
-    """Conversations as HTML that needs nothing else."""
-    return STYLE + "\n".join(each.as_html() for each in conversations)
-
-
-def _shade(advantage: float | None) -> str:
-    """A background: green for a positive advantage, red for a negative one."""
-    if not advantage:
-        return ""
-    strength = min(abs(advantage) / 2, 1) * 0.5
-    return f"background:rgba({'24,128,56' if advantage > 0 else '197,34,31'},{strength:.2f})"
 
 
 def shortened(text: str) -> str:

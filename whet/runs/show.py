@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.observe.transcript import Transcript, page, recorded
+from whet.observe.transcript import Transcript, recorded
 
 Which = Literal["best", "worst", "typical"]
 WHICH: tuple[Which, ...] = ("best", "worst", "typical")
@@ -32,11 +32,21 @@ class ShowQuery:
     tokens: bool = field(
         default=False, metadata=_option("Each token with its origin, mask, log-prob, advantage and version.", flag="--tokens")
     )
-    html: Path | None = field(default=None, metadata=_option("Write a page of HTML instead.", metavar="FILE"))
+    html: Path | None = field(default=None, metadata=_option("Write one conversation as a page: the viewer's export.", metavar="FILE"))
 
 
 def transcripts(run: Path, query: ShowQuery) -> list[tuple[str, Transcript]]:
     """The conversations that a query asks for, each with the word that chose it, or "".
+
+    Raises:
+        ValueError: there are no records, or none of what was asked for.
+    """
+    chosen, text_of = chosen_rows(run, query), texts_of(run)
+    return [(word, recorded(each, text_of, tokens=query.tokens)) for word, each in chosen]
+
+
+def chosen_rows(run: Path, query: ShowQuery) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The rows of the trajectories that a query asks for, each with the word that chose it, or "".
 
     Raises:
         ValueError: there are no records, or none of what was asked for.
@@ -59,23 +69,29 @@ def transcripts(run: Path, query: ShowQuery) -> list[tuple[str, Transcript]]:
         rows = [each for each in rows if any(turn["tool_calls"] for turn in each[0]["turns"])]
     if not rows:
         raise ValueError(f"{run}: in no conversation of rollout {rollout} did the model call a tool")
-    text_of = texts_of(run)
     asked: list[Which] = [word for word in WHICH if getattr(query, word)]
     if query.num is not None:
-        chosen = [("", each) for each in rows[: query.num]]
-    else:
-        chosen = chosen_of(rows, asked or WHICH, lambda each: each[0]["reward"])
-    return [(word, recorded(each, text_of, tokens=query.tokens)) for word, each in chosen]
+        return [("", each) for each in rows[: query.num]]
+    return chosen_of(rows, asked or WHICH, lambda each: each[0]["reward"])
 
 
 def show_run(run: Path, query: ShowQuery, say: Callable[[str], None], *, colour: bool) -> None:
-    """Show the conversations that a query asks for, or write them as a page."""
-    found = transcripts(run, query)
+    """Show the conversations that a query asks for, or write one of them as a page.
+
+    Raises:
+        ValueError: there are no records, or none of what was asked for; or several, and a page has one.
+    """
     if query.html is not None:
-        query.html.write_text(page([each for _, each in found]), encoding="utf-8")
-        say(f"{query.html}: {len(found)} conversations")
+        from whet.view.notebook import show
+
+        found = chosen_rows(run, query)
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} conversations are chosen, and a page has one: add --best, --worst, --typical or --num 1")
+        row = found[0][1][0]
+        query.html.write_text(show(run, row["trajectory"], row["rollout_id"]).page, encoding="utf-8")
+        say(f"{query.html}: {row['trajectory']} of rollout {row['rollout_id']}")
         return
-    for word, each in found:
+    for word, each in transcripts(run, query):
         say((f"{word}: " if word else "") + each.as_text(colour=colour) + "\n")
 
 

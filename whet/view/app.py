@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pyarrow as pa
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from whet.view.export import export_page, file_name_of
-from whet.view.folders import ViewedRun, rollouts_of
+from whet.view.folders import ViewedRun, find_runs, rollouts_of
 from whet.view.index import RunIndex, choose_groups
 from whet.view.metrics import failures_of, metrics_pack, summary_of
-from whet.view.pack import plain
+from whet.view.pack import json_bytes
 from whet.view.pieces import Pieces, pieces_of
 from whet.view.scan import groups_of_rollout, same_prompt, search, worst_tokens
 from whet.view.trajectories import place_of, rollout_pack, rows_of_trajectory, trajectory_pack
@@ -36,13 +37,24 @@ class Viewer:
     """The runs that are viewed, with what is known of them.
 
     Args:
-        runs: the runs.
+        paths: folders of runs.
+
+    Raises:
+        ValueError: a folder has no run.
     """
 
-    def __init__(self, runs: Sequence[ViewedRun]) -> None:
-        self.runs = {run.name: run for run in runs}
-        self._indexes = {run.name: RunIndex(run) for run in runs}
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self.runs: dict[str, ViewedRun] = {}
+        self._indexes: dict[str, RunIndex] = {}
         self._pieces: dict[Path, Pieces | None] = {}
+        self._find()
+
+    def _find(self) -> None:
+        """Look for runs; those that are known stay."""
+        for run in find_runs(self._paths):
+            if self.runs.get(run.name) != run:
+                self.runs[run.name], self._indexes[run.name] = run, RunIndex(run)
 
     def pieces(self, run: ViewedRun) -> Pieces | None:
         """The texts of a run's tokens, where its tokenizer is on this machine."""
@@ -57,14 +69,14 @@ class Viewer:
     def answers(self) -> dict[str, Callable[[Asked], Response]]:
         """The function for each path below `api`."""
         return {
-            "runs": lambda asked: _json([summary_of(run) for run in self.runs.values()]),
+            "runs": self._runs,
             "metrics": lambda asked: _packed(metrics_pack(asked.run, asked.number("start", 0))),
             "failures": lambda asked: _json(failures_of(asked.run)),
             "waits": lambda asked: _json(waits_of(asked.run)),
             "rollouts": lambda asked: _json(rollouts_of(asked.run)),
             "rollout": lambda asked: _json(groups_of_rollout(asked.run, self._index(asked), asked.number("rollout"))),
             "groups": self._groups,
-            "search": lambda asked: _json(search(asked.run, asked.text("text")[:200], asked.optional("before"))),
+            "search": lambda asked: _json(search(asked.run, self.pieces(asked.run), asked.text("text")[:200], asked.optional("before"))),
             "trajectory": lambda asked: _packed(self.trajectory(*asked.trajectory())),
             "credit": lambda asked: _packed(rollout_pack(asked.run, asked.number("rollout"))),
             "same": self._same,
@@ -74,6 +86,11 @@ class Viewer:
 
     def _index(self, asked: Asked) -> RunIndex:
         return self._indexes[asked.run.name]
+
+    def _runs(self, asked: Asked) -> Response:
+        with suppress(ValueError):  # a named folder was emptied or removed; what was found there before answers for itself
+            self._find()
+        return _json([summary_of(run) for run in list(self.runs.values())])
 
     def _groups(self, asked: Asked) -> Response:
         page = asked.number("start", 0), min(asked.number("count", 100), MOST_GROUPS)
@@ -85,7 +102,7 @@ class Viewer:
         _, rollout, name, group = asked.trajectory()
         place = place_of(self._index(asked), rollout, name, group)
         prompt = rows_of_trajectory(asked.run, rollout, place)["prompt"][0].as_py()
-        return _json(same_prompt([(each, self._indexes[each.name]) for each in self.runs.values()], place["task_id"], prompt))
+        return _json(same_prompt([(each, self._indexes[each.name]) for each in list(self.runs.values())], place["task_id"], prompt))
 
     def _export(self, asked: Asked) -> Response:
         run, rollout, name, group = asked.trajectory()
@@ -155,18 +172,20 @@ def make_app(viewer: Viewer) -> Starlette:
         try:
             return work(Asked(request, viewer.runs))
         except KeyError as error:
-            return JSONResponse({"error": f"the records lack a column that this view needs: {str(error)[:200]}"}, 404)
+            return _json({"error": f"the records lack a column that this view needs: {str(error)[:200]}"}, 404)
         except (pa.ArrowException, OSError) as error:
-            return JSONResponse({"error": f"a file of the run is damaged, or changes while it is read: {str(error)[:2000]}"}, 404)
+            return _json({"error": f"a file of the run is damaged, or changes while it is read: {str(error)[:2000]}"}, 404)
+        except UnicodeError as error:
+            return _json({"error": f"a text of the run's files, or the name of its folder, is not UTF-8: {str(error)[:2000]}"}, 404)
         except ValueError as error:
-            return JSONResponse({"error": str(error)[:2000]}, 404)
+            return _json({"error": str(error)[:2000]}, 404)
 
     routes = [Route(f"/api/{name}", partial(answer, work), methods=["GET"]) for name, work in viewer.answers().items()]
     return Starlette(routes=[*routes, Route("/{path:path}", file, methods=["GET"])])
 
 
-def _json(value: Any) -> Response:
-    return JSONResponse(plain(value))
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json_bytes(value), status, media_type="application/json")
 
 
 def _packed(data: bytes) -> Response:

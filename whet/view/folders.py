@@ -13,6 +13,8 @@ from whet.observe.records.files import INDEX, ROLLOUTS, record_files, rollout_of
 
 MAX_TEXT_BYTES = 64 * 2**20
 """Largest file of text that is read whole. Of a longer one the end is read."""
+EVALUATIONS = "evaluations"
+"""The folder of a run's evaluation sets."""
 DEEPEST = 3
 """Folders below a named one in which runs are looked for."""
 
@@ -52,7 +54,6 @@ class ViewedRun:
         except tomllib.TOMLDecodeError:
             return {}
 
-
     def section(self, name: str) -> dict[str, Any]:
         """A table of the run's settings; empty where there is none."""
         found = self.config().get(name)
@@ -71,7 +72,7 @@ def inside(root: Path, path: Path, *, folders: bool = False) -> Path | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[ViewedRun]:
-    """The runs of the named folders, each with its evaluation sets behind it.
+    """The runs of the named folders, each with its evaluation sets behind it. A run that has only started is one, too.
 
     Raises:
         ValueError: a folder is not there, or holds no run.
@@ -94,11 +95,11 @@ def find_runs(paths: Sequence[Path]) -> list[ViewedRun]:
 
 def _below(root: Path, folder: Path, depth: int) -> list[ViewedRun]:
     if _is_run(root, folder):
-        runs = [_run(root, folder, folder)]
-        sets = folder / "evaluations"
-        if inside(root, sets, folders=True):
-            runs += [_run(root, each, folder) for each in sorted(sets.iterdir()) if _is_run(root, each)]
-        return runs
+        sets = folder / EVALUATIONS
+        found = sorted(sets.iterdir()) if inside(root, sets, folders=True) else []
+        evaluated = [_run(root, each, folder) for each in found if _is_run(root, each)]
+        alone = bool(evaluated) and not _has_data(root, folder)  # it evaluates and does nothing else
+        return [*([] if alone else [_run(root, folder, folder)]), *evaluated]
     if depth == DEEPEST:
         return []
     below = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.is_symlink() and not each.name.startswith(".")]
@@ -108,15 +109,20 @@ def _below(root: Path, folder: Path, depth: int) -> list[ViewedRun]:
 def _is_run(root: Path, folder: Path) -> bool:
     if inside(root, folder, folders=True) is None:
         return False
+    return inside(root, folder / "starts.jsonl") is not None or _has_data(root, folder)
+
+
+def _has_data(root: Path, folder: Path) -> bool:
     places = (folder, folder / ROLLOUTS, folder / INDEX, folder / ROLLOUTS / INDEX)
-    return any(record_files(each) for each in places if each.is_dir()) or inside(root, folder / "metrics.jsonl") is not None
+    return inside(root, folder / "metrics.jsonl") is not None or any(record_files(each) for each in places if each.is_dir())
 
 
 def _run(root: Path, folder: Path, settings: Path) -> ViewedRun:
     real = root.resolve()
     below = folder.resolve().relative_to(real).parts
     notes = inside(root, folder / "lesson.json")
-    return ViewedRun("/".join((real.name, *below)), root, folder, settings, {} if notes is None else _words_of(notes))
+    name = "/".join((real.name, *below)).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return ViewedRun(name, root, folder, settings, {} if notes is None else _words_of(notes))
 
 
 def _words_of(path: Path) -> dict[str, Any]:

@@ -27,6 +27,8 @@ GROUPED = ["rollout_id", "group", "task_id", "reward", "outcome", "num_tokens", 
 """Columns that groups are summed up from."""
 BLOCK = 100
 """Files of the index that are read at a time."""
+UNREADABLE = (ValueError, pa.ArrowException, OSError, KeyError)
+"""Errors of a file that another program wrote or cut."""
 LEAST_STD = 1e-6
 """Scores that differ by less have nothing to compare."""
 
@@ -125,7 +127,7 @@ class RunIndex:
     def _try(self, file: IndexFile) -> pa.Table | None:
         try:
             return _read(file, GROUPED)
-        except (ValueError, pa.ArrowException, OSError, KeyError):  # another program wrote it, or cut it
+        except UNREADABLE:
             return None
 
 
@@ -138,14 +140,19 @@ def joined_tables(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     return (pa.concat_tables(tables) if tables else INDEX_SCHEMA.empty_table().select(names)).combine_chunks()
 
 
+def found_records(run: ViewedRun, rollout: int) -> Path | None:
+    """The record file of a rollout; None where it is not there (any more)."""
+    folder = run.records()
+    return None if folder is None else inside(run.root, folder / file_name(rollout))
+
+
 def record_path(run: ViewedRun, rollout: int) -> Path:
     """The record file of a rollout.
 
     Raises:
         ValueError: it is not there (any more).
     """
-    folder = run.records()
-    path = None if folder is None else inside(run.root, folder / file_name(rollout))
+    path = found_records(run, rollout)
     if path is None:
         raise ValueError(f"the records of rollout {rollout} are not there any more (observe.records.keep, or removed by hand)")
     return path

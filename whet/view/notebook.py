@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from whet.view.export import PAGE, export_page
-from whet.view.folders import find_runs
+from whet.view.folders import EVALUATIONS, ViewedRun, find_runs
 from whet.view.index import RunIndex
 from whet.view.pieces import pieces_of
 from whet.view.trajectories import rollout_pack, trajectory_pack
@@ -46,13 +46,21 @@ def show(run: str | PathLike[str], trajectory: str, rollout: int | None = None, 
     Raises:
         ValueError: there is no such run or trajectory.
     """
-    found = find_runs([Path(run)])[0]
+    found = _run_of(Path(run))
     index = RunIndex(found)
     newest = _newest(index, trajectory) if rollout is None else rollout
     if newest is None:
         raise ValueError(f"no trajectory {trajectory!r} is in the records of {found.folder}; `whet records {found.folder}` lists them")
     pack = trajectory_pack(found, index, pieces_of(found), newest, trajectory, None)
     return TrajectoryView(export_page(pack, rollout_pack(found, newest), language), trajectory, newest)
+
+
+def _run_of(folder: Path) -> ViewedRun:
+    """The run of a folder; of an evaluation set's with the settings of its run."""
+    if folder.resolve().parent.name != EVALUATIONS:
+        return find_runs([folder])[0]
+    found = find_runs([folder.resolve().parent.parent])
+    return next((each for each in found if each.folder.resolve() == folder.resolve()), None) or find_runs([folder])[0]
 
 
 def _newest(index: RunIndex, trajectory: str) -> int | None:

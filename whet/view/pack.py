@@ -29,10 +29,15 @@ def pack(head: Mapping[str, Any], columns: Mapping[str, Any]) -> bytes:
         padding = -len(data) % 8
         pieces += [data, bytes(padding)]
         size += len(data) + padding
-    line = json.dumps(plain({**head, "columns": places}), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = line.encode("utf-8", "replace")
+    text = json_bytes({**head, "columns": places})
     text += b" " * (-(4 + len(text)) % 8)
     return b"".join([struct.pack("<I", len(text)), text, *pieces])
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON, its NaN and infinity as null. Half a surrogate pair, which UTF-8 has no bytes for, is an escape of JSON."""
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
 
 
 def plain(value: Any) -> Any:

@@ -36,9 +36,19 @@ class Pieces:
         self._level = "bytes" if '"ByteLevel"' in used else "pieces" if ('"ByteFallback"' in used or '"Metaspace"' in used) else "words"
         self._added = {int(each["id"]): str(each["content"]) for each in settings.get("added_tokens") or ()}
         self._letters = {letter: byte for byte, letter in byte_letters().items()}
+        self._known: dict[int, bytes | None] = {}
 
     def of(self, token: int) -> bytes | None:
         """The bytes of a token. None: the tokenizer does not know it."""
+        if token not in self._known:
+            self._known[token] = self._spelled(token)
+        return self._known[token]
+
+    def text(self, tokens: Any) -> str:
+        """The text of some tokens, with a sign in place of what is no whole letter."""
+        return b"".join(self.of(token) or b"" for token in tokens.tolist()).decode("utf-8", "replace")
+
+    def _spelled(self, token: int) -> bytes | None:
         if token in self._added:
             return self._added[token].encode("utf-8", "backslashreplace")
         piece = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None

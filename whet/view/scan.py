@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
+from whet.types import Origin
 from whet.view.folders import ViewedRun, rollouts_of
-from whet.view.index import RunIndex, file_reader, record_path
+from whet.view.index import UNREADABLE, RunIndex, file_reader, found_records, record_path
 from whet.view.pack import plain
 from whet.view.pieces import Pieces
 from whet.view.trajectories import place_of, rows_of_trajectory, token_column
@@ -28,12 +29,11 @@ MOST_SHARE_TOKENS = 16_000_000
 
 
 def groups_of_rollout(run: ViewedRun, index: RunIndex, rollout: int) -> dict[str, Any]:
-    """The groups of a rollout: of each trajectory its facts, the end of its text, and its share of the loss."""
+    """The groups of a rollout: of each trajectory its facts, its last message, and its share of the loss."""
     table = index.of(rollout)
     facts = plain(table.select([*(name for name in table.column_names if name not in ("row_group", "row", "num_rows"))]).to_pylist())
-    try:
-        path = record_path(run, rollout)
-    except ValueError:
+    path = found_records(run, rollout)
+    if path is None:
         return {"rollout": rollout, "whole": False, "trajectories": facts, "prompts": {}}
     with file_reader(path) as reader:
         there = set(reader.schema_arrow.names)
@@ -84,35 +84,39 @@ def _short(text: str | None) -> str | None:
     return text if text is None or len(text) <= PREVIEW else f"{text[:PREVIEW]}…"
 
 
-def search(run: ViewedRun, text: str, before: int | None) -> dict[str, Any]:
-    """Trajectories whose prompt or replies hold a text, the newest rollouts first, whatever the case of its letters.
+def search(run: ViewedRun, pieces: Pieces | None, text: str, before: int | None) -> dict[str, Any]:
+    """Trajectories whose prompt, replies or tools' replies hold a text, the newest rollouts first, whatever the case of its letters.
 
     Args:
         run: the run.
+        pieces: texts of its tokens, in which alone the environment's replies are recorded. None: those are not searched.
         text: the text.
         before: only rollouts before this one.
 
     Returns:
-        Hits, and with `before` the rollout to go on from; null: everything was read.
+        Hits; `before`, the rollout to go on from, null: everything was read; and `broken`, rollouts whose file cannot be read.
     """
     if not text:
         raise ValueError("type a word to look for")
-    began, hits = time.monotonic(), list[dict[str, Any]]()
+    began, hits, broken = time.monotonic(), list[dict[str, Any]](), list[int]()
     for rollout in reversed(rollouts_of(run)):
         if before is not None and rollout >= before:
             continue
         if len(hits) >= MOST_HITS or time.monotonic() - began > SEARCH_S:
-            return {"hits": hits, "before": rollout + 1}
-        try:
-            path = record_path(run, rollout)
-        except ValueError:
+            return {"hits": hits, "before": rollout + 1, "broken": broken}
+        path = found_records(run, rollout)
+        if path is None:
             continue
-        with file_reader(path) as reader:
-            hits += _hits(reader.read(["group", "trajectory", "reward", "outcome", "prompt", "turns"]), rollout, text)
-    return {"hits": hits, "before": None}
+        try:
+            with file_reader(path) as reader:
+                tokens = {"tokens", "origin"} & {*reader.schema_arrow.names} if pieces is not None else ()
+                hits += _hits(reader.read(["group", "trajectory", "reward", "outcome", "prompt", "turns", *tokens]), pieces, rollout, text)
+        except UNREADABLE:
+            broken.append(rollout)
+    return {"hits": hits, "before": None, "broken": broken}
 
 
-def _hits(rows: pa.Table, rollout: int, text: str) -> list[dict[str, Any]]:
+def _hits(rows: pa.Table, pieces: Pieces | None, rollout: int, text: str) -> list[dict[str, Any]]:
     found: dict[int, str] = {}
     for column in ("turns", "prompt"):
         lists = rows[column].combine_chunks()
@@ -122,6 +126,15 @@ def _hits(rows: pa.Table, rollout: int, text: str) -> list[dict[str, Any]]:
             mask = pc.fill_null(pc.match_substring(texts, text, ignore_case=True), False)
             for place in np.flatnonzero(np.asarray(mask)):
                 found.setdefault(int(parents[place]), _around(texts[int(place)].as_py(), text))
+    for row in range(len(rows)):
+        if pieces is None or not {"tokens", "origin"} <= {*rows.column_names}:
+            break
+        tokens, origin = (None if row in found else token_column(rows, name, row) for name in ("tokens", "origin"))
+        if tokens is None or origin is None or len(tokens) != len(origin):
+            continue
+        whole = pieces.text(tokens[origin == Origin.ENVIRONMENT])
+        if text.lower() in whole.lower():
+            found[row] = _around(whole, text)
     facts = rows.select(["group", "trajectory", "reward", "outcome"]).take(pa.array(sorted(found), pa.int64())).to_pylist()
     return [{**plain(fact), "rollout": rollout, "text": found[row]} for row, fact in zip(sorted(found), facts, strict=True)]
 
@@ -133,29 +146,37 @@ def _around(whole: str, text: str) -> str:
     return ("…" if start else "") + whole[start:end] + ("…" if end < len(whole) else "")
 
 
-def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str, prompt: Any) -> list[dict[str, Any]]:
-    """Trajectories of one row of data in all runs, the newest first. A run whose row of that name has another prompt is left out."""
+def same_prompt(indexes: Sequence[tuple[ViewedRun, RunIndex]], task: str, prompt: Any) -> dict[str, Any]:
+    """Trajectories of one row of data in all runs, the newest first, and the runs whose files cannot be read. A run whose row of that name
+    has another prompt is left out."""
     row = task.rpartition("#")[0] or task
     out: list[dict[str, Any]] = []
+    broken: list[str] = []
     for run, index in indexes:
-        table = index.whole(["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "num_tokens"])
-        if not len(table):
-            continue
-        mask = pc.or_(pc.equal(table["task_id"], row), pc.starts_with(table["task_id"], f"{row}#"))
-        found = table.filter(mask).drop_columns(["task_id"])
-        if not len(found) or _prompt_of(run, index, found.slice(len(found) - 1, 1).to_pylist()[0]) != prompt:
-            continue
-        out += [{"run": run.name, **plain(each)} for each in found.slice(max(0, len(found) - 200)).to_pylist()[::-1]]
-    return out
+        try:
+            out += [{"run": run.name, **plain(each)} for each in _of_prompt(run, index, row, prompt)]
+        except UNREADABLE:
+            broken.append(run.name)
+    return {"trajectories": out, "broken": broken}
+
+
+def _of_prompt(run: ViewedRun, index: RunIndex, row: str, prompt: Any) -> list[dict[str, Any]]:
+    table = index.whole(["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "num_tokens"])
+    if not len(table):
+        return []
+    mask = pc.or_(pc.equal(table["task_id"], row), pc.starts_with(table["task_id"], f"{row}#"))
+    found = table.filter(mask).drop_columns(["task_id"])
+    if not len(found) or _prompt_of(run, index, found.slice(len(found) - 1, 1).to_pylist()[0]) != prompt:
+        return []
+    return found.slice(max(0, len(found) - 200)).to_pylist()[::-1]
 
 
 def _prompt_of(run: ViewedRun, index: RunIndex, one: dict[str, Any]) -> Any:
     """The prompt of a trajectory of an index; None where its records are gone."""
-    try:
-        place = place_of(index, one["rollout_id"], one["trajectory"], one["group"])
-        return rows_of_trajectory(run, one["rollout_id"], place)["prompt"][0].as_py()
-    except ValueError:
+    if found_records(run, one["rollout_id"]) is None:
         return None
+    place = place_of(index, one["rollout_id"], one["trajectory"], one["group"])
+    return rows_of_trajectory(run, one["rollout_id"], place)["prompt"][0].as_py()
 
 
 def worst_tokens(run: ViewedRun, pieces: Pieces | None, rollout: int, count: int = 50) -> dict[str, Any]:

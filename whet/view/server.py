@@ -11,7 +11,6 @@ import uvicorn
 
 from whet.view.access import ViewerGuard
 from whet.view.app import Viewer, make_app
-from whet.view.folders import find_runs
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
@@ -31,7 +30,7 @@ def view(paths: Sequence[Path], port: int, ready: Callable[[str], None]) -> None
     Raises:
         ValueError: a folder has no run, or the port is taken.
     """
-    viewer = Viewer(find_runs(paths))
+    viewer = Viewer(paths)
     token = secrets.token_urlsafe(16)
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from whet.view.folders import ViewedRun, rollouts_of
-from whet.view.index import file_reader, record_path
+from whet.view.index import UNREADABLE, file_reader, record_path
 
 pc: Any = compute
 PARTS = ("queue", "prefill", "decode")
@@ -32,7 +32,7 @@ def waits_of(run: ViewedRun) -> list[dict[str, Any]]:
         try:
             with file_reader(record_path(run, rollout)) as reader:
                 rows = reader.read([name for name in ("order", "timings") if name in reader.schema_arrow.names])
-        except (ValueError, pa.ArrowException, OSError):  # its records are gone or broken; the view of its groups says so
+        except UNREADABLE:  # its records are gone or broken; the view of its groups says so
             continue
         if rows.num_columns == 2 and (found := _means(rows)):
             out.append({"rollout": rollout, "trajectories": found[0], "seconds": found[1]})

@@ -29,6 +29,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/view/browser" in str(item.path):
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.timeout(1800))  # the first one plays the runs of all, on a machine that may be busy
 
 
 @pytest.fixture(scope="session")

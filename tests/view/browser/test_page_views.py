@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from urllib.parse import urlencode
 
 import pytest
@@ -37,6 +38,7 @@ def test_runs_have_curves_of_all_metrics(open_page, started, quickstart):
     assert {"engine: decoding", "tools and environment", "reward"} <= causes
     page.locator("input[type=range]").fill("0.9")
     until(page, "location.hash.includes('smooth=0.9')")
+    assert "metric=reward" in page.url, "one choice in the address leaves the other"
 
 
 def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
@@ -50,6 +52,48 @@ def test_runs_go_on_while_the_page_is_open(open_page, tmp_path):
         with open(file, "a") as more:
             more.write('{"step": 2, "reward/total": 0.75}\n')
         until(page, "document.querySelector('.chart .last').textContent === '0.75'")
+
+
+def test_runs_that_begin_end_and_fail_are_seen_while_the_page_is_open(open_page, lessons, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/starts.jsonl").write_text('{"pid": 1}\n')
+    with serving(tmp_path) as served:
+        page = open_page(served.address)
+        page.wait_for_selector(".run")
+        assert "no metrics" in page.locator("main").inner_text()
+        (tmp_path / "one/metrics.jsonl").write_text('{"step": 1, "reward/total": 0.25}\n')
+        page.wait_for_selector("[data-metric='reward/total'] canvas")
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two/metrics.jsonl").write_text('{"step": 1, "reward/total": 0.5}\n')
+        (tmp_path / "one/end.json").write_text('{"status": "failed"}')
+        failure = {"kind": "OSError", "message": "the disk is full", "where": "rollout", "traceback": "Traceback of it"}
+        (tmp_path / "one/failures.jsonl").write_text(json.dumps(failure) + "\n")
+        until(page, "document.querySelectorAll('.run').length === 2")
+        until(page, "document.querySelector('.run').textContent.includes('failed')")
+        page.locator(".error summary", has_text="the disk is full").click()
+        assert "Traceback of it" in page.locator(".error").inner_text()
+        page.locator(".run .dot[aria-pressed=false]").click()
+        until(page, "document.querySelectorAll('[data-metric=\"reward/total\"] .last b').length === 2")
+        for name in ("poem", "research"):
+            shutil.copytree(lessons / name, tmp_path / name)
+        page.locator(".run a", has_text="research").click()
+        page.wait_for_selector(".group")
+        assert page.locator("#run").input_value() == f"{tmp_path.name}/research", "the list of runs has it, too"
+
+
+def test_a_chart_reads_out_what_the_cursor_is_on(open_page, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(f'{{"step": {step}, "reward/total": {step / 10}, "policy/loss": {step}}}\n' for step in range(1, 10)))
+    with serving(tmp_path / "run") as served:
+        page = open_page(served.address)
+        page.wait_for_selector("[data-metric='policy/loss'] canvas")
+        box = page.locator("[data-metric='reward/total'] .u-over").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        until(page, "document.querySelector('[data-metric=\"reward/total\"] .last').innerText.replace(/\\s+/g, ' ') === 'step 5 0.5'")
+        until(page, "document.querySelector('[data-metric=\"policy/loss\"] .last').innerText.replace(/\\s+/g, ' ') === 'step 5 5'")
+        page.mouse.move(0, 0)
+        until(page, "document.querySelector('[data-metric=\"reward/total\"] .last').innerText.trim() === '0.9'")
 
 
 def test_new_points_leave_open_and_zoomed_what_is(open_page, tmp_path):
@@ -217,6 +261,40 @@ def test_a_trajectory_is_exported_as_one_file(open_page, started, rows, tmp_path
     assert alone.locator("tr[data-quantity=advantage] .equal").count() == 1
     alone.click("button:text-is('中文')")
     until(alone, "document.documentElement.lang === 'zh-CN'")
+
+
+def test_groups_that_changed_most_come_first(open_page, lessons, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = tmp_path / "run"
+    shutil.copytree(lessons / "two-prompts", run)
+    with serving(run) as served:
+        address = served.address + "#/groups?" + urlencode({"run": "run", "sort": "changed"})
+        page = open_page(address)
+        page.wait_for_selector(".group")
+        assert "no change is known" in page.locator("main").inner_text()
+        table = pq.read_table(run / "rollouts/rollout_000000.parquet")
+        rows = table.to_pylist(maps_as_pydicts="strict")
+        for row in rows:
+            row |= {"rollout_id": 1, "task_id": row["task_id"].replace("#0", "#1"), "reward": 1.0}
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), run / "rollouts/rollout_000001.parquet")
+        again = open_page(address)
+        again.wait_for_selector(".group")
+        assert again.locator(".group .note").all_inner_texts()[0].endswith("changed by 0.6667")
+        assert [each.split()[-1] for each in again.locator(".group .note").all_inner_texts()] == ["0.6667", "0.3333"]
+
+
+def test_a_notebooks_frame_has_the_whole_view(open_page, lessons, tmp_path):
+    from whet import show
+
+    file = tmp_path / "cell.html"
+    file.write_text("<!doctype html><meta charset=utf-8>" + show(lessons / "poem", "lesson/0#0/0")._repr_html_())
+    frame = open_page(file.as_uri()).frame_locator("iframe")
+    frame.locator(".strip .token.model").first.click()
+    assert frame.locator("tr[data-quantity=advantage] .equal").count() == 1
+    frame.get_by_role("button", name="中文").click()
+    frame.locator("h3", has_text="信用分配").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from whet.reward.judge import Grade
+from whet.reward.rubric import Criterion, score_rubric
 from whet.types import ToolCall
 from whet.view.lessons.play import Example, Move, Played, stop, words
 
@@ -32,21 +34,23 @@ PLAN = Move(
     answer="Go on.",
 )
 CHECK = Move("The notice and the bus company agree, and the forum has no source. I write the report.", answer="Go on.")
-RUBRIC = "weights: right 1.0, sources 1.0, useful 0.5"
-CAREFUL = Played(
-    (PLAN, *SEARCHES, CHECK, Move(REPORT)),
-    2.5,
-    {"right": 1.0, "sources": 1.0, "useful": 0.5},
-    f"{RUBRIC}: right, with two sources, and useful",
-    (1.2, 2.3),
-)
-CREDULOUS = Played(
-    (PLAN, SEARCHES[0], Move("The old bridge closes in May, as people in a forum say. Take the new bridge all month. Source: a forum.")),
-    0.25,
-    {"right": 0.0, "sources": 0.0, "useful": 0.25},
-    f"{RUBRIC}: it repeats the rumour, with the forum as its source",
-    (1.2, 0.4),
-)
+CRITERIA = [
+    Criterion(name="right", weight=1.0, text="The report says what is true of the bridge."),
+    Criterion(name="sources", weight=1.0, text="Two sources of its own agree with it."),
+    Criterion(name="useful", weight=0.5, text="The reader knows what to do."),
+]
+WEIGHTS = ", ".join(f"{each.name} {each.weight}" for each in CRITERIA)
+
+
+def judged(steps: tuple[Move, ...], grades: list[Grade], expected: tuple[float, float]) -> Played:
+    """A trajectory with the reward that whet's rubric makes of a judge's grades."""
+    found = score_rubric(CRITERIA, grades, "graded")
+    return Played(steps, found.total, dict(found.components), f"rubric with the weights {WEIGHTS}; {found.detail}", expected)
+
+
+CAREFUL = judged((PLAN, *SEARCHES, CHECK, Move(REPORT)), ["fully", "fully", "fully"], (1.2, 2.3))
+RUMOUR = Move("The old bridge closes in May, as people in a forum say. Take the new bridge all month. Source: a forum.")
+CREDULOUS = judged((PLAN, SEARCHES[0], RUMOUR), ["not", "not", "partly"], (1.2, 0.4))
 
 RESEARCH = {
     "research": Example(
@@ -56,9 +60,11 @@ RESEARCH = {
             "title": words("A research report in six steps", "六步写成的调研报告"),
             "text": [
                 words(
-                    "The first trajectory has six steps and 285 trained tokens: a plan, three searches, a check, and the report. A weighted "
-                    "rubric gives it 2.5. What the tool answered lies between the steps: it is read, and never trained.",
-                    "第一条轨迹有六步、285 个训练词元：计划、三次搜索、核对、报告。加权评分表给它 2.5 分。工具的回复夹在各步之间：只读，不训练。",
+                    "The first trajectory has six steps and 285 trained tokens: a plan, three searches, a check, and the report. A judge's "
+                    "grades, which are made up, give it 2.5 by a weighted rubric. What the tool answered lies between the steps: it is read, "
+                    "and never trained.",
+                    "第一条轨迹有六步、285 个训练词元：计划、三次搜索、核对、报告。评分者的等级（虚构）按加权评分表给它 2.5 分。"
+                    "工具的回复夹在各步之间：只读，不训练。",
                 ),
                 words(
                     "The second one trusts the rumour after a single search, and gets 0.25. Where it decides to stop looking, the critic had "

@@ -10,7 +10,7 @@ import { both, languageNow, setLanguage, t } from "./words.js";
 
 const main = document.getElementById("main");
 const VIEWS = { __proto__: null, runs: runsView, groups: groupsView, trajectory: showTrajectory, compare: compareView, lessons: lessonsView };
-const app = { runs: [], said };
+const app = { runs: [], said, show };
 let leave = null;
 let turn = 0;
 
@@ -155,7 +155,7 @@ async function lessonsView(place) {
     const links = (lesson.stops ?? []).map((stop) => el("li", {}, el("a", { href: address("trajectory", { run: run.name, ...stop.at }) }, both(stop.words))));
     return el("section", { class: "card lesson" }, el("h2", {}, both(lesson.title)), lesson.text.map((words) => el("p", {}, both(words))), el("ul", { class: "stops" }, links), el("p", {}, el("a", { href: address("groups", { run: run.name, rollout: 0 }) }, t("All its trajectories"))));
   });
-  fill(place, el("h1", {}, t("Lessons")), el("p", { class: "note" }, t("Conversations, log-probs, rewards and the critic's values are made up; every other number was computed by whet's own credit, loss and records when this page was started.")), items);
+  fill(place, el("h1", {}, t("Lessons")), el("p", { class: "note" }, t("Conversations, log-probs, the critic's values and the rewards (or a judge's grades) are made up; every other number was computed by whet's own rubric, credit, loss and records when this page was started.")), items);
 }
 
 const KEYS = { l: () => speak(languageNow() === "en" ? "zh" : "en"), d: flip, "?": help };

@@ -8,12 +8,14 @@ export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// A chart of one metric. series: [{ name, x, y, smooth }], x and y arrays. Returns the chart, whose destroy() ends it.
-export function drawCurves(place, series, { height = 170, sync = "steps", label = "", points = false } = {}) {
+// A chart of one metric. series: [{ name, x, y, smooth }], x and y arrays. `told` is called with x and the series' values under the
+// cursor, and with null where it left. Returns the chart, whose destroy() ends it.
+export function drawCurves(place, series, { height = 186, sync = "steps", label = "", points = false, told = () => {} } = {}) {
   const xs = [...new Set(series.flatMap((one) => Array.from(one.x)))].sort((a, b) => a - b);
   const where = new Map(xs.map((x, i) => [x, i]));
   const data = [xs];
-  const lines = [{ label: label || "x", value: (_, value) => (value === null ? "–" : short(value)) }];
+  const lines = [{}];
+  const places = [];
   const single = xs.length < 2;
   series.forEach((one, k) => {
     const colour = COLOURS[(one.colour ?? k) % COLOURS.length];
@@ -25,12 +27,13 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
     const raw = Array.from(one.y);
     if (one.smooth > 0 && raw.length > 2) {
       data.push(spread(raw), spread(smoothed(raw, one.smooth)));
-      lines.push({ stroke: colour + "55", width: 1, points: { show: false }, spanGaps: true, value: () => "" });
-      lines.push({ label: one.name, stroke: colour, width: 2, points: { show: false }, spanGaps: true, value: (_, value) => short(value) });
+      lines.push({ stroke: colour + "55", width: 1, points: { show: false }, spanGaps: true });
+      lines.push({ stroke: colour, width: 2, points: { show: false }, spanGaps: true });
     } else {
       data.push(spread(raw));
-      lines.push({ label: one.name, stroke: colour, width: 2, spanGaps: !points, points: { show: single || points, size: 5 }, value: (_, value) => short(value) });
+      lines.push({ stroke: colour, width: 2, spanGaps: !points, points: { show: single || points, size: 5 } });
     }
+    places.push(data.length - 1);
   });
   const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
   const whole = xs.every(Number.isInteger);
@@ -41,8 +44,9 @@ export function drawCurves(place, series, { height = 170, sync = "steps", label 
     legend: { show: false },
     cursor: { sync: { key: sync }, drag: { x: true, y: false }, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: (_, low, high) => spanned(low, high) } },
+    hooks: { setCursor: [({ cursor: { idx, left } }) => told(idx === null || idx === undefined || left < 0 ? null : { x: xs[idx], values: places.map((k) => data[k][idx]) })] },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((v) => (whole && !Number.isInteger(v) ? "" : String(Number(v.toPrecision(7))))), size: 28 },
+      { ...axis, label, labelSize: 15, labelGap: 0, labelFont: axis.font, values: (_, ticks) => ticks.map((v) => (whole && !Number.isInteger(v) ? "" : String(Number(v.toPrecision(7))))), size: 28 },
       { ...axis, size: 66, values: (_, ticks) => ticks.map((v) => short(v)) },
     ],
   };

@@ -24,7 +24,7 @@ export const CHINESE = {
   "what trajectories waited for": "轨迹在等什么", "mean seconds of a trajectory": "每条轨迹平均秒数", "{0} trajectories": "{0} 条轨迹",
   "Trajectories wait side by side, so these seconds do not add up to those of a step.": "轨迹是并行等待的，所以这些秒数加起来不等于一步的时间。",
   "engine: decoding": "引擎：解码", "engine: prefill": "引擎：预填充", "engine: queue": "引擎：排队", "engine: the rest": "引擎：其余", "tools and environment": "工具与环境",
-  "parts of the reward": "奖励的组成",
+  "parts of the reward": "奖励的组成", "{0} more parts": "另外 {0} 个分项", "{0} more have charts of their own": "另外 {0} 个有各自的图", "{0} others": "其余 {0} 项", "label": "标签",
   "Errors": "错误", "The first of each kind and place, with its traceback.": "每种错误、每个出错位置的第一次，附调用栈。",
   "rollout": "采样轮", "annotate": "标注", "update": "更新", "publish": "发布权重", "record": "写记录", "evaluate": "评测", "save": "保存", "other": "其他",
   "checkpoint": "检查点", "critic": "价值模型", "wait": "等待",
@@ -38,10 +38,11 @@ export const CHINESE = {
   "{0} of {1} groups, {2} trajectories": "{1} 组中的 {0} 组，共 {2} 条轨迹", "The first 200 are shown.": "只显示前 200 组。",
   "the records of this rollout are gone, its index is left": "这一轮的记录已删除，只剩索引",
   "No group of this rollout is like this.": "这一轮没有这样的组。", "No row of data of this run was played twice, so no change is known.": "这次运行没有一条数据采样过两次，所以还不知道变化。",
+  "No row of data of this rollout was played before, so no change is known.": "这一轮没有一条数据以前采样过，所以还不知道变化。",
   "No group of this run is like this.": "这次运行没有这样的组。",
   "Nothing is recorded yet. The first rollout's records come when it is trained on.": "还没有记录。第一轮采样训练之后才会写入。",
   "mean {0}, std {1}": "均值 {0}，标准差 {1}", "changed by {0}": "变化 {0}", "greedy": "贪心轨迹", "no text": "没有文本",
-  "the end of its text": "结尾文本", "groups {0} to {1} of {2}": "第 {0} 至 {1} 组，共 {2} 组", "reading: the newest {0} of {1} rollouts": "读取中：最新的 {0} 轮，共 {1} 轮", "The files of {0} rollouts cannot be read: {1}": "有 {0} 轮的文件无法读取：{1}", "back": "上一页", "on": "下一页",
+  "its last message": "最后一条消息", "groups {0} to {1} of {2}": "第 {0} 至 {1} 组，共 {2} 组", "reading: the newest {0} of {1} rollouts": "读取中：最新的 {0} 轮，共 {1} 轮", "The files of {0} runs cannot be read: {1}": "有 {0} 个运行的文件无法读取：{1}", "The files of {0} rollouts cannot be read: {1}": "有 {0} 轮的文件无法读取：{1}", "back": "上一页", "on": "下一页",
   "task": "任务", "trajectories": "轨迹数", "mean": "均值", "std": "标准差", "change": "变化", "text": "文本",
 
   // 结局
@@ -142,7 +143,8 @@ export const CHINESE = {
   "action": "动作", "One row is one action: all that the model sampled before the environment answered.": "每行是一个动作：环境回应之前模型采样的全部内容。",
   "Its log π is the sum of its tokens', so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)). Its share of the loss is the sum of theirs, too.":
     "它的 log π 是其词元之和，所以它的比值是各词元比值之积：ρ = exp(Σ (log π − log π_old))。它占损失的份额也是各词元之和。",
-  "As one step of {0} tokens its TD error is R + γⁿV′ − V, and that is the discounted sum of its tokens' δ:": "把 {0} 个词元看作一步，TD 误差是 R + γⁿV′ − V，它等于各词元 δ 的折扣和：",
+  "As one step of n tokens its TD error is R + γⁿV′ − V: its rewards, and the value of the next action's first token less that of its own. It is the discounted sum of its tokens' δ; both stand below it.":
+    "把一个动作的 n 个词元看作一步，TD 误差是 R + γⁿV′ − V：它的奖励，加上下一个动作第一个词元的价值，减去它自己第一个词元的价值。它等于各词元 δ 的折扣和；两个数都写在动作下面。",
   "The model took no step in this sample.": "模型在这个样本里没有动作。",
 
   // 对比
@@ -163,6 +165,6 @@ export const CHINESE = {
 
   // 示例课
   "All its trajectories": "它的全部轨迹",
-  "Conversations, log-probs, rewards and the critic's values are made up; every other number was computed by whet's own credit, loss and records when this page was started.":
-    "对话、对数概率、奖励和价值模型的估计是虚构的；其余每个数都由 whet 自己的信用分配、损失和记录代码在启动本页时算出。",
+  "Conversations, log-probs, the critic's values and the rewards (or a judge's grades) are made up; every other number was computed by whet's own rubric, credit, loss and records when this page was started.":
+    "对话、对数概率、价值模型的估计和奖励（或评分者的等级）是虚构的；其余每个数都由 whet 自己的评分表、信用分配、损失和记录代码在启动本页时算出。",
 };

@@ -1,10 +1,10 @@
 // Compare: one prompt at two steps or in two runs, and where trainer and engine differ most.
 
 import { COLOURS, drawCurves } from "./charts.js";
-import { el, fill, number, short, visible } from "./dom.js";
+import { cut, el, fill, number, short, visible } from "./dom.js";
 import { address, getJSON, getPack } from "./net.js";
 import { textOfBytes } from "./pack.js";
-import { readTrajectory } from "./trajectory.js";
+import { callsOf, readTrajectory } from "./trajectory.js";
 import { t } from "./words.js";
 
 const MOST_WORDS = 2500;
@@ -12,7 +12,7 @@ const MOST_WORDS = 2500;
 export async function compareView(main, app, state, change) {
   if (!state.trajectory) return void (await worst(main, state, change));
   const left = { run: state.run, rollout: state.rollout, trajectory: state.trajectory, group: state.group };
-  const same = await getJSON("same", left);
+  const { trajectories: same, broken } = await getJSON("same", left);
   const key = (one) => [one.run, one.rollout_id ?? one.rollout, one.trajectory].join("\n");
   const others = same.filter((one) => key(one) !== key({ ...left, rollout_id: left.rollout }));
   const chosen = state.run2 ? { run: state.run2, rollout: state.rollout2, trajectory: state.trajectory2, group: state.group2 } : null;
@@ -23,9 +23,9 @@ export async function compareView(main, app, state, change) {
       change({ ...state, run2: one.run, rollout2: one.rollout_id, trajectory2: one.trajectory, group2: one.group }, true);
     } },
     chosen ? null : el("option", { selected: true, disabled: true }, t("choose one …")),
-    others.map((one, i) => el("option", { value: i, selected: chosen && key(one) === key({ ...chosen, rollout_id: chosen.rollout }) }, `${one.run} · ${t("rollout")} ${one.rollout_id} · ${one.trajectory} · ${number(one.reward, 4)}`)),
+    others.map((one, i) => el("option", { value: i, selected: chosen && key(one) === key({ ...chosen, rollout_id: chosen.rollout }) }, `${one.run} · ${t("rollout")} ${one.rollout_id} · ${cut(one.trajectory, 120)} · ${number(one.reward, 4)}`)),
   );
-  const head = [el("h1", {}, t("Compare")), el("p", { class: "note" }, t("Other trajectories of the same prompt in these runs: {0}.", others.length))];
+  const head = [el("h1", {}, t("Compare")), el("p", { class: "note" }, t("Other trajectories of the same prompt in these runs: {0}.", others.length)), broken.length ? el("p", { class: "note failed" }, t("The files of {0} runs cannot be read: {1}", broken.length, broken.slice(0, 20).join(", "))) : null];
   if (!others.length) return void fill(main, head, el("p", { class: "state" }, t("This prompt was played once. Name a second run on the command line, or wait for its next epoch.")));
   const body = el("div");
   fill(main, head, el("div", { class: "bar" }, el("label", {}, t("compare with"), " ", picker)), body);
@@ -38,11 +38,11 @@ export async function compareView(main, app, state, change) {
 
 function side({ head }, given) {
   const fact = head.samples[0];
-  const facts = [[t("run"), head.run], [t("rollout"), head.rollout], [t("reward"), number(fact.reward, 5)], [t("outcome"), t(fact.outcome)], [t("turns"), head.turns.length], [t("mean |Â|"), short(head.mean_abs_advantage)]];
-  return el("section", { class: "card" }, el("h2", {}, el("a", { href: address("trajectory", given) }, visible(fact.trajectory))), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(String(value)))))));
+  const facts = [[t("run"), head.run], [t("rollout"), head.rollout], [t("reward"), number(fact.reward, 5)], [t("outcome"), t(cut(fact.outcome))], [t("turns"), head.turns.length], [t("mean |Â|"), short(head.mean_abs_advantage)]];
+  return el("section", { class: "card" }, el("h2", {}, el("a", { href: address("trajectory", given) }, visible(cut(fact.trajectory, 300)))), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(String(value)))))));
 }
 
-const replyOf = ({ head }) => head.turns.map((turn) => [turn.reasoning_content, turn.content, turn.tool_calls].filter(Boolean).join("\n")).join("\n\n");
+const replyOf = ({ head }) => head.turns.map((turn) => [turn.reasoning_content, turn.content, turn.tool_calls && callsOf(turn.tool_calls)].filter(Boolean).join("\n")).join("\n\n");
 const wordsIn = (text) => text.match(/[\u3400-\u9fff]|[^\s\u3400-\u9fff]+|\s+/gu) ?? [];
 
 function difference(a, b) {
@@ -116,7 +116,7 @@ async function worst(main, state, change) {
   const found = await getJSON("worst", { run, rollout });
   const rows = found.worst.map((one) => {
     const link = address("trajectory", { run, rollout, trajectory: one.trajectory, group: one.group, sample: one.order || undefined, token: one.place, colour: "mismatch" });
-    return el("tr", {}, el("td", {}, el("a", { href: link }, one.piece ? el("code", {}, visible(textOfBytes(new Uint8Array(one.piece)), true)) : `#${one.token}`)), [one.trained - one.sampled, one.sampled, one.trained, one.version, one.place].map((value) => el("td", { class: "figure" }, number(value, 5))), el("td", {}, visible(one.trajectory)));
+    return el("tr", {}, el("td", {}, el("a", { href: link }, one.piece ? el("code", {}, visible(textOfBytes(new Uint8Array(one.piece)), true)) : `#${one.token}`)), [one.trained - one.sampled, one.sampled, one.trained, one.version, one.place].map((value) => el("td", { class: "figure" }, number(value, 5))), el("td", {}, visible(cut(one.trajectory, 120))));
   });
   const heads = ["token", "trainer − engine", "engine", "trainer", "policy version", "place", "trajectory"].map((name) => el("th", { scope: "col" }, t(name)));
   const empty = el("p", { class: "state" }, t(found.tokens ? "Trainer and engine agree on every token." : "The trainer's log-probs were not recorded in this rollout."));

@@ -76,6 +76,9 @@ export function longText(text, limit, more) {
   return place;
 }
 
+// A text in a line or a cell: the beginning of a long one.
+export const cut = (text, limit = 80) => (text?.length > limit ? `${text.slice(0, limit)}…` : text);
+
 // A number as the page writes it: seven digits that count, without a needless tail.
 export function number(value, digits = 7) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -89,4 +92,4 @@ export function number(value, digits = 7) {
 }
 
 // Four digits, and 0 for what float64 leaves of a difference of equal numbers.
-export const short = (value) => number(Math.abs(value) < 1e-14 ? 0 : value, 4);
+export const short = (value) => number(value !== null && Math.abs(value) < 1e-14 ? 0 : value, 4);

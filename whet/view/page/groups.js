@@ -1,6 +1,6 @@
 // Groups: the siblings of each prompt side by side; over a whole run, sorted and filtered; and a search in all texts.
 
-import { el, fill, number, short, visible } from "./dom.js";
+import { cut, el, fill, number, short, visible } from "./dom.js";
 import { address, getJSON } from "./net.js";
 import { t } from "./words.js";
 
@@ -46,7 +46,8 @@ async function one(body, run, rollout, state) {
   const share = given.trajectories.reduce((sum, each) => sum + (each.share ?? 0), 0);
   const count = el("p", { class: "note" }, t("{0} of {1} groups, {2} trajectories", kept.length, rows.length, given.trajectories.length), given.whole ? "" : ` · ${t("the records of this rollout are gone, its index is left")}`);
   const items = kept.slice(0, 200).map((group) => card(run, rollout, group, given, share, changes?.get(group.group), String(group.group) === state.group));
-  fill(body, count, items.length ? items : el("p", { class: "state" }, t("No group of this rollout is like this.")));
+  const unchanged = changes && kept.length && kept.every((group) => (changes.get(group.group) ?? null) === null) ? el("p", { class: "note" }, t("No row of data of this rollout was played before, so no change is known.")) : null;
+  fill(body, count, unchanged, items.length ? items : el("p", { class: "state" }, t("No group of this rollout is like this.")));
   if (kept.length > 200) body.append(el("p", { class: "note" }, t("The first 200 are shown.")));
   body.querySelector(".group.asked")?.scrollIntoView({ block: "center" });
 }
@@ -78,22 +79,32 @@ function card(run, rollout, group, given, share, change, asked) {
     return el(
       "tr",
       { class: FAILED(each) ? "failed" : null },
-      el("td", { class: "figure reward" }, el("a", { href: link }, number(each.reward, 4)), bar((each.reward - low) / (high - low), each.reward >= group.mean ? "up" : "down")),
-      el("td", {}, t(each.outcome), each.baseline ? ` · ${t("greedy")}` : "", each.error ? ` · ${each.error}` : ""),
+      el("td", { class: "figure reward" }, el("a", { href: link }, number(each.reward, 4)), bar((each.reward - low) / (high - low), each.reward >= group.mean ? "up" : "down"), partsOf(each)),
+      el("td", {}, t(cut(each.outcome, 40)), each.baseline ? ` · ${t("greedy")}` : "", each.error ? ` · ${cut(each.error)}` : ""),
       el("td", { class: "figure" }, each.num_tokens, bar((each.num_tokens ?? 0) / longest, "plain")),
       el("td", { class: "figure" }, short(each.mean_abs_advantage)),
       el("td", { class: "figure" }, Number.isNaN(part) ? "–" : `${(100 * part).toFixed(1)} %`),
       el("td", { class: "reply" }, el("a", { href: link }, each.text || each.message ? visible((each.text || each.message).slice(0, 160), true) : t("no text"))),
     );
   });
-  const heads = ["reward", "outcome", "tokens", "mean |Â|", "share of the loss", "the end of its text"].map((name) => el("th", { scope: "col" }, t(name)));
-  const dropped = group.members[0].dropped;
+  const heads = ["reward", "outcome", "tokens", "mean |Â|", "share of the loss", "its last message"].map((name) => el("th", { scope: "col" }, t(name)));
+  const { dropped, label, task_id } = group.members[0];
+  const task = cut(task_id, 120);
   return el(
     "section",
     { class: `card group${asked ? " asked" : ""}`, "data-group": group.group },
-    el("header", {}, el("h2", {}, prompt ? visible(prompt.slice(0, 200), true) : visible(group.members[0].task_id)), el("p", { class: "note" }, visible(group.members[0].task_id), " · ", t("mean {0}, std {1}", short(group.mean), short(group.std)), change !== undefined && change !== null ? ` · ${t("changed by {0}", short(change))}` : "", dropped ? ` · ${t("dropped")}: ${dropped}` : "")),
+    el("header", {}, el("h2", {}, visible(cut(prompt || task, 200), true)), el("p", { class: "note" }, visible(task, true), label ? ` · ${t("label")} ${cut(label)}` : "", " · ", t("mean {0}, std {1}", short(group.mean), short(group.std)), change !== undefined && change !== null ? ` · ${t("changed by {0}", short(change))}` : "", dropped ? ` · ${t("dropped")}: ${cut(dropped)}` : "")),
     el("div", { class: "scroll" }, el("table", { class: "siblings" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))),
   );
+}
+
+// The named parts of a reward, where it has several.
+function partsOf({ reward_components: parts }) {
+  const names = Object.entries(parts ?? {});
+  if (names.length < 2) return null;
+  const title = names.slice(0, 100).map(([name, value]) => `${cut(name)} ${number(value, 5)}`).join("\n");
+  const words = names.slice(0, 4).map(([name, value]) => `${cut(name, 20)} ${number(value, 3)}`).join(" · ");
+  return el("div", { class: "parts", title }, words, names.length > 4 ? " …" : "");
 }
 
 function bar(share, kind) {
@@ -118,7 +129,7 @@ function page(body, run, state, change, start, { total, rows, scanned, rollouts,
       "tr",
       { class: rows.failed[i] ? "failed" : null },
       el("td", { class: "figure" }, rollout),
-      el("td", {}, el("a", { href: address("groups", { run, rollout, group: rows.group[i] }) }, visible(rows.task[i] ?? `${rows.group[i]}`)), rows.dropped[i] ? ` · ${t("dropped")}` : ""),
+      el("td", {}, el("a", { href: address("groups", { run, rollout, group: rows.group[i] }) }, visible(cut(rows.task[i] ?? `${rows.group[i]}`, 120), true)), rows.dropped[i] ? ` · ${t("dropped")}` : ""),
       [rows.played[i], rows.mean[i], rows.std[i], rows.best[i], rows.change[i], rows.longest[i], rows.failed[i]].map((value) => el("td", { class: "figure" }, number(value, 4))),
     ),
   );
@@ -127,15 +138,19 @@ function page(body, run, state, change, start, { total, rows, scanned, rollouts,
     body,
     el("p", { class: "note" }, total ? t("groups {0} to {1} of {2}", start + 1, Math.min(start + PAGE, total), total) : "", scanned < rollouts ? ` · ${t("reading: the newest {0} of {1} rollouts", scanned, rollouts)}` : ""),
     state.sort === "changed" && scanned >= rollouts && lines.length && rows.change.every((change) => change === null) ? el("p", { class: "note" }, t("No row of data of this run was played twice, so no change is known.")) : null,
-    broken.length ? el("p", { class: "note failed" }, t("The files of {0} rollouts cannot be read: {1}", broken.length, broken.slice(0, 20).join(", "))) : null,
+    broken.length ? el("p", { class: "note failed" }, brokenWords(broken)) : null,
     lines.length ? el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines))) : el("p", { class: "state" }, t("No group of this run is like this.")),
     total > PAGE ? el("div", { class: "bar" }, turn(Math.max(start - PAGE, 0), "back"), turn(start + PAGE, "on")) : null,
   );
 }
 
+const brokenWords = (rollouts) => t("The files of {0} rollouts cannot be read: {1}", rollouts.length, rollouts.slice(0, 20).join(", "));
+
 async function found(body, run, state) {
   const list = el("tbody");
   const note = el("p", { class: "note", role: "status" });
+  const unread = el("p", { class: "note failed" });
+  const broken = [];
   const more = el("button", { type: "button", onclick: () => go() }, t("search on in older rollouts"));
   let before;
   let count = 0;
@@ -144,16 +159,18 @@ async function found(body, run, state) {
     const answer = await getJSON("search", { run, text: state.text, before });
     before = answer.before;
     count += answer.hits.length;
+    broken.push(...answer.broken);
+    fill(unread, broken.length ? brokenWords(broken) : "");
     for (const hit of answer.hits) {
       const link = address("trajectory", { run, rollout: hit.rollout, trajectory: hit.trajectory, group: hit.group });
-      list.append(el("tr", {}, el("td", { class: "figure" }, hit.rollout), el("td", { class: "figure" }, number(hit.reward, 4)), el("td", {}, t(hit.outcome)), el("td", { class: "reply" }, el("a", { href: link }, marked(hit.text, state.text)))));
+      list.append(el("tr", {}, el("td", { class: "figure" }, hit.rollout), el("td", { class: "figure" }, number(hit.reward, 4)), el("td", {}, t(cut(hit.outcome))), el("td", { class: "reply" }, el("a", { href: link }, marked(hit.text, state.text)))));
     }
     more.hidden = before === null;
     more.disabled = false;
     note.textContent = t(before === null ? "{0} found in all rollouts" : "{0} found down to rollout {1}", count, before);
   }
   const heads = ["rollout", "reward", "outcome", "text"].map((name) => el("th", { scope: "col" }, t(name)));
-  fill(body, note, el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), list)), more);
+  fill(body, note, unread, el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), list)), more);
   await go();
 }
 

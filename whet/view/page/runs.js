@@ -1,7 +1,7 @@
 // Runs: the curves of all metrics, several runs over each other, live; where the time went; what failed.
 
 import { COLOURS, drawCurves, zoomOf } from "./charts.js";
-import { el, fill, short, shown, visible } from "./dom.js";
+import { cut, el, fill, longText, short, shown, visible } from "./dom.js";
 import { address, getJSON, getPack } from "./net.js";
 import { timeline, waits } from "./times.js";
 import { both, t } from "./words.js";
@@ -53,16 +53,19 @@ class Metrics {
 }
 
 export async function runsView(main, app, state, change) {
-  const runs = await getJSON("runs");
+  const runs = (app.runs = await getJSON("runs"));
   const wanted = state.run ? state.run.split("\n") : runs.filter((run) => run.metrics && !run.evaluation).slice(0, COLOURS.length).map((run) => run.name);
-  const chosen = runs.filter((run) => wanted.includes(run.name));
+  let chosen = runs.filter((run) => wanted.includes(run.name));
   const metrics = chosen.filter((run) => run.metrics).map((run) => new Metrics(run.name));
+  const keep = (more, again) => change((state = { ...state, ...more }), again);
+  const choose = (names) => keep({ run: names.join("\n") || undefined }, true);
+  const chips = (all) => all.map((run) => runChip(run, chosen, choose));
   let smooth = Number(state.smooth ?? 0);
   let text = state.metric ?? "";
   const charts = el("div", { class: "charts" });
   const phases = el("section", {});
-  const search = el("input", { type: "search", placeholder: t("filter metrics"), "aria-label": t("filter metrics"), value: text, oninput: () => ((text = search.value), change({ ...state, metric: text || undefined }), draw()) });
-  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), change({ ...state, smooth: smooth || undefined }), refresh()) });
+  const search = el("input", { type: "search", placeholder: t("filter metrics"), "aria-label": t("filter metrics"), value: text, oninput: () => ((text = search.value), keep({ metric: text || undefined }), draw()) });
+  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "aria-label": t("smoothing"), oninput: () => ((smooth = Number(slider.value)), keep({ smooth: smooth || undefined }), refresh()) });
   const bar = el("div", { class: "bar" }, search, el("label", {}, t("smoothing"), " ", slider), el("span", { class: "note" }, t("drag to zoom, double click for all")));
   const waited = new Map();
   const drawn = new Set();
@@ -80,11 +83,15 @@ export async function runsView(main, app, state, change) {
     const series = card.curves().filter((one) => one.x.length).map((one) => ({ ...one, smooth }));
     const place = card.querySelector(".plot");
     place.replaceChildren();
-    card.chart = drawCurves(place, series, { label: t("step") });
+    const last = card.querySelector(".last");
+    last.classList.toggle("many", series.length > 3);
+    const say = (values, x) => fill(last, x === undefined ? null : el("span", { class: "unit" }, `${t("step")} ${short(x)}`), series.map((one, k) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(values[k]))));
+    const ends = series.map((one) => one.y[one.y.length - 1]);
+    card.chart = drawCurves(place, series, { label: t("step"), told: (found) => (found ? say(found.values, found.x) : say(ends)) });
     if (zoom) card.chart.setScale("x", zoom);
     drawn.add(card);
     place.setAttribute("aria-label", shown(series.map(spoken).join("; ")));
-    fill(card.querySelector(".last"), series.map((one) => el("b", { style: { color: COLOURS[one.colour % COLOURS.length] } }, short(one.y[one.y.length - 1]))));
+    say(ends);
   }
 
   function names() {
@@ -140,8 +147,10 @@ export async function runsView(main, app, state, change) {
     drawTimes();
   }
 
-  const legend = el("div", { class: "run-list" }, runs.map((run) => runChip(run, chosen, state, change)));
-  fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), await failures(chosen));
+  const legend = el("div", { class: "run-list" }, chips(runs));
+  const errors = el("div", {}, await failures(chosen));
+  let listed = JSON.stringify(runs);
+  fill(main, el("h1", {}, t("Runs")), legend, metrics.length ? [bar, charts, el("h2", {}, t("Where the time went")), phases] : el("p", { class: "state" }, t("These runs have no metrics. Their records are under Groups.")), errors);
   const update = async () => {
     const changed = await Promise.all(metrics.map((one) => one.update()));
     await Promise.all(metrics.filter((_, k) => changed[k]).map(async ({ name }) => waited.set(name, await getJSON("waits", { run: name }))));
@@ -150,15 +159,29 @@ export async function runsView(main, app, state, change) {
   await update();
   draw();
 
+  // Runs that began, went on, failed or ended since. The first metrics show the view again.
+  async function look() {
+    const now = await getJSON("runs");
+    if (JSON.stringify(now) === listed) return;
+    listed = JSON.stringify(now);
+    app.runs = now;
+    if (!metrics.length && now.some((run) => run.metrics && (!state.run || wanted.includes(run.name)))) return app.show();
+    chosen = now.filter((run) => chosen.some((one) => one.name === run.name));
+    fill(legend, chips(now));
+    fill(errors, await failures(chosen));
+  }
+
   let timer = setTimeout(watchOn, EVERY_MS);
   async function watchOn() {
+    const began = performance.now();
     try {
       if (!document.hidden && (await update()) && main.isConnected) refresh();
+      if (!document.hidden && main.isConnected) await look();
       app.said(null);
     } catch (error) {
       app.said(error.message);
     }
-    if (main.isConnected) timer = setTimeout(watchOn, EVERY_MS);
+    if (main.isConnected) timer = setTimeout(watchOn, Math.max(EVERY_MS, 10 * (performance.now() - began)));
   }
   let width = charts.clientWidth;
   const resized = new ResizeObserver(() => {
@@ -179,7 +202,7 @@ export async function runsView(main, app, state, change) {
 function metricCard(name, metrics) {
   const unit = UNITS.find(([pattern]) => pattern.test(name))?.[1];
   const plot = el("div", { class: "plot", role: "img" });
-  const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, visible(name, true)), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), plot);
+  const card = el("figure", { class: "card chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "name" }, visible(cut(name, 120), true)), unit ? el("span", { class: "unit" }, unit) : null, el("span", { class: "last" })), plot);
   card.curves = () => metrics.map((one, k) => ({ name: one.name, colour: k, ...one.curve(name) }));
   return card;
 }
@@ -195,33 +218,32 @@ function spoken({ name, x, y }) {
 
 // The named parts of a run's reward in one chart; null where it has one part alone.
 function componentsOf(metrics, several) {
-  const names = [...metrics.columns.keys()].filter((name) => name.startsWith("reward/") && name !== "reward/total");
-  if (names.length < 2) return null;
-  const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[k % COLOURS.length] } }), visible(name.slice(7), true)));
+  const all = [...metrics.columns.keys()].filter((name) => name.startsWith("reward/") && name !== "reward/total");
+  if (all.length < 2) return null;
+  const names = all.slice(0, COLOURS.length);
+  const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: { background: COLOURS[k] } }), visible(cut(name.slice(7), 60), true)));
+  if (all.length > names.length) key.push(el("span", { class: "note" }, t("{0} more have charts of their own", all.length - names.length)));
   const card = el("figure", { class: "card chart components" }, el("figcaption", {}, el("span", { class: "name" }, t("parts of the reward"), several ? [" · ", visible(metrics.name, true)] : null), el("span", { class: "last" })), el("div", { class: "plot", role: "img" }), el("div", { class: "legend" }, key));
   card.curves = () => names.map((name, k) => ({ name: name.slice(7), colour: k, ...metrics.curve(name) }));
   return card;
 }
 
-function runChip(run, chosen, state, change) {
+function runChip(run, chosen, choose) {
   const place = chosen.filter((one) => one.metrics).findIndex((one) => one.name === run.name);
   const on = place >= 0;
-  const toggle = () => {
-    const names = on ? chosen.filter((one) => one.name !== run.name) : [...chosen, run];
-    change({ ...state, run: names.map((one) => one.name).join("\n") || undefined }, true);
-  };
-  const status = run.status ? t(run.status) : run.evaluation ? t("evaluation") : t("running or killed");
+  const toggle = () => choose((on ? chosen.filter((one) => one.name !== run.name) : [...chosen, run]).map((one) => one.name));
+  const status = run.status ? t(cut(String(run.status), 40)) : run.evaluation ? t("evaluation") : run.lesson?.title ? null : t("running or killed");
   return el(
     "div",
     { class: "run" },
     run.metrics ? el("button", { type: "button", class: "dot", "aria-pressed": String(on), "aria-label": t("show {0}", run.name), onclick: toggle, style: { "--colour": on ? COLOURS[place] : "transparent" } }) : el("span", { class: "dot none" }),
-    el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm, status, run.rollouts ? t("rollouts recorded: {0}", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
+    el("div", {}, run.rollouts ? el("a", { href: address("groups", { run: run.name }) }, visible(run.name)) : el("b", {}, visible(run.name)), el("div", { class: "note" }, [run.algorithm && cut(String(run.algorithm), 120), status, run.rollouts ? t("rollouts recorded: {0}", run.rollouts[2]) : t("no records")].filter(Boolean).join(" · "))),
     run.lesson?.title ? el("p", { class: "note" }, both(run.lesson.title)) : null,
   );
 }
 
 async function failures(runs) {
   const all = await Promise.all(runs.filter((run) => run.failures).map(async (run) => [run, await getJSON("failures", { run: run.name })]));
-  const items = all.flatMap(([run, found]) => found.map((one) => el("details", { class: "error" }, el("summary", {}, el("b", {}, visible(String(one.kind ?? ""))), " ", visible(String(one.message ?? "").slice(0, 300), true), el("span", { class: "note" }, ` ${run.name} · `, visible(String(one.where ?? ""), true))), el("pre", {}, visible(String(one.traceback ?? ""))))));
+  const items = all.flatMap(([run, found]) => found.map((one) => el("details", { class: "error" }, el("summary", {}, el("b", {}, visible(cut(String(one.kind ?? ""), 120), true)), " ", visible(cut(String(one.message ?? ""), 300), true), el("span", { class: "note" }, ` ${run.name} · `, visible(cut(String(one.where ?? ""), 200), true))), el("pre", {}, longText(String(one.traceback ?? ""), 20_000, (n) => t("{0} more letters", n))))));
   return items.length ? el("section", {}, el("h2", {}, t("Errors")), el("p", { class: "note" }, t("The first of each kind and place, with its traceback.")), items) : null;
 }

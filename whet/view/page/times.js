@@ -1,7 +1,7 @@
 // Where the time went: the trainer's phases step by step, and what trajectories waited for, rollout by rollout.
 
 import { COLOURS } from "./charts.js";
-import { el, short, shown, visible } from "./dom.js";
+import { cut, el, short, shown, visible } from "./dom.js";
 import { t } from "./words.js";
 
 const PHASE = /^time\/([^/]+)_s$/;
@@ -9,11 +9,16 @@ const NO_PHASES = ["time/step_s", "time/engine_busy_s", "time/compile_s"];
 // Causes in the order in which they are stacked, each with its words. Others that a record names come behind them.
 const CAUSES = { __proto__: null, decode: "engine: decoding", prefill: "engine: prefill", queue: "engine: queue", engine: "engine: the rest", env: "tools and environment", reward: "reward" };
 const MOST_BARS = 120;
+const MOST_PARTS = 2 * COLOURS.length - 1;
 const [LEFT, HEIGHT] = [66, 150];
 const MOST_WIDTH = 1300;
 
-// Stacked bars. bars: [{ x, values, title }], values in the order of `names`; the key has the share of each name.
-function stacked(title, unit, axis, names, bars, words) {
+// Stacked bars. given: [{ x, values, title }], values in the order of `all`; the key has the share of each name. Names behind the first
+// ones are a part together.
+function stacked(title, unit, axis, all, given, words) {
+  const names = all.length > MOST_PARTS + 1 ? [...all.slice(0, MOST_PARTS), null] : all;
+  const rest = (values) => values.slice(MOST_PARTS).reduce((a, b) => a + b, 0);
+  const bars = names === all ? given : given.map((bar) => ({ ...bar, values: [...bar.values.slice(0, MOST_PARTS), rest(bar.values)] }));
   const totals = names.map((_, k) => bars.reduce((sum, bar) => sum + bar.values[k], 0));
   const whole = totals.reduce((a, b) => a + b, 0) || 1;
   const most = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
@@ -37,7 +42,7 @@ function stacked(title, unit, axis, names, bars, words) {
     el("text", { x: LEFT, y: HEIGHT + 26 }, `${axis} ${bars[0].x}`),
     bars.length > 1 ? el("text", { x: Math.max(end, LEFT + 140), y: HEIGHT + 26, "text-anchor": "end" }, bars[bars.length - 1].x) : null,
   ];
-  const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: paint(k) }), visible(words(name), true), ` ${((100 * totals[k]) / whole).toFixed(1)} %`));
+  const key = names.map((name, k) => el("span", { class: "swatch" }, el("i", { style: paint(k) }), visible(name === null ? t("{0} others", all.length - MOST_PARTS) : cut(words(name), 60), true), ` ${((100 * totals[k]) / whole).toFixed(1)} %`));
   return [
     el("figcaption", {}, el("span", { class: "name" }, visible(title, true)), el("span", { class: "unit" }, unit)),
     el("svg", { viewBox: `0 0 ${LEFT + room + 10} ${HEIGHT + 32}`, role: "img", "aria-label": unit }, marks, columns),
@@ -65,7 +70,7 @@ export function timeline(metrics) {
     { class: "card timeline" },
     stacked(metrics.name, t("seconds of each step"), t("step"), names, bars, (name) => t(phase(name))),
     played > 0 ? el("p", { class: "note" }, t("The trainer waited for rollouts {0} % of the time.", percent(played / sum("time/step_s"))), " ", busy > 0 ? t("In that time the engine computed {0} %; the rest it waited for tools, rewards and the trainer.", percent(busy / played)) : "") : null,
-    nested.length ? el("details", {}, el("summary", {}, t("inside the phases")), el("table", { class: "numbers" }, el("tbody", {}, nested.map((name) => el("tr", {}, el("th", { scope: "row" }, visible(name.slice(5, -2), true)), el("td", { class: "figure" }, `${short(sum(name))} s`)))))) : null,
+    nested.length ? el("details", {}, el("summary", {}, t("inside the phases")), el("table", { class: "numbers" }, el("tbody", {}, nested.map((name) => el("tr", {}, el("th", { scope: "row" }, visible(cut(name.slice(5, -2), 120), true)), el("td", { class: "figure" }, `${short(sum(name))} s`)))))) : null,
   );
 }
 

@@ -1,6 +1,6 @@
 // One token: the formula with its numbers, recorded and computed again side by side.
 
-import { el, longText, number, short, visible } from "./dom.js";
+import { cut, el, longText, number, short, visible } from "./dom.js";
 import { CLIP, compares, klOf, lossOf, singleStep, there, weightOf } from "./maths.js";
 import { t } from "./words.js";
 
@@ -105,7 +105,7 @@ const LEFT_OUT = {
 
 function leftOut(head, sample, i) {
   const fact = head.samples[0];
-  const words = fact.dropped ? t("Its group was dropped ({0}), so nothing of it trains.", fact.dropped) : fact.baseline ? t("This is the greedy trajectory that its group is compared with. It is never trained on.") : t(LEFT_OUT[sample.first_clip?.[i]] ?? "The model sampled it, and no optimizer step used it.");
+  const words = fact.dropped ? t("Its group was dropped ({0}), so nothing of it trains.", cut(fact.dropped)) : fact.baseline ? t("This is the greedy trajectory that its group is compared with. It is never trained on.") : t(LEFT_OUT[sample.first_clip?.[i]] ?? "The model sampled it, and no optimizer step used it.");
   return section(t("Why it does not train"), el("p", {}, words));
 }
 
@@ -210,7 +210,7 @@ function groupFormula(algo) {
 function group({ trajectory, credits }, table) {
   const fact = trajectory.head.samples[0];
   const { group: found } = credits;
-  const rows = found.members.map((one, k) => el("tr", { class: one.trajectory === fact.trajectory ? "own" : null }, el("td", {}, visible(one.trajectory)), el("td", { class: "figure" }, number(found.scores[k])), el("td", { class: "figure" }, short(found.scores[k] - found.mean))));
+  const rows = found.members.map((one, k) => el("tr", { class: one.trajectory === fact.trajectory ? "own" : null }, el("td", {}, visible(cut(one.trajectory, 120))), el("td", { class: "figure" }, number(found.scores[k])), el("td", { class: "figure" }, short(found.scores[k] - found.mean))));
   table.row("mean", t("mean of the group"), `Σ r / ${found.n}`, fact.group_mean, found.mean);
   table.row("std", t("std of the group"), `√(Σ (r − mean)² / ${Math.max(found.n - 1, 1)})`, fact.group_std, found.std);
   if (found.n < 2) return [el("p", {}, t("The group has one valid trajectory: there is nothing to compare with, so it does not train."))];

@@ -1,6 +1,6 @@
 // A trajectory: the conversation as a person reads it, and its tokens under it.
 
-import { el, fill, longText, number, short, visible } from "./dom.js";
+import { cut, el, fill, longText, number, short, visible } from "./dom.js";
 import { creditOf, there } from "./maths.js";
 import { Pieces } from "./pack.js";
 import { QUANTITIES, quantitiesOf, scaleOf, wordsOf } from "./scales.js";
@@ -9,6 +9,7 @@ import { tokenPanel } from "./token.js";
 import { both, t } from "./words.js";
 
 const LONG_TEXT = 12000;
+const PARTS_SHOWN = 12;
 
 // A trajectory from its pack: per sample an object with its columns, its length and its place among all tokens.
 export function readTrajectory({ head, columns }) {
@@ -123,27 +124,30 @@ function titleOf({ head, samples }, actions) {
   const count = samples.reduce((sum, each) => sum + each.n, 0);
   const facts = [
     [t("reward"), number(fact.reward, 5)],
-    [t("outcome"), t(fact.outcome)],
+    [t("outcome"), t(cut(fact.outcome))],
     [t("rollout"), head.rollout],
     [t("group"), head.group],
     [t("tokens"), count],
     [t("turns"), head.turns.length],
     [t("mean |Â|"), short(head.mean_abs_advantage)],
-    [t("algorithm"), head.config.algo?.name ?? "–"],
+    [t("algorithm"), cut(String(head.config.algo?.name ?? "–"), 120)],
   ];
-  if (fact.dropped) facts.push([t("dropped"), fact.dropped]);
-  if (fact.stop) facts.push([t("stopped by"), fact.stop]);
+  if (fact.dropped) facts.push([t("dropped"), cut(fact.dropped)]);
+  if (fact.stop) facts.push([t("stopped by"), cut(fact.stop, 300)]);
   const components = Object.entries(fact.reward_components ?? {}).filter(() => Object.keys(fact.reward_components).length > 1 || fact.reward_detail);
   return el(
     "header",
     { class: "title" },
-    el("div", { class: "title-line" }, el("h1", {}, visible(fact.trajectory)), el("div", { class: "actions" }, actions)),
+    el("div", { class: "title-line" }, el("h1", {}, visible(cut(fact.trajectory, 300))), el("div", { class: "actions" }, actions)),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(String(value)))))),
-    components.length ? el("p", { class: "note" }, t("reward"), ": ", components.map(([name, value], k) => [k ? " · " : "", visible(name), " ", number(value, 5)])) : null,
-    fact.reward_detail ? el("p", { class: "note" }, visible(fact.reward_detail)) : null,
-    fact.error ? el("details", { class: "error" }, el("summary", {}, visible(`${fact.error.kind}: ${fact.error.message ?? ""}`)), el("pre", {}, visible(fact.error.traceback ?? ""))) : null,
+    components.length ? el("p", { class: "note" }, t("reward"), ": ", written(components.slice(0, PARTS_SHOWN))) : null,
+    components.length > PARTS_SHOWN ? el("details", { class: "note" }, el("summary", {}, t("{0} more parts", components.length - PARTS_SHOWN)), written(components.slice(PARTS_SHOWN))) : null,
+    fact.reward_detail ? el("p", { class: "note" }, longText(fact.reward_detail, 2000, (n) => t("{0} more letters", n))) : null,
+    fact.error ? el("details", { class: "error" }, el("summary", {}, visible(cut(`${fact.error.kind}: ${fact.error.message ?? ""}`, 600))), el("pre", {}, longText(fact.error.traceback ?? "", LONG_TEXT, (n) => t("{0} more letters", n)))) : null,
   );
 }
+
+const written = (components) => components.map(([name, value], k) => [k ? " · " : "", visible(cut(name), true), " ", number(value, 5)]);
 
 function lessonWords(head) {
   const lesson = head.lesson;
@@ -161,7 +165,7 @@ function conversation(trajectory, turns, place, jump) {
       const at = samples[found.sample].offset;
       const text = pieces.join(at + found.context, at + found.start);
       const words = text === null ? t("{0} tokens; their texts need the run's tokenizer", turn.num_context) : text;
-      const notes = head.notes.filter((note) => note.turn === k - 1 && note.tool).map((note) => note.tool);
+      const notes = head.notes.filter((note) => note.turn === k - 1 && note.tool).map((note) => cut(note.tool));
       messages.push(folded(notes.length ? `${t("reply of")} ${notes.join(", ")}` : t("the environment's reply"), words, t("{0} tokens", turn.num_context)));
     }
     if (turn.restart && k > 0) messages.push(el("p", { class: "note" }, t("The history was rewritten here: a new sample begins.")));
@@ -188,7 +192,7 @@ function folded(title, text, more, peek = text) {
 }
 
 // Names and arguments of calls, in a line.
-function callsOf(text) {
+export function callsOf(text) {
   try {
     return JSON.parse(text).map((call) => `${call.function.name} ${JSON.stringify(call.function.arguments)}`).join(" · ");
   } catch {
@@ -261,15 +265,14 @@ function stepView(trajectory, credits, turns, jump) {
     return el(
       "p",
       {},
-      t("As one step of {0} tokens its TD error is R + γⁿV′ − V, and that is the discounted sum of its tokens' δ:", trained.length),
-      " ",
-      el("span", { class: "line" }, `${short(rewards)} + ${short(factor)} · ${short(ahead)} − ${short(sample.values[first])} = `, el("b", { "data-kind": "action" }, number(whole)), " = Σ γᵏ δ = ", el("b", { "data-kind": "tokens" }, number(errors))),
+      el("span", { class: "line" }, `R + γⁿV′ − V = ${short(rewards)} + ${short(factor)} · ${short(ahead)} − ${short(sample.values[first])} = `, el("b", { "data-kind": "action" }, number(whole)), " = Σ γᵏ δ = ", el("b", { "data-kind": "tokens" }, number(errors))),
     );
   }
 
   const heads = ["action", "tokens", "log π", "ρ", "mean Â", "share of the loss", ""].map((name) => el("th", { scope: "col" }, name && t(name)));
   if (!rows.length) return el("p", { class: "state" }, t("The model took no step in this sample."));
-  const words = ["One row is one action: all that the model sampled before the environment answered.", "Its log π is the sum of its tokens', so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)). Its share of the loss is the sum of theirs, too."];
+  const tied = algo.name === "ppo" ? ["As one step of n tokens its TD error is R + γⁿV′ − V: its rewards, and the value of the next action's first token less that of its own. It is the discounted sum of its tokens' δ; both stand below it."] : [];
+  const words = ["One row is one action: all that the model sampled before the environment answered.", "Its log π is the sum of its tokens', so its ratio is the product of theirs: ρ = exp(Σ (log π − log π_old)). Its share of the loss is the sum of theirs, too.", ...tied];
   return el("div", { class: "scroll" }, words.map((each) => el("p", { class: "note" }, t(each))), el("table", { class: "steps" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
 }
 
