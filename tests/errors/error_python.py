@@ -96,7 +96,7 @@ PYTHON = (
         title="A reward with the arguments of another library",
         cause="A reward is a function of one trajectory. It was called beforehand, or takes what TRL or verl give it.",
         remedy="`def reward(trajectory): return float(trajectory.task.label in trajectory.response)`",
-        words=("cannot be called as f(trajectory)", "trajectory.response is the reply", "expected text", "did you mean math"),
+        words=("cannot be called as f(trajectory)", "trajectory.response is the reply", "give the function itself", "did you mean math"),
         provoke=called(
             'whet.train("model", rows, lambda prompts, completions, **kwargs: [1.0], **settings)',
             'whet.train("model", rows, lambda data_source, solution_str, ground_truth: 1.0, **settings)',

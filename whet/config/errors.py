@@ -211,6 +211,10 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
         if known := _of_a_member(item, model, data):
             return known
         hints = _hints(item.path, model, data)
+        of_a_run = "model" in model.model_fields  # for names elsewhere are those of a whole run's settings
+        clear = len(item.path) > 1 or not hints.startswith("there is")
+        if of_a_run and clear and (known := known_elsewhere(path_text(item.path))):
+            return [f"{path_text(item.path)}: unknown key; {known}"]
         if (not hints or isinstance(item.value, Mapping)) and (lines := _elsewhere(item)):
             return lines
         return [f"{path_text(item.path)}: unknown key; {hints or _keys_here(item.path, model, data)}"]
