@@ -46,7 +46,7 @@ PYTHON = (
         title="A keyword that there is not",
         cause="A keyword is misspelt, or has the name that TRL, verl or slime give it.",
         remedy="Write the key that the message has. `a__b=` is the key `b` of the table `a`.",
-        words=("did you mean num_rollouts", "in whet it is batch.samples_per_prompt", "in whet it is train.optim.lr"),
+        words=("in whet it is num_rollouts", "in whet it is batch.samples_per_prompt", "in whet it is train.optim.lr"),
         provoke=called(
             'whet.train("model", rows, f, num_rollout=3)',
             'whet.train("model", rows, f, num_generations=8, learning_rate=1e-5)',

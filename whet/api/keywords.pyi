@@ -448,7 +448,7 @@ class RolloutOverridesTable(TypedDict, total=False):
     stop: Sequence[str] | None
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
 
 class RolloutTable(TypedDict, total=False):
     temperature: float
@@ -482,7 +482,7 @@ class RolloutTable(TypedDict, total=False):
     stop: Sequence[str]
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
     play: str | Callable[..., Any] | None
     """Import reference to an async function that plays each trajectory in place of taking turns with the environment (docs/extending.md)."""
 
@@ -790,7 +790,7 @@ class TrainSettings(TypedDict, total=False):
     rollout__stop: Sequence[str]
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     rollout__timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
     rollout__play: str | Callable[..., Any] | None
     """Import reference to an async function that plays each trajectory in place of taking turns with the environment (docs/extending.md)."""
     control: ControlTable

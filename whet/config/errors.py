@@ -189,7 +189,10 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config], data: Ma
 
 
 def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[str, Any]) -> str:
-    """Advice on how to write a table that was set to true, or to the text that one of its keys is for."""
+    """Advice on how to write a list that was set to its only item, and a table that was set to true or to the text that one of its keys
+    is for."""
+    if item.details["type"] in ("list_type", "tuple_type") and isinstance(item.value, str | int | float):
+        return f"; write {key}={show([item.value])}"
     tables = [option for option in options_at(model, item.path, data) if is_config(option)]
     if len(tables) != 1 and members_of(tuple(tables)) is None:
         return ""

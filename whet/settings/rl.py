@@ -305,6 +305,11 @@ def check_together(config: BaseRunConfig) -> None:
     if isinstance(config, RunConfig):
         check_trainable(config.rollout)
         check_best(config)
+        if config.evaluate.interval is not None and not config.evaluate.sets:
+            raise ValueError(
+                f"evaluate.interval is {config.evaluate.interval}, but there is nothing to evaluate on: name rows in "
+                "evaluate.sets.NAME.path (in Python: test=rows), or leave it out"
+            )
         plan = plan_batch(config.batch)
         if config.algo.name in COMPARES:
             check_compared(config.algo.name, plan.samples_per_prompt)
