@@ -31,7 +31,7 @@ class CheckpointTable(TypedDict, total=False):
     best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
     resume: bool | Literal["fresh"]
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin anew."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     restore: RestoreTable | None
@@ -536,7 +536,7 @@ class TrainTable(TypedDict, total=False):
     lora: LoraTable | None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
     freeze: Sequence[str]
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     exchange_timeout_s: float
@@ -618,7 +618,7 @@ class TrainSettings(TypedDict, total=False):
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
     train__freeze: Sequence[str]
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -670,7 +670,7 @@ class TrainSettings(TypedDict, total=False):
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
     checkpoint__resume: bool | Literal["fresh"]
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin anew."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -1186,7 +1186,7 @@ class SftSettings(TypedDict, total=False):
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
     train__freeze: Sequence[str]
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1238,7 +1238,7 @@ class SftSettings(TypedDict, total=False):
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
     checkpoint__resume: bool | Literal["fresh"]
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin anew."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -1374,7 +1374,7 @@ class DpoSettings(TypedDict, total=False):
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
     train__freeze: Sequence[str]
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1426,7 +1426,7 @@ class DpoSettings(TypedDict, total=False):
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
     checkpoint__resume: bool | Literal["fresh"]
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin anew."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -1574,7 +1574,7 @@ class RewardModelSettings(TypedDict, total=False):
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
     train__freeze: Sequence[str]
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1626,7 +1626,7 @@ class RewardModelSettings(TypedDict, total=False):
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
     checkpoint__resume: bool | Literal["fresh"]
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin anew."""
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None

@@ -181,7 +181,7 @@ def auxiliary_train(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfi
 
 
 def rests(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> bool:
-    """True if an auxiliary model lies in the CPU's memory between passes, whatever the policy does."""
+    """True if an auxiliary model is in the CPU's memory between passes, whatever the policy does."""
     return isinstance(chosen, ReferenceConfig) and chosen.offload
 
 

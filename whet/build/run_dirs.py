@@ -23,7 +23,7 @@ Settings = TypeVar("Settings", bound=BaseRunConfig)
 ROWS = "data"
 """Folder in a run's folder for rows that it got as objects, from Python."""
 FRESH = "fresh"
-"""Value of `checkpoint.resume` by which a run begins anew."""
+"""Value of `checkpoint.resume` by which a run begins again from the start."""
 RUNS = Path("runs")
 """Parent of the folders that no setting names."""
 OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}

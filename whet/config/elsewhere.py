@@ -14,7 +14,7 @@ _BEGINNINGS = {
     "actor_rollout_ref.model.override_config.": "model.config.{}",
     "critic.model.override_config.": "model.config.{}",
 }
-"""Answers to all names with a beginning; the rest of the name stands in the answer."""
+"""Answers to all names with a beginning; `{}` is the rest of the name."""
 
 
 @cache

@@ -308,7 +308,7 @@ def check_together(config: BaseRunConfig) -> None:
         if config.evaluate.interval is not None and not config.evaluate.sets:
             raise ValueError(
                 f"evaluate.interval is {config.evaluate.interval}, but there is nothing to evaluate on: name rows in "
-                "evaluate.sets.NAME.path (in Python: test=rows), or leave it out"
+                "evaluate.sets.NAME.path, or as the test of whet.train in Python, or leave it out"
             )
         plan = plan_batch(config.batch)
         if config.algo.name in COMPARES:

@@ -10,7 +10,7 @@ from whet.model.causal import CausalModel
 from whet.runfolder.machine import device_memory
 
 SHARE = 5
-"""The cache has one of so many parts of the device's memory, at most."""
+"""The cache has a fifth of the device's memory, at most."""
 LONGEST = 32_768
 """Tokens of the longest sequence, where nobody says."""
 

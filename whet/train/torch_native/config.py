@@ -109,7 +109,7 @@ class TrainConfig(Config):
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
     freeze: list[str] = Field(default_factory=list)
-    """Parameters that do not train, by their names in the model's files: `*` stands for any text, and
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and
     with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train;
     ["*", "!*.layers.27.*"]: one layer does."""
     parallel: ParallelConfig | Literal["auto"] | None = None
