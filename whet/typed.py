@@ -75,7 +75,7 @@ def check_typed(config: Path | None, overrides: Sequence[str], settings: type[Co
     Args:
         config: the TOML file that was named; None: the command reads none.
         overrides: what was typed after it.
-        settings: the model of the file, to say where a setting lies that was written like an option.
+        settings: the model of the file, to name the path of a setting that was written like an option.
 
     Raises:
         ConfigError: saying how to write it. A secret is not repeated.
