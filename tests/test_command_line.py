@@ -108,6 +108,31 @@ def test_every_command_that_takes_settings_looks_at_what_is_typed(monkeypatch, c
         assert ("without dashes" in told or "secret" in told) and "abc123" not in told
 
 
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("plan Qwen/x --gpus 8", "there is no option --gpus of whet plan; did you mean --devices?"),
+        ("plan Qwen/x --gpus=8", "did you mean --devices?"),
+        ("show runs/x --wrost", "there is no option --wrost of whet show; did you mean --worst?"),
+        ("models get smollm2 --dir x", "there is no option --dir of whet models get; did you mean --to?"),
+        ("report runs/x --zip y", "there is no option --zip of whet report; it has --output, --help"),
+        ("train run.toml --clip-high 0.3", "--clip-high; settings are written without dashes, as key=value: algo.clip_high=0.3\n"),
+        ("train run.toml --reward math", "as key=value: reward=math"),
+        ("train run.toml --gpus 8", "there is no option --gpus; in whet it is train.parallel"),
+        ("train run.toml --xyzw 8", "there is no option --xyzw; no setting is named like it"),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered_with_the_nearest(monkeypatch, capsys, typed, answer):
+    assert run(monkeypatch, *typed.split()) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_options_of_a_command_are_let_through(monkeypatch, capsys):
+    assert run(monkeypatch, "plan", "--help") == 0
+    assert run(monkeypatch, "plan", "no/such/folder", "--devices", "8", "--no-offload") == 2
+    assert "no option" not in capsys.readouterr().err
+
+
 def test_every_setting_is_listed_once_or_those_of_one_table(monkeypatch, capsys):
     def listed(*arguments):
         monkeypatch.setattr(sys, "argv", ["whet", "train", "--keys", *arguments])

@@ -26,14 +26,15 @@ def options_of(model):
 
 
 PATHS = {tuple(key.path.replace("[]", "").split(".")) for key in KEYS} | set(options_of(Config))
-OPEN = {"options", "template_kwargs"}
-"""Below these, a user's code and a chat template have keys of their own."""
+OPEN = {"options", "template_kwargs", "config"}
+"""Below these, a user's code, a chat template and a model's config.json have keys of their own."""
 TABLES = {path[0] for path in PATHS if len(path) > 1} - OPEN
 NO_SETTINGS = {
     *("env.resources", "env.start", "env.step", "env.close"),  # where a trajectory failed
     *("model.safetensors", "model.safetensors.index.json", "batch.safetensors", "tie_word_embeddings", "attention_dropout"),  # a model's
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
     *("value", "max"),  # HTML's
+    *("critic.model.override_config",),  # verl's
     *("a.b.c", "tool_choice", "rm.toml"),  # stands for any key; a client's; a file of whet init
 }
 GAP = "\x00"

@@ -94,3 +94,18 @@ def test_an_evaluation_names_its_folder_once_it_has_started(bench):
     assert status == 2 and "a new run in" not in out + err
     status, out, err = bench.start("evaluate", "free.toml", "evaluate.sets.test.path=train.jsonl")
     assert status == 0 and "a new run in runs/free-" in out, out + err
+
+
+def test_fresh_renames_the_folder_and_begins_anew(bench):
+    assert bench.start("train", "run.toml", "num_rollouts=1")[0] == 0
+    log = Path("runs/demo/metrics.jsonl").read_bytes()
+    status, out, err = bench.start("train", "run.toml", "num_rollouts=2", "checkpoint.resume=fresh")
+    assert status == 0 and "the earlier run in runs/demo is now runs/demo.1" in out + err
+    assert Path("runs/demo.1/metrics.jsonl").read_bytes() == log
+    assert "resume = true" in Path("runs/demo/config.toml").read_text(), "the next start goes on with it"
+    rollouts = [json.loads(line) for line in Path("runs/demo/metrics.jsonl").read_text().splitlines()]
+    assert len([row for row in rollouts if "policy/loss" in row]) == 2
+    status, out, err = bench.start("train", "run.toml", "num_rollouts=2")
+    assert status == 3 and "finished: the run in runs/demo has done all of its 2 rollouts" in err
+    status, out, err = bench.start("train", "run.toml", "num_rollouts=2", "checkpoint.resume=false")
+    assert status == 2 and "set it to fresh, which renames the folder" in err

@@ -3,7 +3,7 @@
 import pytest
 
 from whet.serve.settings import ServedEngine
-from whet.settings.rl import RunConfig, evaluation_env, evaluation_rows, training_rows
+from whet.settings.rl import RunConfig, check_together, evaluation_env, evaluation_rows, training_rows
 
 
 def config(**changes):
@@ -52,3 +52,19 @@ def test_how_processes_are_looked_after_is_refused_where_there_are_none():
         ServedEngine.model_validate({"pool": {"restarts": 1}})
     assert config(engine={"pool": {"restarts": 1}, "embedded": {"copies": 2}}).engine.pool.restarts == 1
     assert ServedEngine.model_validate({"pool": {"restarts": 1}, "embedded": {"tensor_parallel": 2}}).pool.restarts == 1
+
+
+def test_an_interval_without_evaluation_sets_is_refused():
+    run = config(evaluate={"interval": 5}, batch={"prompts_per_rollout": 2, "samples_per_prompt": 2})
+    with pytest.raises(ValueError, match="there is nothing to evaluate on: name rows in evaluate"):
+        check_together(run)
+
+
+def test_float16_does_not_train():
+    with pytest.raises(ValueError, match=r"model\.dtype=float16 cannot be trained in.*set bfloat16"):
+        check_together(config(model={"path": "m", "dtype": "float16"}))
+
+
+def test_servers_do_not_get_model_config():
+    with pytest.raises(ValueError, match=r"model\.config does not reach engine.name=vllm"):
+        config(model={"path": "m", "config": {"a": 1}}, engine={"name": "vllm"})

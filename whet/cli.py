@@ -26,6 +26,7 @@ from whet.runs.show import ShowQuery
 
 if TYPE_CHECKING:
     from whet.checkpoint.convert import ConversionResult
+    from whet.config import Config
     from whet.evaluate.score import ScoreSummary
 
 T = TypeVar("T")
@@ -218,7 +219,7 @@ def evaluate(
     from whet.settings.rl import RunConfig
 
     def work() -> None:
-        settings, note = newest_of(load_config(RunConfig, config, _typed(config, overrides)), config)
+        settings, note = newest_of(load_config(RunConfig, config, _typed(config, overrides, RunConfig)), config)
         look_at_playing(settings, trains=False)
         from whet.runs.commands import evaluate
 
@@ -241,7 +242,7 @@ def generate(
     from whet.settings.rl import RunConfig
 
     def work() -> None:
-        settings = load_config(RunConfig, config, _typed(config, overrides))
+        settings = load_config(RunConfig, config, _typed(config, overrides, RunConfig))
         look_at(settings)
         from whet.runs.commands import generate
 
@@ -266,7 +267,7 @@ def serve(
     from whet.serve.settings import ServeConfig
 
     def work() -> None:
-        settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
+        settings = load_config(ServeConfig, config, [*_typed(config, overrides, ServeConfig), f"model.path={json.dumps(model)}"])
         check_model_path(settings.model.path)
         from whet.runs.commands import serve
 
@@ -586,7 +587,9 @@ def check(
     """
 
     def work() -> int:
-        typed = _typed(config, overrides)
+        from whet.settings.rl import RunConfig
+
+        typed = _typed(config, overrides, RunConfig)
         from whet.check.findings import line, summary
         from whet.check.reading import AREAS, CheckReport, read_checked
         from whet.observe.build_display import build_display
@@ -648,13 +651,13 @@ def version() -> None:
 def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: bool) -> None:
     """Train as one of the commands does, in as many processes as the settings ask for."""
     from whet.build.first_look import look_at
-    from whet.build.run_dirs import Finished, placed, something_to_do
+    from whet.build.run_dirs import Finished, placed, set_aside, something_to_do
     from whet.config import ConfigError, load_config, read_tree
     from whet.settings.rl import check_together
     from whet.settings.supervised import RUN_CONFIGS, command_of
 
     def work() -> None:
-        typed = _typed(file, overrides)
+        typed = _typed(file, overrides, RUN_CONFIGS[command])
         try:
             config, note = placed(load_config(RUN_CONFIGS[command], file, typed), file)
         except ConfigError as error:
@@ -666,9 +669,10 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
         with something_to_do(config):
             check_together(config)
             look_at(config)
+            config, aside = set_aside(config)
             from whet.runs.job import train
 
-            train(config, command_line(), (note,) if note else ())
+            train(config, command_line(), tuple(filter(None, (note, aside))))
 
     try:
         guarded(work)
@@ -677,12 +681,34 @@ def _train(command: str, file: Path, overrides: list[str] | None, finished_ok: b
         raise SystemExit(0 if finished_ok else FINISHED) from None
 
 
-def _typed(config: Path | None, overrides: list[str] | None) -> list[str]:
+def _typed(config: Path | None, overrides: list[str] | None, settings: type[Config] | None = None) -> list[str]:
     """Check the form of the typed settings, and return them."""
     from whet.typed import check_typed
 
-    check_typed(config, overrides or [])
+    check_typed(config, overrides or [], settings)
     return overrides or []
+
+
+def _check_options(arguments: list[str]) -> None:
+    """Check the options of a command that takes no settings, and end with status 2 if it lacks one."""
+    found: Any = typer.main.get_command(app)
+    names: list[str] = []
+    for name in arguments:
+        if name not in getattr(found, "commands", {}):
+            break
+        found = found.commands[name]
+        names.append(name)
+    if not names or hasattr(found, "commands") or found.context_settings.get("ignore_unknown_options"):
+        return
+    from whet.config import ConfigError
+    from whet.typed import check_options
+
+    options = sorted({option for each in found.params for option in (*each.opts, *each.secondary_opts) if option.startswith("--")})
+    try:
+        check_options(" ".join(names), arguments[len(names) :], [*options, "--help"])
+    except ConfigError as error:
+        print_in_colour(f"error: {words_of(error)}", "red")
+        raise SystemExit(2) from error
 
 
 def _echo(text: str) -> None:
@@ -738,6 +764,8 @@ def main() -> None:
             after = arguments[arguments.index("--keys") + 1 :]
             show_keys(arguments[0], after[0] if after and not after[0].startswith("-") else None)
         else:
+            if any(each.startswith("--") for each in arguments[1:]):
+                _check_options(arguments)
             app()
     except BrokenPipeError:  # of the help, whose reader went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -110,7 +110,7 @@ def test_data_sets_are_rows_and_a_split_is_to_be_chosen():
         ([], "data has no rows"),
         (["a", 3], "row 1 is a str, expected a dictionary"),
         ({"prompt": "a"}, "is a dictionary, expected a list of rows"),
-        (7, "data is a int, expected a list"),
+        (7, "data: 7 is no rows; expected a list"),
         ([{"prompt": "a", "image": b"x"}], "row 1, column 'image' holds a bytes, which JSON has not"),
     ],
 )

@@ -11,6 +11,7 @@ from whet.check import budget
 from whet.check.saved import checkpoint_sizes
 from whet.config import load_config
 from whet.plan.memory import ALWAYS, MemoryPlan, Part
+from whet.runfolder import machine
 from whet.settings.rl import RunConfig
 from whet.types import Request, SamplingParams
 
@@ -115,7 +116,7 @@ def test_a_device_that_is_too_small_fails_and_names_settings(here, monkeypatch):
 
 
 def test_the_memory_of_a_cpu_is_the_processs_limit(monkeypatch):
-    monkeypatch.setattr(budget, "memory_limit", lambda: (123, "somewhere"))
+    monkeypatch.setattr(machine, "memory_limit", lambda: (123, "somewhere"))
     assert budget.device_memory(torch.device("cpu")) == (123, "somewhere")
 
 

@@ -266,3 +266,7 @@ def test_settings_in_anothers_table_are_told_as_every_other_with_where_they_are(
     with pytest.raises(ConfigError) as told:
         validated(Optim, {"lr": "fast", "beta": 1}, "the options")
     assert told.value.problems == ('the options: lr = "fast": expected a number', "the options: beta: unknown key; did you mean betas?")
+
+
+def test_a_list_that_is_set_to_its_only_item_is_told_how_to_write():
+    assert one_problem("optim.betas=0.9") == "optim.betas = 0.9: expected a list; write optim.betas=[0.9]"

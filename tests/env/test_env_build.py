@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from whet.config import ConfigError
 from whet.data.parsers import parse_hermes
+from whet.env import build
 from whet.env.base import Env, SingleTurn, Step
 from whet.env.build import EnvConfig, build_env_factory
 from whet.env.tool_env import ToolEnv
@@ -88,8 +89,9 @@ def test_the_settings_reach_the_environment(module):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_calls_of_all_trajectories_wait_for_a_thread(module, limit):
-    make = build_env_factory(EnvConfig(name="tools", tools=[f"{module}:together"], max_tool_threads=limit))
+def test_calls_of_all_trajectories_wait_for_a_thread(module, limit, monkeypatch):
+    monkeypatch.setattr(build, "MAX_TOOL_THREADS", limit)
+    make = build_env_factory(EnvConfig(name="tools", tools=[f"{module}:together"]))
     arguments = f'{{"parties": {limit}}}'
     call = parse_hermes(f'<tool_call>{{"name": "together", "arguments": {arguments}}}</tool_call>')
 

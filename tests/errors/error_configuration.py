@@ -161,7 +161,8 @@ CONFIGURATION = (
         id="longer-than-the-model",
         title="Trajectories longer than the model",
         cause="`rollout.max_tokens` is more than the model has positions, or than the engine's cache holds.",
-        remedy="Lower `rollout.max_tokens`, or raise `engine.embedded.cache_tokens` if that is the limit.",
+        remedy="Lower `rollout.max_tokens`, or raise `engine.embedded.cache_tokens` if that is the limit. A model that is good for more than its "
+        "config.json says gets it by `model.config.max_position_embeddings`.",
         words=("rollout.max_tokens is 100000", "2048", "engine.embedded.cache_tokens"),
         provoke=longer_than_the_model,
         seen_by_check=True,

@@ -46,7 +46,7 @@ PYTHON = (
         title="A keyword that there is not",
         cause="A keyword is misspelt, or has the name that TRL, verl or slime give it.",
         remedy="Write the key that the message has. `a__b=` is the key `b` of the table `a`.",
-        words=("did you mean num_rollouts", "in whet it is batch.samples_per_prompt", "in whet it is train.optim.lr"),
+        words=("in whet it is num_rollouts", "in whet it is batch.samples_per_prompt", "in whet it is train.optim.lr"),
         provoke=called(
             'whet.train("model", rows, f, num_rollout=3)',
             'whet.train("model", rows, f, num_generations=8, learning_rate=1e-5)',
@@ -96,7 +96,7 @@ PYTHON = (
         title="A reward with the arguments of another library",
         cause="A reward is a function of one trajectory. It was called beforehand, or takes what TRL or verl give it.",
         remedy="`def reward(trajectory): return float(trajectory.task.label in trajectory.response)`",
-        words=("cannot be called as f(trajectory)", "trajectory.response is the reply", "expected text", "did you mean math"),
+        words=("cannot be called as f(trajectory)", "trajectory.response is the reply", "give the function itself", "did you mean math"),
         provoke=called(
             'whet.train("model", rows, lambda prompts, completions, **kwargs: [1.0], **settings)',
             'whet.train("model", rows, lambda data_source, solution_str, ground_truth: 1.0, **settings)',

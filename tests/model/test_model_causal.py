@@ -327,3 +327,30 @@ def test_a_model_whose_attention_was_exchanged_is_refused():
     row = PackedRow([3], torch.device("cpu"))
     with pytest.raises(ValueError, match="attends through 'sdpa' instead of whet's attention: its config was changed"):
         model.hidden(torch.arange(3), row.positions, row)
+
+
+def test_settings_stand_in_place_of_config_json(folder):
+    changed = load_causal(folder, config(config={"max_position_embeddings": 512}), trainable=False)
+    assert changed.max_positions == 512 and load_causal(folder, config(), trainable=False).max_positions == 64
+    assert changed.hf.config.max_position_embeddings == 512, "an exported model keeps it"
+    assert torch.equal(logits(changed), logits(load_causal(folder, config(), trainable=False)))
+    scaled = load_causal(folder, config(config={"rope_parameters": {"rope_theta": 100.0}}), trainable=False)
+    assert not torch.allclose(logits(scaled), logits(changed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_position_embedings": 9}, r"model\.config\.max_position_embedings: .* no such key; did you mean max_position_embeddings"),
+        ({"hidden_size": 32}, "of other shapes than its config.json asks for"),
+    ],
+)
+def test_settings_that_the_model_cannot_have_are_refused(folder, changes, words):
+    with pytest.raises(ValueError, match=words):
+        load_causal(folder, config(config=changes), trainable=False)
+
+
+def test_a_model_in_float16_is_the_model(folder):
+    half, whole = (load_causal(folder, config(dtype=dtype), trainable=False) for dtype in ("float16", "float32"))
+    assert half.dtype == torch.float16
+    assert torch.allclose(logits(half).float(), logits(whole), atol=0.02)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from whet.api.callbacks import watch_of
 from whet.api.given import Given, read_given
 from whet.api.process import CallerThread, watched
 from whet.api.run import Run
 from whet.build.first_look import look_at
-from whet.build.run_dirs import Finished, leave_nothing, new_or_unfinished, same_settings, something_to_do
+from whet.build.run_dirs import FRESH, Finished, leave_nothing, new_or_unfinished, same_settings, set_aside, something_to_do
 from whet.config import ConfigError, changed_code, code_digests
 from whet.here import holding
 from whet.settings.rl import BaseRunConfig, check_together
@@ -110,20 +110,21 @@ def _run(command: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]
             with something_to_do(config):
                 check_together(config)
                 _check_processes(config, given, has_callbacks=watch is not None)
+                config, aside = set_aside(config)
                 with rows_in(given, folder), watched(watch):
                     look_at(config)
-                    caller.run(lambda: _train(config, _resumed_by(command, folder), note))
+                    caller.run(lambda: _train(config, _resumed_by(command, folder), tuple(filter(None, (note, aside)))))
         except Finished as finished:
             print(str(finished).replace(" (--finished-ok: end with status 0)", ""), file=sys.stderr)
     return Run(folder, given.functions)
 
 
-def _train(config: BaseRunConfig, command: str, note: str) -> None:
+def _train(config: BaseRunConfig, command: str, notes: tuple[str, ...]) -> None:
     from whet.runs.job import train
     from whet.stop import Stopped
 
     try:
-        train(config, command, (note,) if note else ())
+        train(config, command, notes)
     except Stopped as stopped:
         what = f"{stopped}, and saved in {config.run_dir}: the same call goes on"
         if stopped.exit_status == 130:
@@ -139,6 +140,8 @@ def _placed(command: str, kind: type[BaseRunConfig], given: Given) -> tuple[Base
 
     def is_same(folder: Path) -> bool:
         config = given.config(kind, folder)
+        if config.checkpoint.resume == FRESH:
+            return False
         return same_settings(config, folder) and given.same_rows(folder) and not _changed(config, folder)
 
     folder, note = new_or_unfinished(Path(CALLS[command]), is_same)
@@ -217,6 +220,14 @@ def _data(data: Any, key: str) -> Any:
 
 
 def _reward(reward: Any) -> Any:
+    for each in cast(Sequence[Any], reward if isinstance(reward, list | tuple) else [reward]):
+        if not (each is None or isinstance(each, str | Mapping) or callable(each)):
+            raise ConfigError(
+                [
+                    f"reward is {each!r}, a {type(each).__name__}: give the function itself (reward=f), which whet calls for each "
+                    "trajectory, and not what it returns (reward=f(...))"
+                ]
+            )
     if not isinstance(reward, list | tuple):
         return _named(reward, "name")
     names = [each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__) for each in reward]

@@ -30,8 +30,8 @@ class CheckpointTable(TypedDict, total=False):
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new best saves at once."""
     best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    resume: bool
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    resume: bool | Literal["fresh"]
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     restore: RestoreTable | None
@@ -161,8 +161,8 @@ class DpoTable(TypedDict, total=False):
     """Weight of the chosen reply's negative log-likelihood per token, on top (RPO, arXiv 2404.19733, which uses 1)."""
 
 class EmbeddedTable(TypedDict, total=False):
-    cache_tokens: int
-    """Tokens that the KV cache holds, over all sequences."""
+    cache_tokens: int | None
+    """Tokens that the KV cache holds, over all sequences. Unset: as many as the sequences that run together may have, within a fifth of the device's memory."""
     block_size: int
     """Tokens per cache block."""
     max_running: int
@@ -204,15 +204,13 @@ class EngineTable(TypedDict, total=False):
 
 class EnvTable(TypedDict, total=False):
     name: str | Callable[..., Any]
-    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    """A built-in (docs/environments.md) or an import reference to a class or function that makes an environment."""
     options: Mapping[str, Any]
-    """Keyword arguments of an import reference."""
-    tools: Sequence[str | Callable[..., Any]]
-    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
+    tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
+    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
-    max_tool_threads: int
-    """Calls of plain functions that run at a time, over all trajectories; further ones wait. Functions that are `async` take no thread."""
     max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int
@@ -373,6 +371,8 @@ class ReferenceTable(TypedDict, total=False):
     """A folder or a name on the hub; unset: the policy's first weights, also where `checkpoint.restore` gave them. Of a policy that is an adapter: its base."""
     refresh_every: int | None
     """Rollouts after which the reference becomes a copy of the policy, each time; unset: the reference never changes."""
+    offload: bool
+    """Keep its weights in the CPU's memory, and on the device only while its log-probs are computed; on a mesh, one layer after another."""
     parallel: ParallelTable | None
     """Layout of the reference over the job's processes. It must use as many of them as `train.parallel` does; unset: the policy's layout."""
 
@@ -448,7 +448,7 @@ class RolloutOverridesTable(TypedDict, total=False):
     stop: Sequence[str] | None
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
 
 class RolloutTable(TypedDict, total=False):
     temperature: float
@@ -482,7 +482,7 @@ class RolloutTable(TypedDict, total=False):
     stop: Sequence[str]
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
     play: str | Callable[..., Any] | None
     """Import reference to an async function that plays each trajectory in place of taking turns with the environment (docs/extending.md)."""
 
@@ -517,8 +517,6 @@ class SyncTable(TypedDict, total=False):
     """Size in bytes. ipc and broadcast: weights in flight at a time, in addition to the tensor being gathered; disk: a file of weights."""
     folder: str | None
     """disk and delta: folder of the versions, on a file system that trainer and engines share; unset: `sync` in the run's folder."""
-    keep: int
-    """disk and delta: versions that stay on disk."""
 
 class TeacherTable(TypedDict, total=False):
     path: str
@@ -537,6 +535,8 @@ class TrainTable(TypedDict, total=False):
     """Computation of shared beginnings. forest: the common beginning of samples is computed once, forward and backward; chains: every sample is computed whole; auto: forest if it saves a fifth of the tokens. The loss and its gradient are the same. The metric `train/shared` has the share of tokens that was saved."""
     lora: LoraTable | None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
+    freeze: Sequence[str]
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     exchange_timeout_s: float
@@ -561,8 +561,10 @@ class TrainSettings(TypedDict, total=False):
     """CPU threads for torch; unset: torch's choice."""
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
-    model__dtype: Literal["float32", "bfloat16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    model__config: Mapping[str, Any]
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
     """auto picks cuda, then mps, then cpu."""
     model__trust_remote_code: bool
@@ -615,6 +617,8 @@ class TrainSettings(TypedDict, total=False):
     """Initial values of A. B begins as 0, so the first policy is the base, bit for bit."""
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
+    train__freeze: Sequence[str]
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -665,8 +669,8 @@ class TrainSettings(TypedDict, total=False):
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new best saves at once."""
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    checkpoint__resume: bool
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    checkpoint__resume: bool | Literal["fresh"]
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -786,7 +790,7 @@ class TrainSettings(TypedDict, total=False):
     rollout__stop: Sequence[str]
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     rollout__timeout_s: float | None
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so waiting for one does not count. none: any time."""
     rollout__play: str | Callable[..., Any] | None
     """Import reference to an async function that plays each trajectory in place of taking turns with the environment (docs/extending.md)."""
     control: ControlTable
@@ -826,15 +830,13 @@ class TrainSettings(TypedDict, total=False):
     env: EnvTable
     """The environment: single turn, tools, or your own."""
     env__name: str | Callable[..., Any]
-    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    """A built-in (docs/environments.md) or an import reference to a class or function that makes an environment."""
     env__options: Mapping[str, Any]
-    """Keyword arguments of an import reference."""
-    env__tools: Sequence[str | Callable[..., Any]]
-    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
+    env__tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
+    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     env__tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
-    env__max_tool_threads: int
-    """Calls of plain functions that run at a time, over all trajectories; further ones wait. Functions that are `async` take no thread."""
     env__max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     env__max_reply_chars: int
@@ -857,8 +859,8 @@ class TrainSettings(TypedDict, total=False):
     """Key of the reward if a function returns a mapping; its other numbers are components. Unset: `total`, or the sum."""
     reward__timeout_s: float
     """Seconds for each call, counted from its start in a worker, and for each request of a reward that asks a server."""
-    reward__workers: int
-    """Processes that run plain functions and symbolic comparisons."""
+    reward__workers: int | None
+    """Processes that run plain functions and symbolic comparisons. Unset: one for each core, up to 8."""
     reward__worker_memory_mb: int
     """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
     reward__environment: Sequence[str]
@@ -1009,6 +1011,8 @@ class TrainSettings(TypedDict, total=False):
     """A folder or a name on the hub; unset: the policy's first weights, also where `checkpoint.restore` gave them. Of a policy that is an adapter: its base."""
     reference__refresh_every: int | None
     """Rollouts after which the reference becomes a copy of the policy, each time; unset: the reference never changes."""
+    reference__offload: bool
+    """Keep its weights in the CPU's memory, and on the device only while its log-probs are computed; on a mesh, one layer after another."""
     reference__parallel: ParallelTable | None
     """Layout of the reference over the job's processes. It must use as many of them as `train.parallel` does; unset: the policy's layout."""
     reference__parallel__replicate: int
@@ -1061,8 +1065,8 @@ class TrainSettings(TypedDict, total=False):
     """Arguments of the servers by SGLang's own names, with underscores (`{tp_size = 2}`); true: a switch. whet sets `model_path`, `host`, `port`, and how replies are streamed."""
     engine__embedded: EmbeddedTable
     """The engine in the trainer's process."""
-    engine__embedded__cache_tokens: int
-    """Tokens that the KV cache holds, over all sequences."""
+    engine__embedded__cache_tokens: int | None
+    """Tokens that the KV cache holds, over all sequences. Unset: as many as the sequences that run together may have, within a fifth of the device's memory."""
     engine__embedded__block_size: int
     """Tokens per cache block."""
     engine__embedded__max_running: int
@@ -1105,8 +1109,6 @@ class TrainSettings(TypedDict, total=False):
     """Size in bytes. ipc and broadcast: weights in flight at a time, in addition to the tensor being gathered; disk: a file of weights."""
     sync__folder: str | None
     """disk and delta: folder of the versions, on a file system that trainer and engines share; unset: `sync` in the run's folder."""
-    sync__keep: int
-    """disk and delta: versions that stay on disk."""
     evaluate: EvaluateTable
     """Evaluation sets."""
     evaluate__interval: int | None
@@ -1127,8 +1129,10 @@ class SftSettings(TypedDict, total=False):
     """CPU threads for torch; unset: torch's choice."""
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
-    model__dtype: Literal["float32", "bfloat16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    model__config: Mapping[str, Any]
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
     """auto picks cuda, then mps, then cpu."""
     model__trust_remote_code: bool
@@ -1181,6 +1185,8 @@ class SftSettings(TypedDict, total=False):
     """Initial values of A. B begins as 0, so the first policy is the base, bit for bit."""
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
+    train__freeze: Sequence[str]
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1231,8 +1237,8 @@ class SftSettings(TypedDict, total=False):
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new best saves at once."""
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    checkpoint__resume: bool
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    checkpoint__resume: bool | Literal["fresh"]
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -1311,8 +1317,10 @@ class DpoSettings(TypedDict, total=False):
     """CPU threads for torch; unset: torch's choice."""
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
-    model__dtype: Literal["float32", "bfloat16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    model__config: Mapping[str, Any]
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
     """auto picks cuda, then mps, then cpu."""
     model__trust_remote_code: bool
@@ -1365,6 +1373,8 @@ class DpoSettings(TypedDict, total=False):
     """Initial values of A. B begins as 0, so the first policy is the base, bit for bit."""
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
+    train__freeze: Sequence[str]
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1415,8 +1425,8 @@ class DpoSettings(TypedDict, total=False):
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new best saves at once."""
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    checkpoint__resume: bool
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    checkpoint__resume: bool | Literal["fresh"]
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None
@@ -1507,8 +1517,10 @@ class RewardModelSettings(TypedDict, total=False):
     """CPU threads for torch; unset: torch's choice."""
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
-    model__dtype: Literal["float32", "bfloat16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    model__config: Mapping[str, Any]
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
     """auto picks cuda, then mps, then cpu."""
     model__trust_remote_code: bool
@@ -1561,6 +1573,8 @@ class RewardModelSettings(TypedDict, total=False):
     """Initial values of A. B begins as 0, so the first policy is the base, bit for bit."""
     train__lora__export_merged: bool
     """In addition to the adapter in `<run_dir>/model`, write the whole model with the adapter merged into its weights to `<run_dir>/merged`."""
+    train__freeze: Sequence[str]
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train; ["*", "!*.layers.27.*"]: one layer does."""
     train__parallel: ParallelTable | Literal["auto"] | None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of the layouts that fit the devices' memory the one whose exchanges take the least time, printed when the run begins."""
     train__parallel__replicate: int
@@ -1611,8 +1625,8 @@ class RewardModelSettings(TypedDict, total=False):
     """Also keep the checkpoint with the best value of this metric, for example eval/test/reward/total; an evaluation that reaches a new best saves at once."""
     checkpoint__best_mode: Literal["max", "min"]
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    checkpoint__resume: bool
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    checkpoint__resume: bool | Literal["fresh"]
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder; fresh: rename the folder, and begin again from the start."""
     checkpoint__async_save: bool
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save waits for the one before."""
     checkpoint__restore: RestoreTable | None

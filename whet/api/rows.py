@@ -59,7 +59,7 @@ def _records(data: Any, what: str) -> Iterable[Any]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         return data.to_dict(orient="records")
     if not isinstance(data, Iterable):
-        raise ValueError(f"{what} is a {type(data).__name__}, expected a list of rows, a data set, a data frame, or the path of a file")
+        raise ValueError(f"{what}: {data!r:.80} is no rows; expected a list of rows, a data set, a data frame, or the path of a file")
     return data
 
 

@@ -13,6 +13,7 @@ from whet.checkpoint.store import CheckpointStore
 from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
 from whet.model.causal import load_causal
+from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.observe.devices import peak_tflops
 from whet.observe.meter import Devices, Meter
@@ -48,6 +49,8 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
     if config.reference is not None and Need.REF_LOGPROBS not in needs:
         raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
+    if config.train.lora is not None and rests(config.reference) and config.reference is not None and config.reference.path is None:
+        raise ValueError("reference.offload is set, but the reference of an adapter (train.lora) is the policy's own base: leave it out")
     if config.batch.train_on == "all" and isinstance(algorithm, PolicyGradient) and algorithm.old_logprobs == "rollout":
         raise ValueError(
             "batch.train_on is all, but algo.old_logprobs is rollout: the engine has no log-probs of what the "
@@ -170,10 +173,16 @@ def meter_of(config: BaseRunConfig, policy: Backend) -> Meter:
 
 
 def auxiliary_train(config: BaseRunConfig, chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> TrainConfig:
-    """Training settings of an auxiliary model: the policy's, with its own layout."""
-    if chosen is None or chosen.parallel is None:
-        return config.train
-    return config.train.model_copy(update={"parallel": chosen.parallel})
+    """Training settings of an auxiliary model: the policy's, with its own layout, and offloaded as it is itself."""
+    train = config.train
+    if chosen is not None and chosen.parallel is not None:
+        train = train.model_copy(update={"parallel": chosen.parallel})
+    return train.model_copy(update={"offload": True}) if rests(chosen) else train
+
+
+def rests(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None) -> bool:
+    """True if an auxiliary model is in the CPU's memory between passes, whatever the policy does."""
+    return isinstance(chosen, ReferenceConfig) and chosen.offload
 
 
 def parallel_key(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None, name: str) -> str:
@@ -183,7 +192,7 @@ def parallel_key(chosen: CriticConfig | ReferenceConfig | TeacherConfig | None, 
 
 def critic_train(config: RunConfig, chosen: CriticConfig) -> TrainConfig:
     """Training settings of the critic: whole, with its own optimizer, within the policy's budgets."""
-    return auxiliary_train(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None})
+    return auxiliary_train(config, chosen).model_copy(update={"optim": chosen.optim, "lora": None, "freeze": []})
 
 
 def check_same_tokens(folder: Path, policy_folder: Path, key: str, *, trust_remote_code: bool) -> None:
@@ -235,10 +244,16 @@ def _reference(config: RunConfig, policy: Backend, folder: Path) -> tuple[Annota
 
 
 def _frozen(config: RunConfig, chosen: ReferenceConfig | TeacherConfig, name: str, policy_folder: Path, folder: Path) -> Mirror:
+    if folder == policy_folder:
+        return _copy(config, chosen, name, folder)
     key = f"{name}.path"
-    if folder != policy_folder:
-        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
+    check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
     return _copy(config, chosen, name, folder, key)
+
+
+def settings_of(model: ModelConfig, key: str) -> ModelConfig:
+    """The policy's settings for a model from another folder (`key` names it), whose config.json holds as it is."""
+    return model if key == "model.path" else model.model_copy(update={"config": {}})
 
 
 def _copy(
@@ -246,14 +261,15 @@ def _copy(
 ) -> Mirror:
     """Model that does not train; `key` is the setting that names its folder."""
     train = auxiliary_train(config, chosen)
-    model = load_causal(folder, config.model, trainable=False, key=key, spread=train.spreads)
-    return build_backend(train, model, None, parallel_key(chosen, name))
+    model = load_causal(folder, settings_of(config.model, key), trainable=False, key=key, spread=train.spreads)
+    return build_backend(train, model, None, parallel_key(chosen, name), rests=rests(chosen))
 
 
 def _critic(config: RunConfig, chosen: CriticConfig, policy_folder: Path, total_steps: int) -> Backend:
     folder = policy_folder if chosen.path is None else resolve_model_path(chosen.path)
+    key = "model.path" if folder == policy_folder else "critic.path"
     if folder != policy_folder:
-        check_same_tokens(folder, policy_folder, "critic.path", trust_remote_code=config.model.trust_remote_code)
+        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.model.trust_remote_code)
     train = critic_train(config, chosen)
-    model = load_scalar(folder, config.model, trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
+    model = load_scalar(folder, settings_of(config.model, key), trainable=True, new_head="zeros", key="critic.path", spread=train.spreads)
     return build_backend(train, model, total_steps, parallel_key(config.critic, "critic"))

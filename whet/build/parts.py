@@ -22,7 +22,9 @@ from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_renderer
 from whet.engine.base import Engine
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.grammar import Grammars
+from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.engine.pool.member import Incident, OnIncident
 from whet.engine.pool.pool import print_incident
@@ -122,13 +124,12 @@ def build_parts(
         warn: shows a warning to the user.
     """
     folder = texts.folder
-    sizes = config.engine_sizes
     apart = trainable and config.num_engines_apart > 0
-    held_as = engine_model(config.model, sizes, apart=apart)
+    held_as = engine_model(config.model, config.engine_sizes, apart=apart)
     servers = config.engine.num_servers
     if servers and not trainable:
         raise ValueError(f"engine.name={config.engine.name} samples for runs that train; set engine.name=embedded for this command")
-    own = trainable and not servers and (sizes.has_own_weights or config.train.spreads or apart)
+    own = trainable and not servers and (config.engine_sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
     device, engine_device = pick_device(config.model.device), pick_device(held_as.device)
@@ -142,6 +143,7 @@ def build_parts(
             load_trained(model, weights, config.train.lora)
         held = load_causal(folder, held_as, trainable=False) if own else model
         sync = Syncing(config.sync, Path(config.run_dir) / "sync")
+        sizes = config.engine_sizes if servers else sized(config, held)
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync)
         tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
         building = (
@@ -187,7 +189,7 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
     renderer = load_renderer(folder, config, parser, trust_remote_code=config.model.trust_remote_code)
     sizes = config.engine.embedded
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
-    spec = EngineSpec(config.model, sizes, config.engine.pool, folder)
+    spec = EngineSpec(config.model, with_cache(sizes, model, device=pick_device(config.model.device)), config.engine.pool, folder)
     grammars = Grammars(renderer, model.vocab_size)
     on_cpu = config.model.model_copy(update={"device": "cpu"})  # new weights are copied over: the device need not hold both
     with (
@@ -206,6 +208,15 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
         )
 
 
+def sized(config: RunConfig, model: CausalModel) -> EmbeddedConfig:
+    """The embedded engine's sizes with room for the run's trajectories; `model` is the one that it samples from, with or without
+    contents.
+    """
+    sets = (chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())
+    longest = max(rollout.max_tokens for rollout in (config.rollout, *sets))
+    return with_cache(config.engine_sizes, model, longest, pick_device(config.model.device))
+
+
 def check_fits(rollout: RolloutConfig, longest: int) -> None:
     """Refuse trajectories that are longer than the engine can run.
 
@@ -214,8 +225,9 @@ def check_fits(rollout: RolloutConfig, longest: int) -> None:
     """
     if rollout.max_tokens > longest:
         raise ValueError(
-            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most "
-            "(the model's positions or engine.embedded.cache_tokens): lower the one or raise the other"
+            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most (the model's "
+            "positions, or engine.embedded.cache_tokens if that is set): lower the one or raise the other; for a model that is good for "
+            "more than its config.json says, set model.config.max_position_embeddings"
         )
 
 

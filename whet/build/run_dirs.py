@@ -22,6 +22,8 @@ Settings = TypeVar("Settings", bound=BaseRunConfig)
 
 ROWS = "data"
 """Folder in a run's folder for rows that it got as objects, from Python."""
+FRESH = "fresh"
+"""Value of `checkpoint.resume` by which a run begins again from the start."""
 RUNS = Path("runs")
 """Parent of the folders that no setting names."""
 OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER}
@@ -38,7 +40,8 @@ def placed(config: Settings, file: Path) -> tuple[Settings, str]:
     """
     if "run_dir" in config.model_fields_set:
         return config, ""
-    folder, note = new_or_unfinished(file, lambda folder: same_settings(_in_folder(config, folder), folder))
+    goes_on = config.checkpoint.resume != FRESH
+    folder, note = new_or_unfinished(file, lambda folder: goes_on and same_settings(_in_folder(config, folder), folder))
     return _in_folder(config, folder), note
 
 
@@ -78,7 +81,7 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
     """
     folder = Path(config.run_dir)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint)
-    done = store.num_done() if _has_finished(folder) and config.checkpoint.resume else None
+    done = store.num_done() if _has_finished(folder) and config.checkpoint.resume is True else None
     what = "rollouts" if "num_rollouts" in type(config).model_fields else "steps"
     finished = Finished(
         f"finished: the run in {folder} has done all of its {done} {what}, so nothing is trained. Raise num_{what} (or num_epochs), or "
@@ -89,6 +92,26 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
     yield
     if done is not None and store.num_done() == done:
         raise finished
+
+
+def set_aside(config: Settings) -> tuple[Settings, str]:
+    """Rename the folder of an earlier run, if `checkpoint.resume` is fresh. Returns the settings of the new run, which goes on like any
+    other, and a note for the user.
+
+    Raises:
+        ValueError: another process works in the folder.
+    """
+    if config.checkpoint.resume != FRESH:
+        return config, ""
+    folder = Path(config.run_dir)
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": True})})
+    if not (folder / "config.toml").exists() or int(os.environ.get("RANK", "0")) > 0:
+        return config, ""
+    if (owner := owner_of(folder)) is not None:
+        raise ValueError(f"checkpoint.resume is fresh, but {owner} works in {folder}: wait for its end, or name another run_dir")
+    kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.{n}")).exists())
+    folder.rename(kept)
+    return config, f"checkpoint.resume is fresh: the earlier run in {folder} is now {kept}"
 
 
 def _in_folder(config: Settings, folder: Path) -> Settings:

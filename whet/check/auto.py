@@ -15,6 +15,7 @@ from whet.check.models import auxiliary_models, auxiliary_parts
 from whet.check.saved import checkpoint_sizes, copy_part
 from whet.data.hub import resolve_model_path
 from whet.model.causal import pick_device
+from whet.model.freezing import freeze
 from whet.model.lora import add_adapter
 from whet.plan.layouts import DeviceSet, StepSizes, choose, layouts, reasons
 from whet.plan.memory import Part, Workload
@@ -50,6 +51,8 @@ def auto_degrees(config: BaseRunConfig, count: int, per_node: int) -> Chosen:
     model = program_of(config).model.read_meta(folder, config.model)
     if config.train.lora is not None:
         add_adapter(model, config.train.lora)
+    if config.train.freeze:
+        freeze(model.hf, config.train.freeze)
     context, budget = CheckContext(config, model=model), config.train.max_tokens_per_device
     if context.program.unit == "rollout":
         rl, plan, algorithm = context.rl, plan_batch(context.rl.batch), algorithm_of(context.rl)

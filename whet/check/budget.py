@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from whet.build.parts import check_fits
+from whet.build.parts import check_fits, sized
 from whet.check.context import TRAINING, CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
 from whet.check.models import auxiliary_parts, has_own_reference
 from whet.check.saved import checkpoint_sizes, copy_part
+from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
 from whet.model.causal import CausalModel, pick_device
 from whet.plan.layouts import name_of
+from whet.plan.live import LiveBytes
 from whet.plan.memory import (
     ALWAYS,
     PHASES,
@@ -27,7 +27,8 @@ from whet.plan.memory import (
 from whet.plan.mesh_memory import MeshPlanner, check_spread
 from whet.plan.text import bytes_text
 from whet.rollout.runner import greedily
-from whet.runfolder.machine import memory_limit
+from whet.runfolder.machine import device_memory
+from whet.settings.rl import RunConfig
 
 NEAR_FULL = 0.9
 
@@ -38,9 +39,8 @@ def check_limits(context: CheckContext) -> Iterator[Note]:
     if config.engine.num_servers:
         yield skip(f"the servers of engine.name={config.engine.name} tell their longest sequence when the run starts")
         return
-    sizes = config.engine_sizes
     assert isinstance(model, CausalModel), "only a language model samples"
-    core = EngineCore(model, sizes)
+    core = EngineCore(model, engine_sizes(config, model))
     rollouts = {TRAINING: config.rollout, **{name: chosen.rollout.over(config.rollout) for name, chosen in config.evaluate.sets.items()}}
     for name, rollout in rollouts.items():
         prefix, rollout = f"{name}: " if name else "", rollout.within(core.max_tokens)
@@ -123,7 +123,9 @@ def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
     ways = [rollout.sampling(()) for rollout in rollouts]
     if context.plays_greedily:
         ways.append(greedily(ways[0]))
-    sizes = config.engine_sizes
+    model = need(context.model, "the model's config.json")
+    assert isinstance(model, CausalModel), "only a language model samples"
+    sizes = config.engine_sizes if config.engine.num_servers else engine_sizes(config, model)
     together = plan.prompts_per_rollout * context.played_per_prompt
     for name, chosen in config.evaluate.sets.items():
         together = max(together, len(context.rows[name]) * chosen.samples_per_prompt if name in context.rows else sizes.max_running)
@@ -147,6 +149,12 @@ def workload(context: CheckContext, row_ranks: int = 1) -> Workload:
     )
 
 
+def engine_sizes(config: RunConfig, model: CausalModel) -> EmbeddedConfig:
+    """The embedded engine's sizes; `model` is on the meta device."""
+    with LiveBytes(lambda _: None):
+        return sized(config, model)
+
+
 def reference_advice(algorithm: str) -> str:
     """Advice on how an algorithm does without a reference."""
     if ":" in algorithm:
@@ -162,12 +170,3 @@ def units(context: CheckContext, budget: int) -> tuple[tuple[int, ...], int]:
     assert rows is not None, "a run with rollouts is measured by its batch sizes"
     longest = (context.steps.data.max_tokens or budget // rows.samples_per_row,) * rows.samples_per_row
     return context.longest or longest, rows.per_step(context.config)
-
-
-def device_memory(device: torch.device) -> tuple[int, str]:
-    """Bytes of the device's memory, and their source in words."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory, "memory"
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory(), "recommended memory"
-    return memory_limit()

@@ -19,6 +19,7 @@ from whet.data.template import Renderer, load_renderer
 from whet.data.tokenizer import turn_ends
 from whet.model.causal import CausalModel, pick_device
 from whet.model.contents import Contents
+from whet.model.freezing import freeze
 from whet.model.headers import weight_files
 from whet.model.lora import add_adapter
 from whet.model.scalar import ScalarModel, is_headless
@@ -62,6 +63,9 @@ def check_model(context: CheckContext) -> Iterator[Note]:
         trained = sum(p.numel() for p in trained_weights(model).values())
         share = f"{trained / 1e6:.2f}M parameters train ({trained / count:.1%} of the model's)"
         yield ok(f"train.lora: an adapter of rank {lora.rank}, {share}")
+    if context.config.train.freeze:
+        frozen = freeze(model.hf, context.config.train.freeze)
+        yield ok(f"train.freeze: {frozen / 1e6:.2f}M parameters stay as they are ({frozen / count:.1%} of the model's)")
     yield from check_auxiliary(context, folder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.algo.base import Algorithm, Need
-from whet.build.learners import check_same_tokens, critic_train, parallel_key
+from whet.build.learners import check_same_tokens, critic_train, parallel_key, rests, settings_of
 from whet.check.auxiliary import AuxiliaryModels
 from whet.check.context import CheckContext
 from whet.check.findings import Note, ok
@@ -46,16 +46,16 @@ def auxiliary_models(config: RunConfig, algorithm: Algorithm, folder: Path) -> A
     """
     needs, models = algorithm.needs, dict[str, Planned]()
     if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
-        models["teacher"] = read_meta(_folder(config.model, config.teacher.path, folder, "teacher.path"), config.model, key="teacher.path")
+        models["teacher"] = read_meta(*_found(config.model, config.teacher.path, folder, "teacher.path"), key="teacher.path")
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
         path = config.reference.path if config.reference is not None else None
-        models["reference"] = read_meta(_folder(config.model, path, folder, "reference.path"), config.model, key="reference.path")
+        models["reference"] = read_meta(*_found(config.model, path, folder, "reference.path"), key="reference.path")
     rewards = _reward_models(config)
     models.update({name: model for name, (model, _) in rewards.items()})
     critic = None
     if Need.VALUES in needs:
         path = (config.critic or CriticConfig()).path
-        critic = read_meta_scalar(_folder(config.model, path, folder, "critic.path"), config.model, key="critic.path")
+        critic = read_meta_scalar(*_found(config.model, path, folder, "critic.path"), key="critic.path")
     room = {name: options.batch_tokens for name, (_, options) in rewards.items()}
     return AuxiliaryModels(models, critic, room, frozenset(name for name, (_, options) in rewards.items() if options.spread))
 
@@ -80,7 +80,9 @@ def has_own_reference(config: RunConfig) -> bool:
     its own.
     """
     chosen = config.reference
-    return chosen is not None and (chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None)
+    return chosen is not None and (
+        chosen.path is not None or chosen.refresh_every is not None or chosen.parallel is not None or chosen.offload
+    )
 
 
 def auxiliary_parts(auxiliary: AuxiliaryModels, config: RunConfig, work: Workload) -> list[Part]:
@@ -88,8 +90,15 @@ def auxiliary_parts(auxiliary: AuxiliaryModels, config: RunConfig, work: Workloa
     reward models that are not spread whole.
     """
     spread = {name: degrees for name, _, degrees, _ in auxiliary.over_ranks(config)}
+    on_gpu = pick_device(config.model.device).type != "cpu"
+    resting = {name for name, chosen in config.auxiliary.items() if on_gpu and rests(chosen)}
     parts = [
-        Part(f"{name} model", _held(model, spread.get(name), offloaded=work.offloaded), ALWAYS, f"choose a smaller {name}")
+        Part(
+            f"{name} model",
+            _held(model, spread.get(name), offloaded=work.offloaded or name in resting),
+            ("frozen",) if name in resting else ALWAYS,
+            "set reference.offload=true" if name == "reference" and name not in resting else f"choose a smaller {name}",
+        )
         for name, model in auxiliary.frozen.items()
     ]  # a reward model that is not spread, the first process holds whole
     parts += _put_together(auxiliary, config)
@@ -157,11 +166,13 @@ def _scoring(auxiliary: AuxiliaryModels, config: RunConfig, work: Workload) -> I
         yield Part(f"{name} scores", forward_bytes(auxiliary.frozen[name], lengths), ("rollout",), advice, estimate=True)
 
 
-def _folder(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> Path:
+def _found(config: ModelConfig, path: str | None, policy_folder: Path, key: str) -> tuple[Path, ModelConfig]:
+    """Folder of an auxiliary model, and how it is read."""
     folder = policy_folder if path is None else resolve_model_path(path)
-    if folder != policy_folder:
-        check_same_tokens(folder, policy_folder, key, trust_remote_code=config.trust_remote_code)
-    return folder
+    if folder == policy_folder:
+        return folder, config
+    check_same_tokens(folder, policy_folder, key, trust_remote_code=config.trust_remote_code)
+    return folder, settings_of(config, key)
 
 
 def _weights(model: DecoderModel) -> int:

@@ -49,8 +49,9 @@ class CheckpointConfig(Config):
     best saves at once."""
     best_mode: Literal["max", "min"] = "max"
     """Direction of `best`: max if a higher value is better, min if a lower one is."""
-    resume: bool = True
-    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder."""
+    resume: bool | Literal["fresh"] = True
+    """Go on from the newest checkpoint in the run's folder, if there is one; false: refuse such a folder;
+    fresh: rename the folder, and begin again from the start."""
     async_save: bool = False
     """Train on while a checkpoint is written. Each process first copies its part of the weights and the
     optimizer into its machine's memory (in all as many bytes as the checkpoint has); the next save

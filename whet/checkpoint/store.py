@@ -166,8 +166,8 @@ class CheckpointStore:
         Raises:
             ValueError: if there is a checkpoint and the configuration says not to resume.
         """
-        if not self.config.resume and self._all():
-            advice = "choose another run_dir, or remove the folder"
+        if self.config.resume is False and self._all():
+            advice = "choose another run_dir, or set it to fresh, which renames the folder"
             raise ValueError(f"{self.folder} holds checkpoints and checkpoint.resume is false: {advice}")
 
     def _remove_drafts(self) -> None:

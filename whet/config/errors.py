@@ -189,7 +189,10 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config], data: Ma
 
 
 def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[str, Any]) -> str:
-    """Advice on how to write a table that was set to true, or to the text that one of its keys is for."""
+    """Advice on how to write a list that was set to its only item, and a table that was set to true or to the text that one of its keys
+    is for."""
+    if item.details["type"] in ("list_type", "tuple_type") and isinstance(item.value, str | int | float):
+        return f"; write {key}={show([item.value])}"
     tables = [option for option in options_at(model, item.path, data) if is_config(option)]
     if len(tables) != 1 and members_of(tuple(tables)) is None:
         return ""
@@ -211,6 +214,10 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
         if known := _of_a_member(item, model, data):
             return known
         hints = _hints(item.path, model, data)
+        of_a_run = "model" in model.model_fields  # for names elsewhere are those of a whole run's settings
+        clear = len(item.path) > 1 or not hints.startswith("there is")
+        if of_a_run and clear and (known := known_elsewhere(path_text(item.path))):
+            return [f"{path_text(item.path)}: unknown key; {known}"]
         if (not hints or isinstance(item.value, Mapping)) and (lines := _elsewhere(item)):
             return lines
         return [f"{path_text(item.path)}: unknown key; {hints or _keys_here(item.path, model, data)}"]

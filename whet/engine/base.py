@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.types import Chunk, Receipt, Request, RunFailed, Scored
 from whet.types.columns import Ints
 
-SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0}
+SCORE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 2.0, torch.float16: 0.25}
 """Largest difference in nats between the scores that two processes, on any machines, compute for the
 same tokens under the same weights, by dtype. bfloat16 keeps 8 bits: logits of 16 to 32 are 0.125 apart,
 and unlikely tokens see several such steps."""

@@ -15,6 +15,10 @@ from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
 from whet.env.tool_sets import ToolEntry, build_tools, choices, name_of
 
+MAX_TOOL_THREADS = 128
+"""Calls of plain functions as tools that run at a time, over all trajectories; further ones wait, and their time begins when they start.
+Functions that are `async` take no thread."""
+
 
 class EnvConfig(Config):
     """The environment that answers the model's turns."""
@@ -28,8 +32,6 @@ class EnvConfig(Config):
     factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
-    max_tool_threads: int = Field(default=128, ge=1)
-    """Calls of plain functions that run at a time, over all trajectories; further ones wait. Functions that are `async` take no thread."""
     max_calls_per_turn: int = Field(default=8, ge=1)
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
@@ -58,7 +60,7 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
 
 
 def _build_tools(config: EnvConfig) -> EnvFactory:
-    threads = DaemonThreads(config.max_tool_threads)
+    threads = DaemonThreads(MAX_TOOL_THREADS)
     tools = [tool for entry in config.tools for tool in build_tools(entry, threads)]
 
     def make(**opened: Any) -> ToolEnv:

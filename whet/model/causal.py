@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -118,7 +120,7 @@ def load_causal(
     Raises:
         ValueError: if the folder holds no model, or one that whet cannot run; the text says which and why.
     """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    hf_config = config_of(folder, config, key=key)
     model = CausalModel(bare_model(AutoModelForCausalLM, "a causal language model", folder, hf_config, config, key=key))
     model.contents = contents_of(model.hf, folder, key=key)
     return settle(model, config, trainable=trainable, check=check, spread=spread)
@@ -196,17 +198,61 @@ def settle(model: Model, config: ModelConfig, *, trainable: bool, check: bool = 
     return model
 
 
-def read_config(folder: Path, *, trust_remote_code: bool = False, key: str = "model.path") -> PreTrainedConfig:
-    """A model folder's config.json.
+def config_of(folder: Path, config: ModelConfig, *, key: str) -> PreTrainedConfig:
+    """A model folder's config.json as the settings have it. Raises as `read_config`."""
+    return read_config(folder, trust_remote_code=config.trust_remote_code, key=key, changes=config.config)
+
+
+def read_config(
+    folder: Path, *, trust_remote_code: bool = False, key: str = "model.path", changes: Mapping[str, Any] | None = None
+) -> PreTrainedConfig:
+    """A model folder's config.json, with `model.config` in place of what it says there.
 
     Raises:
-        ValueError: if there is none, or transformers does not know it.
+        ValueError: if there is none, transformers does not know it, or it has no such key.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{key}: {folder} has no config.json; it must be a model folder in Hugging Face format")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        found = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises what its parts raise
         first = str(error).strip().partition("\n")[0]
         advice = "" if trust_remote_code or "custom code" not in first else "; model.trust_remote_code=true runs it, with your rights"
         raise ValueError(f"{key}: {folder / 'config.json'} cannot be used: {type(error).__name__}: {first}{advice}") from error
+    return changed_config(found, folder, changes) if changes else found
+
+
+def changed_config(found: PreTrainedConfig, folder: Path, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    """A model's config.json with other values.
+
+    Raises:
+        ValueError: if it has no such key, or the model cannot have the value.
+    """
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _check_known(changes, {**found.to_dict(), **written}, "")
+    try:
+        made = type(found).from_dict(_over(written, changes))
+    except Exception as error:  # transformers raises what its parts raise
+        raise ValueError(f"model.config does not go with {folder / 'config.json'}: {type(error).__name__}: {error}") from error
+    made.name_or_path = found.name_or_path
+    return made
+
+
+def _check_known(changes: Mapping[str, Any], known: Mapping[str, Any], above: str) -> None:
+    for name, value in changes.items():
+        if name not in known:
+            near = get_close_matches(name, known, 3)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"model.config.{above}{name}: the model's config.json has no such key{meant}")
+        below = known[name]
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and name.endswith("config"):  # of a part of the model
+            _check_known(cast(Mapping[str, Any], value), cast(Mapping[str, Any], below), f"{above}{name}.")
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables merged key by key."""
+    made = dict(below)
+    for name, value in above.items():
+        old = made.get(name)
+        made[name] = _over(cast(Any, old), cast(Any, value)) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return made

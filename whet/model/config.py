@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from whet.config import Config, refuse_unread
 
-DType = Literal["float32", "bfloat16", "float64"]
+DType = Literal["float32", "bfloat16", "float16", "float64"]
 Recompute = bool | Literal["selective"]
 
 
@@ -18,7 +18,11 @@ class ModelConfig(Config):
     path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     dtype: DType = "float32"
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights."""
+    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights;
+    float16 is for commands that do not train."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}`
+    for longer sequences, or its rotary scaling. A trained model keeps them."""
     device: str = "auto"
     """auto picks cuda, then mps, then cpu."""
     trust_remote_code: bool = False

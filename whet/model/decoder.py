@@ -17,7 +17,7 @@ from whet.model.rotary import rotary_limit
 
 PROBE = ((3, 10, 17, 24, 31), (38, 45, 52))
 """Two sequences that share a row when a model is checked."""
-PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
+PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest distance from the model's own outputs, relative to their norm."""
 
 

@@ -11,7 +11,7 @@ from whet.model.forest import Segment, forest_row
 
 PROMPT, FIRST, SECOND = 150, 40, 70
 """Tokens of a prompt and of the two replies to it: longer than a block, and no multiple of one."""
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest distance from chains, relative to their norm. float32 on CUDA may multiply with less precision."""
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.causal import CausalModel, read_config, unloadable
+from whet.model.causal import CausalModel, config_of, unloadable
 from whet.model.config import ModelConfig
 from whet.model.contents import without_tensors
 from whet.model.decoder import DecoderModel
@@ -25,7 +25,7 @@ def read_meta(folder: Path, config: ModelConfig, *, key: str = "model.path") -> 
     Raises:
         ValueError: if there is no config.json, or none of a causal language model.
     """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    hf_config = config_of(folder, config, key=key)
     try:
         return meta_causal(hf_config, config)
     except Exception as error:  # transformers raises what its parts raise
@@ -38,7 +38,7 @@ def read_meta_scalar(folder: Path, config: ModelConfig, *, key: str = "model.pat
     Raises:
         ValueError: as `load_scalar` does.
     """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    hf_config = config_of(folder, config, key=key)
     require_one_label(folder, hf_config, headless=is_headless(hf_config), key=key)
     try:
         hf = _without_contents(AutoModelForSequenceClassification, hf_config, config)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from whet.model.causal import bare_model, contents_of, read_config, settle
+from whet.model.causal import bare_model, config_of, contents_of, settle
 from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
 
@@ -92,7 +92,7 @@ def load_scalar(
     Raises:
         ValueError: if the folder holds no such model, or one that whet cannot run; the text says which and why.
     """
-    hf_config = read_config(folder, trust_remote_code=config.trust_remote_code, key=key)
+    hf_config = config_of(folder, config, key=key)
     headless = is_headless(hf_config)
     if headless and new_head is None:
         raise ValueError(

@@ -247,6 +247,7 @@ def _stepped(trained: Mapping[str, Tensor], train: TrainConfig) -> tuple[Optimiz
 def engine_parts(model: CausalModel, sampling: Sampling) -> list[Part]:
     """Memory of an embedded engine in addition to weights."""
     engine = sampling.engine
+    assert engine.cache_tokens is not None, "the cache has its size by now"
     store = KVStore(-(-engine.cache_tokens // engine.block_size), engine.block_size)
     slots = torch.zeros(1, dtype=torch.int64, device=META)
 

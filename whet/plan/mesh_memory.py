@@ -5,6 +5,7 @@ computes with is put together.
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from whet.model.causal import CausalModel
 from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
+from whet.model.freezing import freeze
 from whet.model.lora import add_adapter
 from whet.model.meta import meta_like
 from whet.model.parallel_plan import Cut, cuts_of, layers_of
@@ -152,6 +154,9 @@ class MeshPlanner:
             cut = self._cut[num] = meta_like(self.model, shape, self.config)
             if work.train.lora is not None:
                 add_adapter(cut, work.train.lora)
+            if work.train.freeze:
+                with suppress(ValueError):  # a name of a layer that is cut off: the estimate has the others train
+                    freeze(cut.hf, work.train.freeze)
         return self._cut[num]
 
 

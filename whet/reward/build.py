@@ -37,9 +37,12 @@ from whet.reward.published.prime_math import CLOSE, PrimeMathOptions, PrimeMathR
 from whet.reward.published.verified import VERIFY, MathVerifyOptions, MathVerifyReward
 from whet.reward.remote import RemoteOptions, RemoteReward
 from whet.reward.rubric import RubricOptions, RubricReward
+from whet.runfolder.machine import usable_cores
 from whet.types import Rewards, Task, Trajectory
 
 Options = TypeVar("Options", bound=Config)
+MAX_WORKERS = 8
+"""Worker processes, where the settings name no number."""
 
 
 class ComponentConfig(Config):
@@ -95,13 +98,18 @@ class RewardChoice(Config):
 class RewardConfig(RewardChoice):
     """Scoring of trajectories, and the processes that do it."""
 
-    workers: int = Field(default=1, ge=1)
-    """Processes that run plain functions and symbolic comparisons."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes that run plain functions and symbolic comparisons. Unset: one for each core, up to 8."""
     worker_memory_mb: int = Field(default=2048, ge=0)
     """Address space of each worker, on Linux; 0: no limit. A function that imports torch needs more."""
     environment: tuple[str, ...] = ()
     """Names of environment variables that workers get, such as the key of a service that a function asks. They get none of the trainer's
     but those of paths, languages and numerical libraries."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes, at most."""
+        return self.workers or min(usable_cores(), MAX_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ def build_reward(config: RewardConfig, policy: Path | None = None, scorer_of: Sc
         raise ValueError("reward.group alone scores no trajectory by itself; set reward.name or reward.components")
     components = components_of(config)
     preload = list(dict.fromkeys(reference for part in components.values() for reference in _preload(part.name, part.options)))
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
+    pool = WorkerPool(config.num_workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
     try:
         means = Means(pool, config.timeout_s, policy, scorer_of, config.score_key)
         parts = {name: (_build(part, means), part.weight) for name, part in components.items()}
@@ -223,7 +231,7 @@ def build_group_reward(config: RewardConfig) -> GroupReward | None:
     if config.group is None:
         return None
     preload = [] if is_here(config.group.name) else [SCORE_GROUP, config.group.name]
-    pool = WorkerPool(config.workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
+    pool = WorkerPool(config.num_workers, config.timeout_s, config.worker_memory_mb, preload, config.environment)
     return group_reward(config.group, pool, config.timeout_s, config.score_key)
 
 

@@ -57,8 +57,8 @@ class RolloutConfig(Config):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Texts that end a turn, such as `</search>`; they stay in the turn, to the end of the token that completes one."""
     timeout_s: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
-    """Seconds that a trajectory may take, from its start to its reward, waiting for the engine included. none: any
-    time."""
+    """Seconds that a trajectory may take, from its start to its reward. It is started when the engine has a place for it, so
+    waiting for one does not count. none: any time."""
 
     play: Reference | None = None
     """Import reference to an async function that plays each trajectory in place of taking turns with the environment

@@ -11,8 +11,12 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.types import JSON
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     "whet", "torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "jinja2", "numpy", "pyarrow", "pydantic", "typer",
@@ -118,3 +122,14 @@ def _group_files(root: Path, unified: str, legacy: Mapping[str, str] | None = No
                 files = [folder / names[controller] for folder in folders if folder.is_relative_to(base)]
                 found += [file.read_text().strip() for file in files if file.is_file()]
     return found
+
+
+def device_memory(device: torch.device) -> tuple[int, str]:
+    """Bytes of the device's memory, and their source in words."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory, "memory"
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory(), "recommended memory"
+    return memory_limit()

@@ -53,5 +53,5 @@ def words_of(error: BaseException) -> str:
 
 
 def command_line() -> str:
-    """The command line as it was typed."""
-    return shlex.join(["whet", *sys.argv[1:]])
+    """The command line as it was typed, but for what would restart a run."""
+    return shlex.join(["whet", *(word for word in sys.argv[1:] if word != "checkpoint.resume=fresh")])

@@ -186,6 +186,11 @@ class RunConfig(BaseRunConfig):
     @model_validator(mode="after")
     def _servers_stand_alone(self) -> RunConfig:
         if self.engine.num_servers:
+            if self.model.config:
+                raise ValueError(
+                    f"model.config does not reach engine.name={self.engine.name}, whose servers read config.json themselves: change the "
+                    "file in a copy of the model's folder"
+                )
             unread = EmbeddedConfig.model_fields
             refuse_unread(self.engine.embedded, unread, f"(engine.embedded) with engine.name={self.engine.name!r}", "leave it out")
             if self.deterministic:
@@ -291,9 +296,20 @@ def check_together(config: BaseRunConfig) -> None:
     Raises:
         ValueError: naming the setting, and what to set.
     """
+    if config.model.dtype == "float16":
+        raise ValueError(
+            "model.dtype=float16 cannot be trained in: small gradients become 0 in it, and whet does not scale losses against that; set "
+            "bfloat16, which needs the same memory, or float32 (files in float16 are read for both), and float16 for commands that do not "
+            "train"
+        )
     if isinstance(config, RunConfig):
         check_trainable(config.rollout)
         check_best(config)
+        if config.evaluate.interval is not None and not config.evaluate.sets:
+            raise ValueError(
+                f"evaluate.interval is {config.evaluate.interval}, but there is nothing to evaluate on: name rows in "
+                "evaluate.sets.NAME.path, or as the test of whet.train in Python, or leave it out"
+            )
         plan = plan_batch(config.batch)
         if config.algo.name in COMPARES:
             check_compared(config.algo.name, plan.samples_per_prompt)

@@ -43,6 +43,9 @@ class ReferenceConfig(Config):
     refresh_every: int | None = Field(default=None, gt=0)
     """Rollouts after which the reference becomes a copy of the policy, each time; unset: the reference
     never changes."""
+    offload: bool = False
+    """Keep its weights in the CPU's memory, and on the device only while its log-probs are computed; on a mesh, one layer after
+    another."""
     parallel: ParallelConfig | None = None
     """Layout of the reference over the job's processes. It must use as many of them as `train.parallel`
     does; unset: the policy's layout."""

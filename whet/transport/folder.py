@@ -68,4 +68,4 @@ def check_seen(folder: Path) -> None:
     """
     if not folder.is_dir():
         why = "sync.folder must lie on a file system that trainer and engines share"
-        raise TransportError(f"{folder} is not to be seen on {socket.gethostname()}; {why}, and sync.keep be large enough")
+        raise TransportError(f"{folder} is not to be seen on {socket.gethostname()}; {why}")

@@ -12,6 +12,7 @@ from whet.transport.disk import DiskSender
 from whet.transport.folder import FolderWriter
 from whet.transport.settings import SyncConfig
 from whet.transport.shared import SharedSender
+from whet.transport.versions import KEPT
 
 
 def sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: str) -> Sender:
@@ -32,6 +33,6 @@ def sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: st
         case "ipc":
             return BroadcastSender(address, config.timeout_s, config.max_buffer_bytes, "ipc")
         case "disk":
-            return DiskSender(where, config.keep, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
+            return DiskSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
         case "delta":
-            return DeltaSender(where, config.keep, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
+            return DeltaSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))

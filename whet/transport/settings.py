@@ -30,8 +30,6 @@ class SyncConfig(Config):
     folder: str | None = None
     """disk and delta: folder of the versions, on a file system that trainer and engines share; unset:
     `sync` in the run's folder."""
-    keep: int = Field(default=2, ge=1)
-    """disk and delta: versions that stay on disk."""
 
     @property
     def is_mapped(self) -> bool:
@@ -41,10 +39,10 @@ class SyncConfig(Config):
     @model_validator(mode="after")
     def _all_read(self) -> SyncConfig:
         unread = {
-            "auto": ["max_buffer_bytes", "folder", "keep"],
-            "shared": ["max_buffer_bytes", "folder", "keep"],
-            "ipc": ["folder", "keep"],
-            "broadcast": ["folder", "keep"],
+            "auto": ["max_buffer_bytes", "folder"],
+            "shared": ["max_buffer_bytes", "folder"],
+            "ipc": ["folder"],
+            "broadcast": ["folder"],
             "disk": [],
             "delta": [],
         }[self.transport]

@@ -14,6 +14,9 @@ from whet.transport.base import TransportError
 
 T = TypeVar("T")
 
+KEPT = 2
+"""Versions that a run keeps on disk."""
+
 
 class Versions:
     """The versions in a folder, each in a folder of its own.

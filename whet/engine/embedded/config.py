@@ -10,8 +10,9 @@ from whet.config import Config
 class EmbeddedConfig(Config):
     """The engine in the trainer's own process, or in several processes of its own."""
 
-    cache_tokens: int = Field(default=65_536, gt=0)
-    """Tokens that the KV cache holds, over all sequences."""
+    cache_tokens: int | None = Field(default=None, gt=0)
+    """Tokens that the KV cache holds, over all sequences. Unset: as many as the sequences that run
+    together may have, within a fifth of the device's memory."""
     block_size: int = Field(default=16, gt=0)
     """Tokens per cache block."""
     max_running: int = Field(default=128, gt=0)

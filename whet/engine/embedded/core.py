@@ -23,6 +23,7 @@ from whet.engine.embedded.lockstep import Lockstep, SingleProcess
 from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_of
 from whet.engine.embedded.own_memory import OwnMemory
 from whet.engine.embedded.paged import PlannedTokens, buckets, lay_out
+from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -61,6 +62,8 @@ class EngineCore:
     def __init__(
         self, model: CausalModel, config: EmbeddedConfig, tokenizer: EngineTokenizer = NO_TOKENIZER, ranks: Lockstep | None = None
     ) -> None:
+        config = with_cache(config, model)
+        assert config.cache_tokens is not None
         block_size = config.block_size
         num_blocks = -(-config.cache_tokens // block_size)
         self.model = model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from whet.core.nonfinite import NonFinite
 from whet.model.causal import CausalModel, release_unused
 from whet.model.compiled import CompiledLayers
 from whet.model.forest_check import forest_fault
+from whet.model.freezing import freeze
 from whet.model.lora import FILE as ADAPTER_FILE
 from whet.model.lora import Adapter, add_adapter
 from whet.model.rotary import check_rotary
@@ -35,6 +36,7 @@ from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks, Share
+from whet.train.torch_native.resting import RestingWeights
 from whet.train.torch_native.saving import (
     BASE,
     BUFFERS,
@@ -68,6 +70,7 @@ class TorchBackend:
         config: budget and optimizer.
         total_steps: optimizer steps of the run, for the schedule. None: a frozen model without an optimizer.
         key: the setting that `config.parallel` comes from, for error messages.
+        rests: True if the weights of a frozen model lie in the CPU's memory between passes.
 
     With `config.parallel` every process of the job makes one, of the same model, whole or without contents, which is sharded in place.
 
@@ -76,7 +79,15 @@ class TorchBackend:
             layers are to be compiled and cannot be.
     """
 
-    def __init__(self, model: CausalModel | ScalarModel, config: TrainConfig, total_steps: int | None, key: str = "train.parallel") -> None:
+    def __init__(
+        self,
+        model: CausalModel | ScalarModel,
+        config: TrainConfig,
+        total_steps: int | None,
+        key: str = "train.parallel",
+        *,
+        rests: bool = False,
+    ) -> None:
         self.model = model
         self.config = config
         self.dtype = model.dtype
@@ -90,6 +101,8 @@ class TorchBackend:
             if mesh is not None:
                 share_generator()
             self.adapter = add_adapter(model, config.lora)
+        if total_steps is not None and config.freeze:
+            freeze(model.hf, config.freeze)
         self._size, self.flops = pass_size(model), 0
         self._ranks: Ranks = OneRank()
         if degrees is not None and mesh is not None:
@@ -105,6 +118,7 @@ class TorchBackend:
             lies_here = config.offload and config.degrees is None  # a mesh's parameters lie there themselves
             self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
+        self._resting = RestingWeights(model) if rests and mesh is None and model.device.type != "cpu" else None
 
     def _possible_rows(self) -> RowsSetting:
         """The kind of rows that the settings, the ranks and the device allow."""
@@ -288,9 +302,15 @@ class TorchBackend:
         if self.optimizer is not None:
             self.optimizer.refresh_masters()
 
-    def _passes(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
         """Inside, the model computes as it does for training."""
-        return nullcontext() if self._compiled is None else self._compiled.on()
+        with ExitStack() as inside:
+            if self._compiled is not None:
+                inside.enter_context(self._compiled.on())
+            if self._resting is not None:
+                inside.enter_context(self._resting.awake())
+            yield
 
     def _share(self, batch: TrainBatch | None) -> Share:
         """This rank's part of the batch that rank 0 has."""

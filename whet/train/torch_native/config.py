@@ -108,6 +108,10 @@ class TrainConfig(Config):
     tokens that was saved."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the weights; unset: the whole model trains."""
+    freeze: list[str] = Field(default_factory=list)
+    """Parameters that do not train, by their names in the model's files: `*` is any text, and
+    with `!` before it a name trains after all. ["*embed_tokens*"]: all but the embeddings train;
+    ["*", "!*.layers.27.*"]: one layer does."""
     parallel: ParallelConfig | Literal["auto"] | None = None
     """Layout of the model over the processes of this job; unset: one process has all of it; auto: of
     the layouts that fit the devices' memory the one whose exchanges take the least time, printed when
@@ -120,6 +124,12 @@ class TrainConfig(Config):
     `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
+
+    @model_validator(mode="after")
+    def _trains_weights(self) -> TrainConfig:
+        if self.freeze and self.lora is not None:
+            raise ValueError("freeze is set, but with lora the model's own parameters do not train at all: leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _compiles(self) -> TrainConfig:
