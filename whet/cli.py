@@ -280,7 +280,7 @@ def retriever(
     corpus: Annotated[str, typer.Argument(help="A jsonl or parquet file with `id`, `title`, `contents`, or a folder.", metavar="CORPUS")],
     host: Annotated[str, typer.Option(help="Address to listen on; one that other machines reach needs WHET_API_KEY.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: one that is free.", min=0, max=65535)] = 8000,
-    kind: Annotated[Literal["bm25", "dense", "hybrid"], typer.Option(help="By words, by meaning, or by both.")] = "bm25",
+    ranking: Annotated[Literal["bm25", "dense", "hybrid"], typer.Option(help="By words, by meaning, or by both.")] = "bm25",
     model: Annotated[str | None, typer.Option(help="Folder of a sentence-transformers model.", metavar="FOLDER")] = None,
     cache: Annotated[str | None, typer.Option(help="Folder of the indexes; default: ~/.cache/whet/search.", metavar="FOLDER")] = None,
 ) -> None:
@@ -292,7 +292,7 @@ def retriever(
     def work() -> None:
         from whet.runs.retriever import serve_corpus
 
-        serve_corpus(corpus, host, port, kind, model, cache, _echo)
+        serve_corpus(corpus, host, port, ranking, model, cache, _echo)
 
     guarded(work)
 

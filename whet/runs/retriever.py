@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 
-from whet.env.search.searcher import Kind, Searcher
+from whet.env.search.searcher import Ranking, Searcher
 from whet.env.search.tool import check_options
 
 
 def serve_corpus(
-    corpus: str, host: str, port: int, kind: Kind, model: str | None, cache: str | None, say: Callable[[str], None]
+    corpus: str, host: str, port: int, ranking: Ranking, model: str | None, cache: str | None, say: Callable[[str], None]
 ) -> None:
     """Serve until Ctrl-C.
 
@@ -19,7 +19,7 @@ def serve_corpus(
         corpus: a data file or a folder, as for `read_corpus`.
         host: to listen on; one that other machines reach needs WHET_API_KEY.
         port: 0: one that is free.
-        kind: bm25, dense or hybrid.
+        ranking: bm25, dense or hybrid.
         model: folder of a sentence-transformers model, for dense and hybrid.
         cache: folder of the indexes; None: whet's own.
         say: prints a line.
@@ -33,10 +33,10 @@ def serve_corpus(
         from whet.serve.server import address_of, bind
     except ModuleNotFoundError as error:
         raise ValueError(f"the retriever needs the package {error.name}: pip install 'whet[search,serve]'") from error
-    check_options(corpus, None, kind, model)
+    check_options(corpus, None, ranking, model)
     keys = Keys.from_environment(os.environ)
     with bind(host, port, keys) as bound:
-        searcher = Searcher(corpus, kind, model, cache)
+        searcher = Searcher(corpus, ranking, model, cache)
         documents = f"{len(searcher.documents)} documents of {corpus}"
         words = f"whet retriever: {documents} at {address_of(bound)}/retrieve (keys: {keys.words()}); Ctrl-C ends it"
         with closing(Retriever(searcher)) as retriever:

@@ -34,7 +34,7 @@ END_S = 5
 
 
 class Retrieve(Body):
-    """What `/retrieve` is asked."""
+    """The body of a request to `/retrieve`."""
 
     queries: list[Annotated[str, Field(max_length=MAX_QUERY_CHARS)]] = Field(min_length=1, max_length=MAX_QUERIES)
     topk: int = Field(default=3, ge=1, le=MAX_TOP_K)

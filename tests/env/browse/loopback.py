@@ -91,7 +91,7 @@ def fetcher(port: int, names: dict[str, list[list[str]]], *, max_bytes: int = 10
     """
 
     def resolve(host: str, port: int) -> list[str]:
-        answers = names[host]
+        answers = names.get(host, [[host]])
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     network = Network(resolve, lambda address: address in ("127.0.0.1", "127.0.0.2"))

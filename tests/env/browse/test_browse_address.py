@@ -56,7 +56,10 @@ NUMBERS = st.integers(0, 255)
 DIGITS = [str, hex, lambda n: f"0{n:o}", lambda n: f"0x{n:08X}", lambda n: f"{n:03d}"]
 
 
-@given(st.lists(NUMBERS, min_size=4, max_size=4), st.lists(st.sampled_from(DIGITS), min_size=4, max_size=4), st.integers(1, 4), st.booleans())
+FOUR = {"min_size": 4, "max_size": 4}
+
+
+@given(st.lists(NUMBERS, **FOUR), st.lists(st.sampled_from(DIGITS), **FOUR), st.integers(1, 4), st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_no_spelling_of_an_ipv4_address_is_read_as_another(parts, digits, num_parts, dot):
     """What the C library would take for an address is refused, or read as the same address."""

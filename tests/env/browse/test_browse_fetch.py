@@ -26,7 +26,8 @@ def server():
 
 
 def get(server, path="/", names=None, seen=None, **limits):
-    return fetcher(server.port, {**GOOD, **(names or {})}, **limits).get(f"http://example.org:{server.port}{path}", [] if seen is None else seen)
+    made = fetcher(server.port, {**GOOD, **(names or {})}, **limits)
+    return made.get(f"http://example.org:{server.port}{path}", [] if seen is None else seen)
 
 
 def test_a_page_comes_with_its_kind_and_nothing_of_the_machine_is_sent(server, monkeypatch):

@@ -182,7 +182,8 @@ def test_dense_and_hybrid_search(corpus, tmp_path):
     (tmp_path / "model/config.json").write_text("{}")
     given = {"model": str(tmp_path / "model"), "cache": str(tmp_path / "cache"), "encode": counts}
     dense = Searcher(corpus, "dense", **given)
-    vectors = counts([f"{row['title']}\n{row['contents']}" if not row["contents"].startswith(row["title"]) else row["contents"] for row in ROWS])
+    titled = [row["contents"] if row["contents"].startswith(row["title"]) else f"{row['title']}\n{row['contents']}" for row in ROWS]
+    vectors = counts(titled)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     (query,) = counts(["zebra"])
     wanted = np.lexsort((range(len(ROWS)), -np.round(vectors @ query / np.linalg.norm(query), 6)))

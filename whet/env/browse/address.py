@@ -27,7 +27,7 @@ class AddressRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WebAddress:
     """A URL as it will be asked for."""
 
     scheme: str
@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may be opened."""
+    """The hosts and ports that may be opened."""
 
     allow: tuple[str, ...] = ()
     """Hosts: `example.org`, `*.example.org` for all below it, or `*` for every public one."""
@@ -63,7 +63,7 @@ class Egress:
         if not all(0 < port < 65536 for port in self.ports):
             raise ValueError(f"ports: {list(self.ports)} are not ports")
 
-    def target(self, url: str) -> Target:
+    def target(self, url: str) -> WebAddress:
         """The URL taken apart.
 
         Raises:
@@ -78,7 +78,7 @@ class Egress:
         return target
 
 
-def read_url(url: str) -> Target:
+def read_url(url: str) -> WebAddress:
     """A URL taken apart, in one reading of it: what another reader could take for something else is refused.
 
     Raises:
@@ -103,7 +103,7 @@ def read_url(url: str) -> Target:
     port = DEFAULT_PORTS[parts.scheme] if port is None else port
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}" if parts.query else ""
-    return Target(parts.scheme, host, port, path + query)
+    return WebAddress(parts.scheme, host, port, path + query)
 
 
 def _host(host: str, *, bracketed: bool) -> str:

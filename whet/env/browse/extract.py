@@ -44,7 +44,7 @@ class Text:
 
 
 def check_packages() -> None:
-    """Raises ValueError if a package is missing."""
+    """Check that the packages are there. Raises ValueError if one is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("trafilatura", "pypdf")):
         raise ValueError(MISSING)
 
@@ -141,7 +141,7 @@ class _Child:
 
 
 def form_of(kind: str, body: bytes) -> str:
-    """How a page is read: html, pdf or text.
+    """The way in which a page is read: html, pdf or text.
 
     Raises:
         Unreadable: it is something else.

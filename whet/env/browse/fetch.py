@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import urljoin
 
-from whet.env.browse.address import AddressRefused, Egress, Target, check_addresses, is_public
+from whet.env.browse.address import AddressRefused, Egress, WebAddress, check_addresses, is_public
 
 MAX_REDIRECTS = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 BLOCK_BYTES = 1 << 16
 HEADERS = {
     "User-Agent": "whet",
-    "Accept": "text/html, application/xhtml+xml, application/pdf, text/*;q=0.8, application/json;q=0.5",
+    "Accept": "text/html, application/xhtml+xml, application/pdf, text/*, application/json",
     "Accept-Encoding": "gzip",
     "Connection": "close",
 }
@@ -106,7 +106,7 @@ class Fetcher:
             url = following
         raise FetchFailed(f"more than {MAX_REDIRECTS} redirects, the last to {url[:200]}")
 
-    def _connected(self, target: Target, deadline: float) -> _Line:
+    def _connected(self, target: WebAddress, deadline: float) -> _Line:
         """A connection to one of the target's addresses, all of which are checked first. The name is not resolved again."""
         try:
             addresses = self.network.resolve(target.host, target.port)
@@ -115,7 +115,7 @@ class Fetcher:
         check_addresses(target.host, addresses, self.network.is_public)
         return _Line(target, addresses, deadline, self.network.tls)
 
-    def _page(self, target: Target, response: HTTPResponse, line: _Line, seen: Sequence[str]) -> Page:
+    def _page(self, target: WebAddress, response: HTTPResponse, line: _Line, seen: Sequence[str]) -> Page:
         if response.status != 200:
             passing = response.status >= 500 or response.status in (408, 425, 429)
             raise FetchFailed(f"{target.url} answered {response.status} {response.reason[:100]}", passing=passing)
@@ -129,7 +129,7 @@ class Fetcher:
 class _Line:
     """One connection for one question, cut at the deadline however slowly bytes trickle in."""
 
-    def __init__(self, target: Target, addresses: Sequence[str], deadline: float, tls: ssl.SSLContext) -> None:
+    def __init__(self, target: WebAddress, addresses: Sequence[str], deadline: float, tls: ssl.SSLContext) -> None:
         self._target, self._addresses, self._deadline, self._tls = target, addresses, deadline, tls
         self._socket: socket.socket | None = None
         self._is_cut = False
@@ -149,7 +149,7 @@ class _Line:
             if self._socket is not None:
                 self._socket.close()
 
-    def ask(self, target: Target) -> HTTPResponse:
+    def ask(self, target: WebAddress) -> HTTPResponse:
         """The answer's line and headers."""
         try:
             self._http.sock = self._connect()

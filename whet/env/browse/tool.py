@@ -25,7 +25,7 @@ MIN_PAGE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """What a call needs besides its arguments."""
+    """Everything that a call needs besides its arguments."""
 
     fetcher: Fetcher
     cache: PageCache | None
@@ -191,12 +191,12 @@ def show(text: Text, url: str, part: int, number: int, page_chars: int) -> str:
     if not 1 <= part <= len(pieces):
         raise Unreadable(f"there is no part {part}; the page has {len(pieces)}")
     head = f"[{number}] {text.title or url}\nURL: {url}\nPart {part} of {len(pieces)}"
-    more = f"\n\n(More in part {part + 1}: browse the same URL with part={part + 1}.)" if part < len(pieces) else ""
+    more = f"\n\n(More in part {part + 1} of the same URL.)" if part < len(pieces) else ""
     return f"{head}. Cite as [{number}] with the place in brackets.\n\n{pieces[part - 1]}{more}"
 
 
 def split(text: Text, page_chars: int) -> list[str]:
-    """The text in pieces of at most so many characters, each paragraph and page with its place in brackets."""
+    """The text in pieces of at most `page_chars` characters, each paragraph and page with its place in brackets."""
     pieces: list[str] = [""]
     for place, contents in text.parts:
         room = page_chars - len(place) - 5

@@ -12,7 +12,7 @@ from whet.env.search.corpus import Document, digest_of
 from whet.env.search.dense import Encode, digest_of_model, load_encoder, open_vectors
 from whet.env.search.index import Hit, cache_folder, open_index
 
-Kind = Literal["bm25", "dense", "hybrid"]
+Ranking = Literal["bm25", "dense", "hybrid"]
 FUSION = 60
 """Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009)."""
 FUSED = 100
@@ -28,7 +28,7 @@ class Searcher:
 
     Args:
         corpus: as for `read_corpus`.
-        kind: bm25: by words; dense: by meaning; hybrid: both rankings fused.
+        ranking: bm25: by words; dense: by meaning; hybrid: both rankings fused.
         model: folder of a sentence-transformers model, for dense and hybrid.
         cache: folder of the indexes; None: whet's own in the user's cache.
         encode: in place of the model.
@@ -38,14 +38,14 @@ class Searcher:
     """
 
     def __init__(
-        self, corpus: str, kind: Kind = "bm25", model: str | None = None, cache: str | None = None, encode: Encode | None = None
+        self, corpus: str, ranking: Ranking = "bm25", model: str | None = None, cache: str | None = None, encode: Encode | None = None
     ) -> None:
         folder = cache_folder(cache)
         words = open_index(corpus, folder)
         self.documents = words.documents
         self._lock = threading.Lock()
-        self._rankings: list[_Ranks] = [] if kind == "dense" else [words]
-        if kind != "bm25":
+        self._rankings: list[_Ranks] = [] if ranking == "dense" else [words]
+        if ranking != "bm25":
             assert model is not None, "the factory asks for it"
             encode = encode or load_encoder(model)
             both = hashlib.sha256(f"{digest_of(corpus)}/{digest_of_model(model)}".encode()).hexdigest()
@@ -57,7 +57,7 @@ class Searcher:
             if len(self._rankings) == 1:
                 found = self._rankings[0].rank(query, top_k)
             else:
-                found = fuse([ranking.rank(query, max(top_k, FUSED)) for ranking in self._rankings])[:top_k]
+                found = fuse([each.rank(query, max(top_k, FUSED)) for each in self._rankings])[:top_k]
         return [Hit(self.documents[place], score) for place, score in found]
 
     def find(self, name: str) -> Document | None:

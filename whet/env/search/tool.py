@@ -13,7 +13,7 @@ from whet.env.resources import per_run
 from whet.env.search.client import RetrieverClient, check_url
 from whet.env.search.corpus import corpus_files
 from whet.env.search.index import Hit
-from whet.env.search.searcher import Kind, Searcher
+from whet.env.search.searcher import Ranking, Searcher
 from whet.env.threads import DaemonThreads
 from whet.env.tools import ToolResult
 
@@ -27,7 +27,7 @@ def search(
     url: str | None = None,
     top_k: int = 3,
     max_chars: int = 1000,
-    kind: Kind = "bm25",
+    ranking: Ranking = "bm25",
     model: str | None = None,
     cache: str | None = None,
     api_key_env: str | None = None,
@@ -39,7 +39,7 @@ def search(
         url: a server in place of the corpus: `whet retriever`, or any that speaks Search-R1's protocol.
         top_k: passages of a result.
         max_chars: of one passage; a longer one is cut.
-        kind: of a corpus: bm25, dense or hybrid.
+        ranking: of a corpus: bm25 (by words), dense (by meaning) or hybrid (both, fused).
         model: folder of a sentence-transformers model, for dense and hybrid.
         cache: folder of the indexes; None: whet's own in the user's cache.
         api_key_env: variable of the environment with the server's key.
@@ -47,7 +47,7 @@ def search(
     Raises:
         ValueError: the options do not fit together, or name nothing.
     """
-    check_options(corpus, url, kind, model)
+    check_options(corpus, url, ranking, model)
     if not 1 <= top_k <= MAX_TOP_K or max_chars < 1:
         raise ValueError(f"search needs a top_k of 1 to {MAX_TOP_K} and max_chars of at least 1, not {top_k} and {max_chars}")
     if api_key_env is not None and api_key_env not in os.environ:
@@ -58,7 +58,7 @@ def search(
     async def search_index() -> AsyncIterator[Find]:
         if corpus is not None:
             threads = DaemonThreads()
-            searcher = await asyncio.to_thread(Searcher, corpus, kind, model, cache)
+            searcher = await asyncio.to_thread(Searcher, corpus, ranking, model, cache)
             yield lambda query: threads.run(lambda: searcher.search(query, top_k), None)
             return
         assert url is not None
@@ -93,7 +93,7 @@ DEADLINE_S = 25.0
 """For a search by a server, with all attempts: less than `env.tool_timeout_s`, so that what is said is why it failed."""
 
 
-def check_options(corpus: str | None, url: str | None, kind: str, model: str | None) -> None:
+def check_options(corpus: str | None, url: str | None, ranking: str, model: str | None) -> None:
     """Check what is to be searched, without reading it.
 
     Raises:
@@ -101,16 +101,16 @@ def check_options(corpus: str | None, url: str | None, kind: str, model: str | N
     """
     if (corpus is None) == (url is None):
         raise ValueError("search needs a corpus (a file or folder of documents) or the url of a retriever, one of the two")
-    if kind not in ("bm25", "dense", "hybrid"):
-        raise ValueError(f"there is no kind of search {kind!r}; choose bm25, dense or hybrid")
+    if ranking not in ("bm25", "dense", "hybrid"):
+        raise ValueError(f"there is no ranking {ranking!r}; choose bm25, dense or hybrid")
     if url is not None:
         check_url(url)
-        if kind != "bm25" or model is not None:
-            raise ValueError("kind and model belong to a corpus; a server has its own")
+        if ranking != "bm25" or model is not None:
+            raise ValueError("ranking and model belong to a corpus; a server has its own")
         return
     assert corpus is not None
     corpus_files(corpus)
-    if (kind == "bm25") != (model is None):
+    if (ranking == "bm25") != (model is None):
         raise ValueError("dense and hybrid search need a model, the folder of a sentence-transformers model; bm25 takes none")
 
 
