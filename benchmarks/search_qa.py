@@ -2,8 +2,8 @@
 
     python benchmarks/search_qa.py [SEED ...]
 
-Each seed makes its own model, demonstrations and runs; `runs/search_qa` is moved to `runs/search_qa-seed<SEED>` afterwards. A seed whose folder is
-there already is measured again, not run.
+Each seed makes its own model, demonstrations and runs; `runs/search_qa` is moved to `runs/search_qa-seed<SEED>` afterwards.
+A seed whose folder is there already is measured again, not run.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     base/                      a small Qwen3-architecture model with random weights, and a tokenizer
     data/demonstrations.jsonl  conversations: a question, and what a demonstrator does about it
 
-Demonstrators are sloppy, on purpose and openly: one of five answers from nowhere without a search, half of all search for the country,
-city or element and not for what is asked about it, and three of ten write a good query. They copy rightly what they get, so the form can be
-learned from them, and a good query is what reinforcement learning has to find. In most passages of theirs the value is another one of its kind: a
-small model would learn the corpus by heart, and not to read.
+Demonstrators are sloppy, on purpose and openly: one of five answers from nowhere without a search, half of all search for the country, city
+or element and not for what is asked about it, and three of ten write a good query. They copy rightly what they get, so the form can be
+learned from them, and a good query is what reinforcement learning has to find. In most passages of theirs the value is another one
+of its kind: a small model would learn the corpus by heart, and not to read.
 """
 
 from __future__ import annotations
