@@ -23,9 +23,9 @@ from whet.quickstart.model import SmallModelConfig, make_model
 
 HERE = Path(__file__).parent
 GUESS_SHARE, GOOD_SHARE = 0.2, 0.3
-"""Of the demonstrators; the others name the entity alone."""
+"""Shares of the demonstrators; the others name the entity alone."""
 SWAPPED_SHARE = 0.8
-"""Of the passages: another value stands in it."""
+"""Share of the passages: another value stands in it."""
 SHAPE = SmallModelConfig(num_layers=3, max_positions=256)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 MEMORY_LIMIT_BYTES = 512 << 20
 """Memory in addition to that of the process at its start."""
 MAX_CHARS = 1_000_000
-"""Of the text of one page."""
+"""Limit on the text of one page."""
 MAX_PDF_PAGES = 300
 READY = b"ready\n"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

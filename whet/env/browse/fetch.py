@@ -47,7 +47,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How names become connections. Tests put others in place of these."""
+    """The way from names to connections. Tests put others in place of these."""
 
     resolve: Callable[[str, int], list[str]] = resolve
     is_public: Callable[[str], bool] = is_public
@@ -56,7 +56,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a server answered."""
+    """A server's answer."""
 
     urls: tuple[str, ...]
     """The one that was asked for, and those that redirects led to; the last has the contents."""
@@ -73,7 +73,7 @@ class Fetcher:
 
     egress: Egress
     max_bytes: int
-    """Of a page, as sent and after decompression."""
+    """Limit on a page, as sent and after decompression."""
     timeout_s: float
     """For a page with all its redirects."""
     network: Network = field(default_factory=Network)

@@ -13,7 +13,7 @@ from whet.data.hub import DATA_SUFFIXES
 
 TEXT_SUFFIXES = (".txt", ".md")
 MAX_TEXT_BYTES = 1 << 24
-"""Of one text file."""
+"""Limit on one text file."""
 TITLE_CHARS = 200
 
 

@@ -21,7 +21,7 @@ UNSPACED = (
 """Ranges of characters that are indexed by ones and pairs."""
 ACCENTS = range(0x0300, 0x0370)
 MAX_WORD_CHARS = 64
-"""Of a longer word the beginning counts: no vocabulary of long data."""
+"""A longer word counts by its beginning: no vocabulary of long data."""
 
 
 class _Letters(dict[int, str | None]):
