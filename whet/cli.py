@@ -302,6 +302,28 @@ def record(
 
 
 @app.command()
+def retriever(
+    corpus: Annotated[str, typer.Argument(help="A jsonl or parquet file with `id`, `title`, `contents`, or a folder.", metavar="CORPUS")],
+    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines reach needs WHET_API_KEY.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: one that is free.", min=0, max=65535)] = 8000,
+    ranking: Annotated[Literal["bm25", "dense", "hybrid"], typer.Option(help="By words, by meaning, or by both.")] = "bm25",
+    model: Annotated[str | None, typer.Option(help="Folder of a sentence-transformers model.", metavar="FOLDER")] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder of the indexes; default: ~/.cache/whet/search.", metavar="FOLDER")] = None,
+) -> None:
+    """Serve search in a corpus with Search-R1's protocol, for this machine alone unless WHET_API_KEY is set.
+
+    Example: whet retriever corpus.jsonl --port 8000
+    """
+
+    def work() -> None:
+        from whet.runs.retriever import serve_corpus
+
+        serve_corpus(corpus, host, port, ranking, model, cache, _echo)
+
+    guarded(work)
+
+
+@app.command()
 def replay_batch(
     folder: Annotated[Path, typer.Argument(help="The folder that the run named: <run_dir>/nonfinite/batch_<n>.", metavar="FOLDER")],
 ) -> None:

@@ -79,7 +79,7 @@ class Live:
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        bound = bind(self.service.config, self._keys)
+        bound = bind(self.service.config.host, self.service.config.port, self._keys)
         self.url = address_of(bound)
 
         def ready(closing: Closing) -> None:

@@ -293,7 +293,7 @@ def serve(config: ServeConfig) -> None:
     quiet_transformers()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with bind(config, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+    with bind(config.host, config.port, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
 
         def ready(_: object) -> None:
             display.note(f"whet serve: {service.name} at {address_of(bound)} (keys: {keys.words()}); Ctrl-C ends it")

@@ -20,27 +20,27 @@ from whet.serve.app import make_app
 from whet.serve.calls import ABORT_GRACE_S
 from whet.serve.connection import MORE_CONNECTIONS, bounded
 from whet.serve.service import Service
-from whet.serve.settings import ServeConfig, ServerLimits
+from whet.serve.settings import ServerLimits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FILES_KEPT = 128
 """Files that a process keeps free from connections, of those that it may have open."""
 
 
-def bind(config: ServeConfig, keys: Keys) -> socket.socket:
-    """A socket where the configuration says.
+def bind(host: str, port: int, keys: Keys) -> socket.socket:
+    """A socket at an address.
 
     Raises:
         ValueError: the address is not to be had, or must not be without a key.
     """
-    check_exposure(config.host, keys)
+    check_exposure(host, keys)
     try:
-        family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise ValueError(f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another with port=N (0: any)") from error
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with port=N (0: any)") from error
     return bound
 
 
