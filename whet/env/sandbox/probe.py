@@ -118,13 +118,13 @@ def rung_of(name: str, launch: Launch) -> Rung:
     Raises:
         SandboxFailed: they can run none.
     """
-    base = Path(os.path.realpath(sys.executable))
+    base = Path(os.path.realpath(launch.python))
     if name == "landlock" and os.geteuid() == 0 and not _open_to_all(base):  # its programs have another user, and the same files
         other = shutil.which("python3", path="/usr/local/bin:/usr/bin")
         if other is None:
             raise SandboxFailed(f"other users cannot run {base}, and there is no other python3: open its folders (chmod o+rx)")
         return Rung(name, other, (), launch)
-    return Rung(name, str(base), (sys.base_prefix,), launch)
+    return Rung(name, str(base), (sys.base_prefix,) if launch.python == sys.executable else (), launch)
 
 
 def _open_to_all(path: Path) -> bool:

@@ -19,6 +19,8 @@ _FIRST_UID = 0x70000000
 """Users of sandboxes are numbered from here on; no account has such a number."""
 _INSIDE_UID = 1000
 """The user in a user namespace."""
+OLD_PROC = "/.proc"
+"""Place of the machine's /proc until a program's own is mounted."""
 _ROOT_SIZE = "size=1m,nr_inodes=2000,mode=755"
 _FILES = {
     "/etc/passwd": "user:x:{uid}:{uid}::{folder}:/bin/sh\n",
@@ -127,6 +129,9 @@ class Room:
             *((one, kernel.ATTR_NOSUID) for one in devices),
         ]:
             _bind(source, f"/tmp{path}", attributes)
+        if self.uid is None:  # a user namespace may mount /proc where another one is in sight
+            os.mkdir(f"/tmp{OLD_PROC}")
+            kernel.mount("/proc", f"/tmp{OLD_PROC}", "", kernel.MS_BIND | kernel.MS_REC)
         for path, text in _FILES.items():
             with open(f"/tmp{path}", "w") as file:
                 file.write(text.format(uid=uid, folder=self.folder))

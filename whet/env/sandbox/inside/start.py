@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from whet.env.sandbox.inside import filters, kernel, landlock
-from whet.env.sandbox.inside.rooms import Room
+from whet.env.sandbox.inside.rooms import OLD_PROC, Room
 
 MAX_DESCRIPTORS = 256
 NOT_STARTED = 127
@@ -92,7 +92,9 @@ def _mount_proc() -> None:
     for data in ("subset=pid", ""):
         with suppress(OSError):
             kernel.mount("proc", "/proc", "proc", flags, data)
-            return
+            break
+    if os.path.isdir(OLD_PROC):
+        kernel.check(kernel.LIBC.umount2(OLD_PROC.encode(), kernel.MNT_DETACH), "umount of the machine's /proc")
 
 
 def _take_user(room: Room) -> None:

@@ -98,7 +98,8 @@ class ProcessTree:
         for line in self._read(f"{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):
                 return int(line.split()[1]) * 1024
-        return self._resident(pid)
+        lines = [line.split() for line in self._read(f"{pid}/status").splitlines()]  # where the above is another user's
+        return sum(int(line[1]) * 1024 for line in lines if line and line[0] in (b"RssAnon:", b"RssShmem:"))
 
 
 def reap() -> dict[int, int]:
