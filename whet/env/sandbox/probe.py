@@ -24,6 +24,7 @@ from whet.env.sandbox.config import SandboxConfig
 from whet.env.sandbox.holder import Launch
 from whet.env.sandbox.inside import landlock
 from whet.env.sandbox.local import LocalSandbox, Rung
+from whet.files import replace_file
 from whet.types import JSON
 
 RUNGS = ("namespaces", "landlock")
@@ -32,6 +33,9 @@ PROBE = SandboxConfig(memory_mb=128, max_processes=16, disk_mb=4, timeout_s=30)
 """Limits of the self-test."""
 ATTEMPTS = (Path(__file__).parent / "inside/attempts.py").read_text()
 PROBE_S = 120.0
+RECORD = "sandbox.json"
+_CHOSEN: list[Choice] = []
+"""Choices of this process."""
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", "PWD")
 """Variables that a command may have; python and sh make the last two themselves."""
 
@@ -43,6 +47,14 @@ class Choice:
     rung: Rung
     found: Mapping[str, Mapping[str, str]]
     """Result of the self-test by rung: the attempts and what refused each, nothing where it succeeded; `fault`, if it cannot be made."""
+
+    def told(self) -> str:
+        """The choice in one line, for people."""
+        if self.rung.name == "unsafe":
+            return "programs run without isolation (env.sandbox.unsafe): they can do all that you can"
+        attempts = self.found[self.rung.name]
+        worse = [f"; {name}: {_told(found)}" for name, found in self.found.items() if name != self.rung.name]
+        return f"{self.rung.name}, Linux {platform.release()}: {len(attempts)} attempts to get out were refused{''.join(worse)}"
 
     def to_dict(self) -> dict[str, JSON]:
         """The choice, the kernel's facts, and the self-test's results."""
@@ -76,7 +88,15 @@ def choose(*, unsafe: bool = False, launch: Launch | None = None) -> Choice:
     Raises:
         SandboxRefused: nothing isolates as it must.
     """
-    return _on_thread(_choose(unsafe, launch or Launch()))
+    choice = _on_thread(_choose(unsafe, launch or Launch()))
+    _CHOSEN.append(choice)
+    return choice
+
+
+def record_choice(folder: Path) -> None:
+    """Write `sandbox.json` into a run's folder, where this process has sandboxes of this machine."""
+    if _CHOSEN:
+        replace_file(folder / RECORD, json.dumps(_CHOSEN[-1].to_dict(), indent=2) + "\n")
 
 
 async def _choose(unsafe: bool, launch: Launch) -> Choice:

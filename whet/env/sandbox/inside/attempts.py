@@ -18,7 +18,8 @@ from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 X86 = platform.machine() == "x86_64"
-NEWUSER, PTRACE_ATTACH = 0x10000000, 16
+NEWUSER, PTRACE_SEIZE = 0x10000000, 0x4206
+"""The latter traces a process without stopping it: where it succeeds, nobody is held up."""
 MAX_FORKS = 2000
 
 
@@ -112,14 +113,14 @@ def see_processes(targets: dict[str, Any]) -> None:
 
 
 def trace(targets: dict[str, Any]) -> None:
-    call(101, 117, PTRACE_ATTACH, targets["pid"], 0, 0)
+    call(101, 117, PTRACE_SEIZE, targets["pid"], 0, 0)
 
 
 def trace_child(targets: dict[str, Any]) -> None:
     if not (child := os.fork()):
         signal.pause()
     try:
-        call(101, 117, PTRACE_ATTACH, child, 0, 0)
+        call(101, 117, PTRACE_SEIZE, child, 0, 0)
     finally:
         os.kill(child, signal.SIGKILL)
 
