@@ -24,7 +24,8 @@ def docker():
     from whet.env.sandbox.inside import filters, kernel
 
     parts = [filters._answer(REFUSED, errno.EPERM), filters._answer({"clone3": (435, 435)}, errno.ENOSYS)]
-    filters.apply(b"".join(parts) + filters._refuse("clone", (0, "has", 0x7E020000, 0xFFFFFFFF)) + struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000))
+    clone = filters._refuse("clone", (0, "has", 0x7E020000, 0xFFFFFFFF))
+    filters.apply(b"".join(parts) + clone + struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000))
     for number in range(64):
         if not CAPABILITIES >> number & 1:
             kernel.LIBC.prctl(kernel.PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0)

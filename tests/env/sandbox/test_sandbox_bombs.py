@@ -21,10 +21,17 @@ open('pid', 'w').write(open('/proc/self/stat').read().split()[0] if os.path.exis
 time.sleep(1000)
 """
 DEEP = "import os\nfor _ in range(3000):\n  os.mkdir('d'); os.chdir('d')"
-MANY = "n = 0\ntry:\n  while n < 20000:\n    open(f'f{n}', 'w').close(); n += 1\nexcept OSError: pass\nimport time; time.sleep(0.3)\nprint(n)"
+MANY = (
+    "n = 0\ntry:\n  while n < 20000:\n    open(f'f{n}', 'w').close(); n += 1\nexcept OSError: pass\n"
+    "import time; time.sleep(0.3)\nprint(n)"
+)
 FILL = "for n in range(40):\n  with open(f'f{n}', 'wb') as f: f.write(bytes(1 << 20))\nimport time; time.sleep(1)"
-SHARED = "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nfor n in range(400): m[n << 20 : (n + 1) << 20] = b'x' * (1 << 20)\ntime.sleep(2)"
-BOMBS = {"forks": FORKS, "daemon": DAEMON, "deep": DEEP, "many": MANY, "fill": FILL, "shared": SHARED, "flood": "while True: print('x' * 10000)"}
+SHARED = (
+    "import mmap, time\n"
+    "m = mmap.mmap(-1, 400 << 20)\nfor n in range(400): m[n << 20 : (n + 1) << 20] = b'x' * (1 << 20)\ntime.sleep(2)"
+)
+FLOOD = "while True: print('x' * 10000)"
+BOMBS = {"forks": FORKS, "daemon": DAEMON, "deep": DEEP, "many": MANY, "fill": FILL, "shared": SHARED, "flood": FLOOD}
 
 
 def processes():
@@ -40,7 +47,8 @@ def processes():
 
 
 def sandboxes():
-    return {pid for pid, line in processes().items() if "whet.env.sandbox.inside" in line or "time.sleep(1000)" in line or "os.fork()" in line}
+    marks = ("whet.env.sandbox.inside", "time.sleep(1000)", "os.fork()")
+    return {pid for pid, line in processes().items() if any(mark in line for mark in marks)}
 
 
 @pytest.mark.parametrize("place", PLACES)

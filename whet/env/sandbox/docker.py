@@ -126,8 +126,8 @@ async def bounded(
     reason = "exit"
     try:
         async with asyncio.timeout(timeout_s):
-            jobs = [_feed(process.stdin, stdin), _keep(process.stdout, kept[0], seen, 0, limit), _keep(process.stderr, kept[1], seen, 1, limit)]
-            await asyncio.gather(*jobs)
+            outputs = [_keep(one, kept[index], seen, index, limit) for index, one in enumerate((process.stdout, process.stderr))]
+            await asyncio.gather(_feed(process.stdin, stdin), *outputs)
             await process.wait()
     except TimeoutError:
         reason = "time"

@@ -93,7 +93,9 @@ class Holder:
             raise (HolderRefused if message else SandboxFailed)(ready["fault"])
         return cls(process, control, ready, given)
 
-    async def ask(self, request: Mapping[str, Any], content: bytes = b"", descriptors: Sequence[int] = ()) -> tuple[dict[str, Any], list[bytes]]:
+    async def ask(
+        self, request: Mapping[str, Any], content: bytes = b"", descriptors: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """The answer to a request: its head and what follows it. If the waiting is cancelled, what was asked for ends.
 
         Raises:
@@ -132,7 +134,7 @@ class Holder:
                 await asyncio.sleep(0.005)
             except OSError as error:
                 ended = error.errno in (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN)
-                raise SandboxFailed("a sandbox's process is gone" if ended else f"a sandbox's process cannot be reached: {error}") from error
+                raise SandboxFailed(f"a sandbox's process {'is gone' if ended else f'cannot be reached: {error}'}") from error
 
     async def close(self) -> None:
         """End everything in the sandbox, and remove its folder."""

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from whet.env.sandbox.base import MAX_NAMES, OUTPUT_BYTES, READ_BYTES, Executed, PathRefused, Program, SandboxFailed, text
@@ -32,7 +32,7 @@ class Rung:
     """Interpreter of the programs."""
     readable: tuple[str, ...] = ()
     """What programs may read in addition to the system's own folders."""
-    launch: Launch = Launch()
+    launch: Launch = field(default_factory=Launch)
 
 
 class LocalSandbox:

@@ -16,8 +16,9 @@ _NUMBERS = itertools.count(1)
 
 def python(sandbox: SandboxConfig) -> Callable[..., Any]:
     """A tool that runs Python programs."""
+    opened = opener(sandbox)
 
-    async def python(code: str, sandbox: Sandbox = per_trajectory(opener(sandbox))) -> str:
+    async def python(code: str, sandbox: Sandbox = per_trajectory(opened)) -> str:
         """Runs a Python program and returns what it prints. Files that it writes into its folder stay for later calls; variables do not.
 
         Args:
@@ -32,8 +33,9 @@ def python(sandbox: SandboxConfig) -> Callable[..., Any]:
 
 def shell(sandbox: SandboxConfig) -> Callable[..., Any]:
     """A tool that runs commands of a shell."""
+    opened = opener(sandbox)
 
-    async def shell(command: str, sandbox: Sandbox = per_trajectory(opener(sandbox))) -> str:
+    async def shell(command: str, sandbox: Sandbox = per_trajectory(opened)) -> str:
         """Runs a shell command and returns what it prints. Files that it writes into its folder stay for later calls.
 
         Args:
@@ -46,13 +48,14 @@ def shell(sandbox: SandboxConfig) -> Callable[..., Any]:
 
 def files(sandbox: SandboxConfig) -> Callable[..., Any]:
     """A tool that reads and changes files."""
+    opened = opener(sandbox)
 
     async def files(
         action: Literal["read", "write", "list", "replace"],
         path: str = ".",
         text: str = "",
         old: str = "",
-        sandbox: Sandbox = per_trajectory(opener(sandbox)),
+        sandbox: Sandbox = per_trajectory(opened),
     ) -> str:
         """Reads, writes and lists files, and replaces text in them.
 
