@@ -107,7 +107,8 @@ def _done(room: Room, request: Mapping[str, Any], given: bytes, caller: socket.s
     what = request["do"]
     if what == "run":
         counted = room.uid is not None or room.in_namespaces
-        limits = {**request, "nproc": request["max_processes"] + 1 if counted else None}
+        own = 0 if counted else ProcessTree(room.proc).num_tasks(os.geteuid())  # the kernel counts by user
+        limits = {**request, "nproc": own + request["max_processes"] + 1}
         try:
             return Watch(room, limits, caller).run(None if descriptors else given, descriptors)
         except StartFailed as error:

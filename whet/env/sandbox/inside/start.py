@@ -172,10 +172,9 @@ def _limit(request: Mapping[str, Any]) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_NICE: 0,
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
+        resource.RLIMIT_NPROC: request["nproc"],
         resource.RLIMIT_RTPRIO: 0,
     }
-    if request["nproc"] is not None:
-        limits[resource.RLIMIT_NPROC] = request["nproc"]
     for kind, wanted in limits.items():
         most = resource.getrlimit(kind)[1]
         value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)

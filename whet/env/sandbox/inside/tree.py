@@ -35,6 +35,15 @@ class ProcessTree:
                     parents.append(child)
         return found
 
+    def num_tasks(self, uid: int) -> int:
+        """Processes and threads of a user."""
+        num = 0
+        for pid in filter(str.isdecimal, os.listdir(self._proc)):
+            with suppress(OSError):
+                if os.stat(pid, dir_fd=self._proc).st_uid == uid:
+                    num += len(self._names(f"{pid}/task"))
+        return num
+
     def memory(self, pids: list[int], limit: int) -> int:
         """Bytes that processes hold in memory. Pages that they share count once if the sum would be over the limit."""
         resident = sum(self._resident(pid) for pid in pids)
