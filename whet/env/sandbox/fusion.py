@@ -90,7 +90,7 @@ class FusionSandbox:
             if not inside or name.startswith(f"{inside}/"):
                 first, _, more = name[len(inside) + bool(inside) :].partition("/")
                 names.add(first + ("/" if more or is_folder else ""))
-        return sorted(names - {".tmp/", "", "/"})[:MAX_NAMES]
+        return sorted(names - {".tmp/", "./", "", "/"})[:MAX_NAMES]
 
     async def close(self) -> None:
         self._archive, self._new = b"", {}
