@@ -157,6 +157,19 @@ def check_optional() -> Iterator[Note]:
             yield ok(f"{name} {version}, for {OPTIONAL[name]}")
 
 
+def check_sandbox() -> Iterator[Note]:
+    """Try how well this machine isolates the programs of a model."""
+    from whet.env.sandbox.base import SandboxRefused
+    from whet.env.sandbox.probe import choose
+
+    try:
+        choice = choose()
+    except SandboxRefused as refused:
+        yield warn(f"what a model writes cannot be run safely here. {refused}")
+        return
+    yield ok(choice.told())
+
+
 CHECKS: dict[str, Callable[[], Iterator[Note]]] = {
     "python": check_python,
     "packages": check_required,
@@ -165,6 +178,7 @@ CHECKS: dict[str, Callable[[], Iterator[Note]]] = {
     "cache": check_cache,
     "disk": check_disk,
     "optional": check_optional,
+    "sandbox": check_sandbox,
 }
 """Checks by the area of their findings."""
 

@@ -20,6 +20,7 @@ from whet.data.source import SourceConfig
 from whet.env.base import Env, EnvFactory, Step
 from whet.env.build import ENVS, EnvConfig, build_env_factory
 from whet.env.resources import Resources
+from whet.env.sandbox.open import chosen as chosen_sandbox
 from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
 from whet.types import JSON, Message, Task, ToolCall
 
@@ -59,6 +60,8 @@ def _environment(context: CheckContext, name: str, config: EnvConfig, first: Cal
     except ValueError as error:
         yield fail(str(error))
         return
+    if (choice := chosen_sandbox(make)) is not None:
+        yield (warn if choice.rung.name == "unsafe" else ok)(f"sandbox: {choice.told()}")
     yield _started(context, name, what, make, first)
     tools = context.tools.get(name)
     if tools is None:

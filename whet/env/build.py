@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from whet.config import Config, ConfigError, call_factory, resolve_callable
 from whet.env.base import Env, EnvFactory, SingleTurn
 from whet.env.resources import resources_of
+from whet.env.sandbox.config import SandboxConfig
 from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
 from whet.env.tool_sets import ToolEntry, build_tools, choices, name_of
@@ -36,6 +37,8 @@ class EnvConfig(Config):
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
     """Longer tool replies lose their middle."""
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    """Where the tools python, shell and files run (docs/sandbox.md)."""
     parser: str = "hermes"
     """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
     import reference to a function."""
@@ -61,7 +64,7 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
 
 def _build_tools(config: EnvConfig) -> EnvFactory:
     threads = DaemonThreads(MAX_TOOL_THREADS)
-    tools = [tool for entry in config.tools for tool in build_tools(entry, threads)]
+    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandbox": config.sandbox})]
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]

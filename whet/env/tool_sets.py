@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -55,7 +56,11 @@ class AnyTool(Protocol):
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
 """Built-in tools that are one function."""
 
-FACTORIES: Mapping[str, str] = {"browse": "whet.env.browse.tool:browse", "search": "whet.env.search.tool:search"}
+FACTORIES: Mapping[str, str] = {
+    "browse": "whet.env.browse.tool:browse",
+    "search": "whet.env.search.tool:search",
+    **{name: f"whet.env.sandbox.tools:{name}" for name in ("python", "shell", "files")},
+}
 """Built-in factories of tools, by reference: each returns a function, an `AnyTool`, or several of them. Its parameters are its options."""
 
 
@@ -80,8 +85,13 @@ def choices() -> str:
     return ", ".join(repr(known) for known in (*FUNCTIONS, *FACTORIES)) + ' or an import reference "module:name"'
 
 
-def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS) -> list[AnyTool]:
+def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS, given: Mapping[str, Any] | None = None) -> list[AnyTool]:
     """The tools of an entry: those that a factory makes, or the function that is named.
+
+    Args:
+        entry: its name, or a table.
+        threads: threads for functions that are not async.
+        given: what a built-in factory gets in addition to its options where it has a parameter of the name, such as `sandbox`.
 
     Raises:
         ValueError: nothing has this name, it does not take the options, or it cannot be a tool.
@@ -92,6 +102,9 @@ def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS) -> list[AnyT
     if isinstance(entry, str) and name not in FACTORIES:
         return _tools_of(resolve(name, kind="tool"), name, threads)
     options = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "name"}
+    if name in FACTORIES:
+        takes = inspect.signature(resolve(FACTORIES[name], kind="tool")).parameters
+        options = {**options, **{key: value for key, value in (given or {}).items() if key in takes}}
     factory = resolve_callable(FACTORIES.get(name, name), kind="tool", options=options)
     return _tools_of(call_factory(factory, name, kind="tool", **options), name, threads)
 

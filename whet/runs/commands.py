@@ -43,6 +43,7 @@ from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
+from whet.env.sandbox.probe import record_choice
 from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
 from whet.observe.build_display import build_display
@@ -91,6 +92,7 @@ def train(
     with open_run(config, command) as session, closing(build_observer(config, session, RL_HEADLINES)) as observer:
         texts = read_texts(config)
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
+        record_choice(session.folder)
         num_rollouts = length_of_run(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
         check_labels(config, {**rows_of(source), **held_out})
@@ -207,6 +209,7 @@ def evaluate(
     ):
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
+        record_choice(session.folder)
         check_labels(config, tasks)
         with build_parts(config, texts, trainable=False, weights=weights, warn=console.warn) as parts:
             for note in notes:
