@@ -49,6 +49,8 @@ ONLY_IN = {
     "filelock": {"runfolder"},
     "peft": {"model"},
     "gguf": {"model"},
+    "mcp": {"env"},
+    "mcp_types": {"env"},
     "starlette": {"serve", "view"},
     "uvicorn": {"serve", "view"},
 }

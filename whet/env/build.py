@@ -73,7 +73,12 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
-REFERENCES: dict[str, str] = {}
+REFERENCES: dict[str, str] = {
+    "gymnasium": "whet.env.adapters.gymnasium:gymnasium_env",
+    "openenv": "whet.env.adapters.openenv:OpenEnv",
+    "textarena": "whet.env.adapters.textarena:textarena_env",
+    "trl": "whet.env.adapters.trl:TrlEnv",
+}
 """Built-in environments with options, by reference: each is made as one of the user's own would be."""
 
 

@@ -55,7 +55,7 @@ class AnyTool(Protocol):
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
 """Built-in tools that are one function."""
 
-FACTORIES: Mapping[str, str] = {}
+FACTORIES: Mapping[str, str] = {"mcp": "whet.env.mcp.tools:mcp_tools"}
 """Built-in factories of tools, by reference: each returns a function, an `AnyTool`, or several of them. Its parameters are its options."""
 
 
