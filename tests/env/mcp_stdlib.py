@@ -1,4 +1,6 @@
-"""A server that speaks the Model Context Protocol with the standard library alone, and so starts at once: python mcp_stdlib.py [OPTION=VALUE...].
+"""A server that speaks the Model Context Protocol with the standard library alone, so that it starts at once.
+
+    python mcp_stdlib.py [OPTION=VALUE...]
 
 Options: `about`, the description of its tool `add`; `log`, a file to which each process adds its id; `from`, the place of `about` in this
 log from which on it counts.
@@ -11,7 +13,8 @@ import sys
 import time
 
 OPTIONS = dict(each.split("=", 1) for each in sys.argv[1:])
-ADD = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+INTEGER = {"type": "integer"}
+ADD = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "required": ["a"], "additionalProperties": False}
 PLAIN = {"type": "object", "properties": {"path": {"type": "string"}}}
 NAMES = ("note", "table", "picture", "link", "fail", "refuse", "break", "hang", "crash", "garbage", "spawn", "variables")
 notes: list[str] = []

@@ -170,7 +170,7 @@ def test_names_of_several_servers_are_told_apart_by_a_prefix():
     make = build_env_factory(EnvConfig(name="tools", tools=entries))
     assert [tool["function"]["name"] for tool in make().tools] == ["add", "b_add"]
     assert run(ask(make, ("add", {"a": 1}), ("b_add", {"a": 2}))) == ["2", "3"]
-    with pytest.raises(ValueError, match="different names.*take a prefix"):
+    with pytest.raises(ValueError, match=r"different names.*take a prefix"):
         build_env_factory(EnvConfig(name="tools", tools=entries[:1] * 2))
 
 

@@ -96,7 +96,7 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
     return EnvFactory(partial(_make_checked, factory, config), needs)
 
 
-def _make_checked(factory: Callable[..., object], config: EnvConfig, **opened: Any) -> Env:
+def _make_checked(factory: Callable[..., object], config: EnvConfig, /, **opened: Any) -> Env:
     env = call_factory(factory, config.name, kind="environment", **config.options, **opened)
     if not isinstance(env, Env):
         parts = ("tools", "start", "step", "close")

@@ -22,7 +22,8 @@ BRIDGE = Path(__file__).with_name("verifiers_bridge.py")
 MAX_LINE_BYTES = 1 << 26
 START_TIMEOUT_S = 300.0
 """For the bridge to import its package, load the taskset and start what serves it."""
-LAST_WORDS_BYTES = 4096
+LAST_WORDS_BYTES, LAST_WORDS_S = 4096, 5.0
+"""End of what the bridge writes to its errors, and the time that it is waited for."""
 INDEX = "verifiers"
 """Key of a task's metadata: its number in the taskset."""
 
@@ -50,6 +51,10 @@ class VerifiersBridge:
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict[int, "asyncio.Future[dict[str, Any]]"])
     last_words: bytearray = field(default_factory=bytearray)
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    hearing: asyncio.Task[None] | None = None
+    """Reads what the bridge writes to its errors."""
+    lost: Exception | None = None
+    """Why no further episode can be played."""
 
     async def episode(self, task: Task, base_url: str, key: str, model: str, sampling: Mapping[str, JSON] | None = None) -> Episode:
         """Play an episode of a task.
@@ -64,6 +69,8 @@ class VerifiersBridge:
         Raises:
             EpisodeFailed: it has no reward, and why.
         """
+        if self.lost is not None:
+            raise self.lost
         number = next(self.numbers)
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
         index = str(task.metadata[INDEX])
@@ -94,6 +101,8 @@ class VerifiersBridge:
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
         if not line:
+            if self.hearing is not None:
+                await asyncio.wait({self.hearing}, timeout=LAST_WORDS_S)
             raise EpisodeFailed(f"the bridge to verifiers ended; its last words: {self.last_words.decode(errors='replace').strip()}")
         return json.loads(line)
 
@@ -105,6 +114,7 @@ class VerifiersBridge:
                 if (waiting := self.waiting.get(answer["number"])) is not None and not waiting.done():
                     waiting.set_result(answer)
         except Exception as error:  # of another process: every episode that waits ends with it
+            self.lost = error
             for waiting in self.waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -141,7 +151,7 @@ async def open_bridge(python: str, settings: Mapping[str, Any], folder: str = ".
         *command, **pipes, cwd=folder, env=child_environment(), limit=MAX_LINE_BYTES, start_new_session=True
     )
     bridge = VerifiersBridge(process)
-    hearing = asyncio.create_task(bridge.hear())
+    bridge.hearing = asyncio.create_task(bridge.hear())
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             await bridge._line()
@@ -150,7 +160,7 @@ async def open_bridge(python: str, settings: Mapping[str, Any], folder: str = ".
         if process.returncode is None:
             process.terminate()  # its keeper ends all that it started
         await process.wait()
-        await hearing
+        await bridge.hearing
 
 
 @asynccontextmanager
