@@ -24,7 +24,7 @@ class EnvConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
     tools: list[ToolEntry] = Field(default_factory=list[ToolEntry])
-    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a
     factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""

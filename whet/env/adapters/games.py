@@ -22,7 +22,7 @@ class IllegalAction(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a game answers to an action."""
+    """A game's answer to an action."""
 
     observation: str
     reward: float | None = None

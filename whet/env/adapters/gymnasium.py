@@ -51,7 +51,7 @@ class GymnasiumGame:
     def act(self, reply: str) -> Moved:
         observation, reward, terminated, truncated, info = self._env.step(self._action(reply))
         done = bool(terminated or truncated)
-        notes = {"info": told} if (told := _as_json(info)) else {}
+        notes = {"info": report} if (report := _as_json(info)) else {}
         return Moved("" if done else self._text(observation), float(reward), done, bool(truncated and not terminated), notes=notes)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class GymnasiumGame:
 
 
 def _as_json(info: object) -> Any:
-    """What an environment reports, where JSON has it."""
+    """A report of an environment, where JSON has its values; else None."""
     try:
         return json.loads(json.dumps(info, allow_nan=False))
     except (TypeError, ValueError):

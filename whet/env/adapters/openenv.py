@@ -40,7 +40,7 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the server answers to `reset` and to `step`."""
+    """The server's answer to `reset` and to `step`."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -135,7 +135,7 @@ class OpenEnv:
         return Step(messages=(Message("user", shorten(seen.text, self._max_chars)),), reward=seen.reward, notes=tuple(_notes(seen)))
 
     async def _called(self, call: ToolCall) -> _Seen | str:
-        """What the server answers to a call, or what is wrong with the call."""
+        """The server's answer to a call; a text: the fault of the call."""
         if call.name != ACT:
             return f"there is no tool {call.name!r}; the tool is {ACT}"
         try:
@@ -205,7 +205,7 @@ class OpenEnv:
 
 
 def _of_the_model(refused: _Refused) -> str:
-    """What is wrong with an action.
+    """The fault of an action, in words.
 
     Raises:
         OpenEnvFailed: it is not the model's fault.

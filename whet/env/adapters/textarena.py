@@ -41,8 +41,8 @@ class TextArenaGame:
         if not done:
             return Moved(self._observation())
         rewards, info = self._env.close()
-        told = info.get(0, {}) if isinstance(info, Mapping) else {}
-        notes = {"reason": str(told["reason"])} if told.get("reason") else {}
+        report = info.get(0, {}) if isinstance(info, Mapping) else {}
+        notes = {"reason": str(report["reason"])} if report.get("reason") else {}
         # A limit on turns is a rule of these games, which name it to the player: its end is one of the game.
         return Moved("", float((rewards or {}).get(0, 0.0)), done=True, notes=notes)
 

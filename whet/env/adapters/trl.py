@@ -63,7 +63,7 @@ class TrlEnv:
         return Step(done=True, reward=await self.appraise())
 
     async def appraise(self) -> float | None:
-        """What `get_reward` returns, for a trajectory that was cut, too."""
+        """The value of `get_reward`, for a trajectory that was cut, too."""
         judge = getattr(self._env, "get_reward", None)  # optional in TRL
         return None if judge is None else float(await _call(judge, judge, DaemonThreads(1)))
 

@@ -34,7 +34,7 @@ class EpisodeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """How an episode ended."""
+    """An episode that ended well."""
 
     reward: float
     """Sum over its traces."""
@@ -75,8 +75,8 @@ class VerifiersBridge:
         answer = self.waiting[number] = asyncio.get_running_loop().create_future()
         index = str(task.metadata[INDEX])
         try:
-            told = {"base_url": base_url, "key": key, "model": model, "sampling": dict(sampling or {})}
-            self._tell({"do": "run", "number": number, "index": index, **told})
+            settings = {"base_url": base_url, "key": key, "model": model, "sampling": dict(sampling or {})}
+            self._tell({"do": "run", "number": number, "index": index, **settings})
             found = await answer
         except asyncio.CancelledError:
             self._tell({"do": "cancel", "number": number})
