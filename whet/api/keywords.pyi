@@ -204,11 +204,11 @@ class EngineTable(TypedDict, total=False):
 
 class EnvTable(TypedDict, total=False):
     name: str | Callable[..., Any]
-    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    """A built-in (docs/environments.md) or an import reference to a class or function that makes an environment."""
     options: Mapping[str, Any]
-    """Keyword arguments of an import reference."""
-    tools: Sequence[str | Callable[..., Any]]
-    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
+    tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
     max_tool_threads: int
@@ -724,7 +724,7 @@ class TrainSettings(TypedDict, total=False):
     data__train: Any
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
     data__source: str | Callable[..., Any] | None
-    """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source` (docs/extending.md)."""
+    """In place of `train`: a built-in (docs/environments.md), or an import reference to a function or class `(seed, **source_options) -> whet.data.source.Source` (docs/extending.md)."""
     data__source_options: Mapping[str, Any]
     """Keyword arguments of the source."""
     data__source_timeout_s: float
@@ -826,11 +826,11 @@ class TrainSettings(TypedDict, total=False):
     env: EnvTable
     """The environment: single turn, tools, or your own."""
     env__name: str | Callable[..., Any]
-    """A built-in (single_turn, tools) or an import reference to a class or function that makes an environment."""
+    """A built-in (docs/environments.md) or an import reference to a class or function that makes an environment."""
     env__options: Mapping[str, Any]
-    """Keyword arguments of an import reference."""
-    env__tools: Sequence[str | Callable[..., Any]]
-    """For tools: built-in names (calculator) or import references to typed functions with a docstring."""
+    """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
+    env__tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     env__tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
     env__max_tool_threads: int

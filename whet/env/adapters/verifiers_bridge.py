@@ -6,6 +6,9 @@
 time. `{"do": "cancel", "number": n}` ends one. The end of the input ends all.
 """
 
+# pyright: reportMissingImports=false
+# Its package is in another environment.
+
 from __future__ import annotations
 
 import asyncio
