@@ -59,16 +59,29 @@ $(VLLM)/.ready: tests/vllm/requirements.txt whet-vllm/pyproject.toml
 test-vllm: setup $(VLLM)/.ready
 	WHET_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm
 
-# Runs of others' clients and agents against whet, each file of requirements in tests/agents in an environment of its own.
+# Packages of others (2 GB, minutes to install): each file of requirements in tests/agents has an environment of its own, in which games can import
+# whet's, too; MCP's servers need npm.
 AGENTS := .agents
 AGENT_ENVIRONMENTS := $(patsubst tests/agents/%.txt,$(AGENTS)/%/.ready,$(wildcard tests/agents/*.txt))
+SITE := $(CURDIR)/$(VENV)/lib/python3*/site-packages
 $(AGENTS)/%/.ready: tests/agents/%.txt
 	$(PYTHON) -m venv $(AGENTS)/$*
 	$(AGENTS)/$*/bin/python -m pip install --quiet $(PIP_FLAGS) --requirement $<
 	touch $@
 
-test-agents: setup $(AGENT_ENVIRONMENTS)
-	WHET_TEST_AGENTS=$(CURDIR)/$(AGENTS) $(BIN)/python -m pytest -m agents tests/agents
+$(AGENTS)/games/.ready: tests/agents/games.txt tests/agents/trl.no-deps $(READY)
+	$(PYTHON) -m venv $(AGENTS)/games
+	$(AGENTS)/games/bin/python -m pip install --quiet $(PIP_FLAGS) --requirement tests/agents/games.txt
+	$(AGENTS)/games/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --requirement tests/agents/trl.no-deps
+	printf '%s\n' $(CURDIR) $(SITE) > $$(echo $(AGENTS)/games/lib/python3*/site-packages)/beside_whet.pth
+	touch $@
+
+$(AGENTS)/node/.ready: tests/agents/package.json
+	mkdir -p $(AGENTS)/node && cp $< $(AGENTS)/node && npm install --no-audit --no-fund --prefix $(AGENTS)/node
+	touch $@
+
+test-agents: setup $(AGENT_ENVIRONMENTS) $(AGENTS)/node/.ready
+	WHET_TEST_AGENTS=$(CURDIR)/$(AGENTS) $(AGENTS)/games/bin/python -m pytest -m agents tests/agents
 
 # Writes how long the tests of each file take.
 durations: setup

@@ -50,6 +50,8 @@ ONLY_IN = {
     "filelock": {"runfolder"},
     "peft": {"model"},
     "gguf": {"model"},
+    "mcp": {"env"},
+    "mcp_types": {"env"},
     "starlette": {"serve", "record", "view"},
     "uvicorn": {"serve", "record", "view"},
 }

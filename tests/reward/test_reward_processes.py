@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.reward import RewardConfig, RewardError, RewardTimeout, build_group_reward, build_reward, keeper
+from whet.calls import keeper
+from whet.reward import RewardConfig, RewardError, RewardTimeout, build_group_reward, build_reward
 from whet.reward.pool import WorkerPool
 from whet.runfolder.child_environment import child_environment, passes
 

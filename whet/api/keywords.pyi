@@ -728,7 +728,7 @@ class TrainSettings(TypedDict, total=False):
     data__train: Any
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the rows."""
     data__source: str | Callable[..., Any] | None
-    """In place of `train`: import reference to a function or class `(seed, **source_options) -> whet.data.source.Source` (docs/extending.md)."""
+    """In place of `train`: a built-in (docs/environments.md), or an import reference to a function or class `(seed, **source_options) -> whet.data.source.Source` (docs/extending.md)."""
     data__source_options: Mapping[str, Any]
     """Keyword arguments of the source."""
     data__source_timeout_s: float

@@ -1,6 +1,6 @@
 """A Ray cluster of one node that is one run's alone: both sides of the process that starts it.
 
-`python -m whet.cluster.head NUM_CPUS` starts the cluster and says its address. It runs under a keeper (`whet.reward.keeper`), which ends
+`python -m whet.cluster.head NUM_CPUS` starts the cluster and says its address. It runs under a keeper (`whet.calls.keeper`), which ends
 every process of the cluster, and all that was started there, when the starter's end of a socket is closed: as the run ends, however
 that is.
 """
@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
+from whet.calls import keeper
 from whet.cluster.process import in_words
-from whet.reward import keeper
 
 STORE_BYTES = 100_000_000
 """Size of the object store: nothing large goes through it."""

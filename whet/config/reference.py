@@ -99,7 +99,7 @@ def check_call(found: Any, reference: str, *, kind: str, given: Sequence[str], o
         raise ConfigError([f"{kind} {reference!r} cannot be called as f({call}): {error}{hint}"]) from None
 
 
-def call_factory(factory: Callable[..., Any], reference: str, *given: Any, kind: str, **options: Any) -> Any:
+def call_factory(factory: Callable[..., Any], reference: str, /, *given: Any, kind: str, **options: Any) -> Any:
     """The object that a user's factory makes.
 
     Raises:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, TypeAdapter
 
 from whet.background import Background
-from whet.config import Hook, HookFailed, call_factory, place_in, resolve_callable
+from whet.config import Hook, HookFailed, Reference, call_factory, place_in, resolve_callable
 from whet.data.source import Source
 from whet.types import JSON, Task
 
@@ -18,6 +20,22 @@ T = TypeVar("T")
 KEY = "data.source"
 MEMBERS = ("epoch", "__len__", "next", "find", "state", "restore")
 """Members of `Source`."""
+SOURCES: Mapping[str, str] = {
+    "numbered": "whet.data.generated:numbered",
+    "reasoning_gym": "whet.data.generated:reasoning_gym",
+    "verifiers": "whet.env.adapters.verifiers:verifiers_source",
+}
+"""Built-in sources, by reference: each is made as one of the user's own would be."""
+
+
+def _check_source(name: str) -> str:
+    if name not in SOURCES and ":" not in name:
+        raise ValueError(f'there is no source {name!r}; choose {", ".join(map(repr, SOURCES))} or an import reference "module:name"')
+    return name if name in SOURCES else TypeAdapter(Reference).validate_python(name)
+
+
+SourceName = Annotated[str, AfterValidator(_check_source)]
+"""Name of a built-in source, or a reference; only its form is checked until it is made."""
 
 
 def own_source(reference: str, options: Mapping[str, Any], seed: int, timeout_s: float) -> OwnSource:
@@ -32,7 +50,7 @@ def own_source(reference: str, options: Mapping[str, Any], seed: int, timeout_s:
     Raises:
         ValueError: there is no such function, it raises or hangs, or it makes no source.
     """
-    factory = resolve_callable(reference, kind=KEY, given=["seed"], options=options)
+    factory = resolve_callable(SOURCES.get(reference, reference), kind=KEY, given=["seed"], options=options)
 
     def make() -> Source:
         made = call_factory(factory, reference, seed, kind=KEY, **options)

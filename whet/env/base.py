@@ -28,6 +28,9 @@ class Step:
     a new training sample of the same trajectory begins with it. What was sampled before still trains."""
     done: bool = False
     """The conversation is over. What is answered along with it is not tokenised: nothing would be sampled after it."""
+    truncated: bool = False
+    """With `done`: a limit of the environment cut the conversation, which would have gone on. The trajectory is truncated, not completed,
+    and its last token bootstraps from the value where the algorithm does so (algo.bootstrap_truncated)."""
     reward: float | None = None
     """For this turn, if the environment gives any: information, for the records and for a reward, which reads it as
     `turn.reward`. It trains nothing by itself; docs/rewards.md turns it into token rewards."""
@@ -43,6 +46,8 @@ class Step:
             raise ValueError("an environment's step answers with messages, raw text or a rewritten history, with one of them alone")
         if not (self.messages or self.text or self.history or self.done):
             raise ValueError("an environment's step that is not done must answer something")
+        if self.truncated and not self.done:
+            raise ValueError("an environment's step is truncated, and is not done")
         if self.stop is not None and not self.done:
             raise ValueError(f"an environment's step gives the reason {self.stop!r} for an end, and is not done")
 
@@ -87,6 +92,15 @@ class Resumable(Env, Protocol):
             task: as `start` returned it.
             turns: the conversation so far, one at least.
         """
+        ...
+
+
+@runtime_checkable
+class Appraising(Env, Protocol):
+    """An environment that gives a trajectory a reward at its end, also where the run's limits cut it before the environment saw the end."""
+
+    async def appraise(self) -> float | None:
+        """Reward of the last turn of a trajectory that the run's limits ended, in place of the one of its `Step`. None: it has none."""
         ...
 
 

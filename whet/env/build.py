@@ -29,7 +29,7 @@ class EnvConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
     tools: list[ToolEntry] = Field(default_factory=list[ToolEntry])
-    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a
     factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
@@ -78,7 +78,13 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
-REFERENCES: dict[str, str] = {"program": "whet.record.program:ProgramEnv"}
+REFERENCES: dict[str, str] = {
+    "gymnasium": "whet.env.adapters.gymnasium:gymnasium_env",
+    "openenv": "whet.env.adapters.openenv:OpenEnv",
+    "program": "whet.record.program:ProgramEnv",
+    "textarena": "whet.env.adapters.textarena:textarena_env",
+    "trl": "whet.env.adapters.trl:TrlEnv",
+}
 """Built-in environments with options, by reference: each is made as one of the user's own would be."""
 
 
@@ -96,7 +102,7 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
     return EnvFactory(partial(_make_checked, factory, config), needs)
 
 
-def _make_checked(factory: Callable[..., object], config: EnvConfig, **opened: Any) -> Env:
+def _make_checked(factory: Callable[..., object], config: EnvConfig, /, **opened: Any) -> Env:
     env = call_factory(factory, config.name, kind="environment", **config.options, **opened)
     if not isinstance(env, Env):
         parts = ("tools", "start", "step", "close")

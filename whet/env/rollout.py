@@ -21,7 +21,7 @@ from whet.data.parsers import Parsed
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineFailed, EngineRefused
-from whet.env.base import Env, Resumable, Step
+from whet.env.base import Appraising, Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
@@ -210,15 +210,24 @@ class TrajectoryRun:
         while True:
             parsed = self._parsed() if coming is None else await self._sample(coming)
             if parsed is None:
-                return self._without_room()
+                return await self._cut(env, self._without_room())
             turn = self.turns[-1]
             if turn.finish is not Finish.STOP:
-                return Outcome.ABORTED if turn.finish is Finish.ABORT else Outcome.TRUNCATED
+                return Outcome.ABORTED if turn.finish is Finish.ABORT else await self._cut(env, Outcome.TRUNCATED)
             step = await self.step(env, parsed)
             if step.done:
-                return Outcome.COMPLETED
+                return Outcome.TRUNCATED if step.truncated else Outcome.COMPLETED
             self.place = "renderer"
             coming = self._after(step, turn, env)
+
+    async def _cut(self, env: Env, outcome: Outcome) -> Outcome:
+        """The outcome of a trajectory that the limits ended, once the environment has given it a reward, if it does so."""
+        if isinstance(env, Appraising):
+            async with self.waits_for("env.step"):
+                reward = await env.appraise()
+            if reward is not None:
+                self.turns[-1] = replace(self.turns[-1], reward=reward)
+        return outcome
 
     async def step(self, env: Env, reply: Parsed) -> Step:
         """The environment's answer to the last turn, which keeps its reward and notes; a user's own way to play may call this, too.

@@ -39,7 +39,8 @@ class ToolEnv:
         self._tools = {tool.name: tool for tool in tools}
         if not tools or len(self._tools) != len(tools):
             names = [tool.name for tool in tools]
-            raise ValueError(f"a tool environment needs tools with different names, not {names} (env.tools)")
+            advice = "env.tools; those of an MCP server take a prefix"
+            raise ValueError(f"a tool environment needs tools with different names, not {names} ({advice})")
         if max_calls < 1 or max_reply_chars < MIN_REPLY_CHARS:
             raise ValueError(
                 f"a tool environment needs max_calls of at least 1 and max_reply_chars of at least {MIN_REPLY_CHARS}, "

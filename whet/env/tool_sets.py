@@ -58,6 +58,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
 
 FACTORIES: Mapping[str, str] = {
     "browse": "whet.env.browse.tool:browse",
+    "mcp": "whet.env.mcp.tools:mcp_tools",
     "search": "whet.env.search.tool:search",
     **{name: f"whet.env.sandbox.tools:{name}" for name in ("python", "shell", "files")},
 }

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -18,6 +19,7 @@ from whet.here import is_here
 from whet.reward.base import GroupReward, Reward, RewardError, TextReward
 from whet.reward.chance import RandomOptions, RandomReward
 from whet.reward.dispatch import DispatchOptions, DispatchReward
+from whet.reward.environment import EnvironmentOptions, EnvironmentReward
 from whet.reward.exact import ExactOptions, ExactReward
 from whet.reward.function import SCORE, function_reward
 from whet.reward.group import SCORE_GROUP, GroupRewardConfig, group_reward
@@ -35,6 +37,7 @@ from whet.reward.published.hendrycks import HendrycksOptions, score_hendrycks
 from whet.reward.published.ifeval import IfevalOptions, score_ifeval
 from whet.reward.published.prime_math import CLOSE, PrimeMathOptions, PrimeMathReward
 from whet.reward.published.verified import VERIFY, MathVerifyOptions, MathVerifyReward
+from whet.reward.reasoning_gym import SCORE_REASONING, ReasoningGymOptions
 from whet.reward.remote import RemoteOptions, RemoteReward
 from whet.reward.rubric import RubricOptions, RubricReward
 from whet.runfolder.machine import usable_cores
@@ -159,6 +162,12 @@ def _dispatch(options: DispatchOptions, means: Means) -> Reward:
     return DispatchReward(options, lambda name, chosen: _build(ComponentConfig(name=name, options=dict(chosen)), means))
 
 
+def _reasoning_gym(options: ReasoningGymOptions, means: Means) -> Reward:
+    if find_spec("reasoning_gym") is None:
+        raise ValueError("the reward 'reasoning_gym' needs the package reasoning-gym: pip install reasoning-gym")
+    return function_reward(SCORE_REASONING, {"tag": options.tag}, means.pool, means.timeout_s, None)
+
+
 REWARDS: dict[str, BuiltIn[Any]] = {
     "math": BuiltIn(MathOptions, lambda options, means: MathReward(options, means.pool), (SETTLE,)),
     "exact": BuiltIn(ExactOptions, lambda options, means: ExactReward(options)),
@@ -176,6 +185,8 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "math_verify": BuiltIn(MathVerifyOptions, lambda options, means: MathVerifyReward(options, means.pool), (VERIFY,)),
     "prime_math": BuiltIn(PrimeMathOptions, lambda options, means: PrimeMathReward(options, means.pool), (ZERO, CLOSE)),
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
+    "environment": BuiltIn(EnvironmentOptions, lambda options, means: EnvironmentReward(options)),
+    "reasoning_gym": BuiltIn(ReasoningGymOptions, _reasoning_gym, (SCORE, SCORE_REASONING)),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
     "model": BuiltIn(ModelRewardOptions, _model),
     "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from whet.calls import keeper
 from whet.calls.lines import AnswerTooLong, LinePipes, decode, encode
 from whet.calls.messages import RemoteCall, RemoteFailure, RemoteResult
-from whet.reward import keeper
 from whet.reward.base import RewardError, RewardTimeout
 from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
@@ -36,7 +36,7 @@ class WorkerPool:
     Processes start with the first call that needs them. Calls beyond `workers` queue up; each one's `timeout_s`
     starts when a worker takes it. A call that expires gets its worker killed, and all that the worker started; the
     next call starts a new one. What a call started and left behind ends with it, whatever session it is in
-    (`whet.reward.keeper`). Safe to use from several tasks and from several event loops.
+    (`whet.calls.keeper`). Safe to use from several tasks and from several event loops.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class _Worker:
             raise _WorkerDied(f"{error}; the worker was killed") from None
 
     def asks(self, what: bytes) -> bool:
-        """Have its keeper do something (`whet.reward.keeper`). Returns whether it did."""
+        """Have its keeper do something (`whet.calls.keeper`). Returns whether it did."""
         try:
             self._control.sendall(what)
             return self._control.recv(1) == keeper.SWEPT

@@ -15,9 +15,10 @@ from whet.algo.config import COMPARES, AlgorithmConfig, GRPOConfig
 from whet.algo.policy_config import check_compared
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, check_layout
-from whet.config import Config, Reference, refuse_unread, validated
+from whet.config import Config, refuse_unread, validated
 from whet.data.config import ChatConfig
 from whet.data.long_prompts import LongPrompts
+from whet.data.own import SourceName
 from whet.data.rows import RowConfig
 from whet.data.source import SourceConfig
 from whet.engine.embedded.config import EmbeddedConfig
@@ -43,8 +44,8 @@ class DataConfig(RowConfig, ChatConfig):
     """File, folder or hub data set (owner/name:split), or a list of them; path@[a:b] takes a slice of the
     rows.
     """
-    source: Reference | None = None
-    """In place of `train`: import reference to a function or class `(seed, **source_options) ->
+    source: SourceName | None = None
+    """In place of `train`: a built-in (docs/environments.md), or an import reference to a function or class `(seed, **source_options) ->
     whet.data.source.Source` (docs/extending.md).
     """
     source_options: dict[str, Any] = Field(default_factory=dict)

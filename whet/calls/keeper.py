@@ -1,5 +1,5 @@
-"""The parent of one reward worker, which ends everything that the worker started: `python -I -S
-keeper.py CONTROL COMMAND...`.
+"""The parent of one process that runs code of others, a reward's worker or a server; it ends everything that this process started:
+`python -I -S keeper.py CONTROL COMMAND...`.
 
 It runs no other code and imports the standard library alone. On Linux it is a subreaper (prctl(2)): a
 process of its worker's that loses its parent becomes its own child, also from a session of its own.
@@ -7,7 +7,8 @@ Elsewhere it records the tree of processes, by their ids and start times, as lon
 
 CONTROL is its end of a socket: after `b` it counts the running processes as the worker's own, after `s`
 it ends every process started since; it answers each with `.`, or `!` if something could not be ended.
-When the socket is closed, or its starter is gone, it ends everything.
+When the socket is closed, or its starter is gone, it ends everything, and after SIGTERM, too. With `-` in place of CONTROL there is
+no socket.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class WorkerKeeper:
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
+        self._stopped = False
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, self._stop)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._worker = _start(command, control)
         self._own: Born = self._below()
@@ -66,7 +69,7 @@ class WorkerKeeper:
 
     def run(self) -> None:
         """Until the worker or its starter ends; then nothing that the worker started is left, and this process ends as the worker did."""
-        while self._ended is None and os.getppid() == self._starter:
+        while self._ended is None and not self._stopped and os.getppid() == self._starter:
             ready, _, _ = select.select([self._control, self._wake], [], [], LOOK_S)
             self._reap()
             if not self._adopts:
@@ -81,6 +84,9 @@ class WorkerKeeper:
         while self._reap() and time.monotonic() < deadline:  # whose threads have not all ended yet cannot be reaped yet
             time.sleep(0.001)
         _end_as(self._ended)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
 
     def _obey(self) -> bool:
         """Do what the starter asks; False: it is gone."""
@@ -159,7 +165,7 @@ def _start(command: list[str], control: socket.socket) -> int:
         for number in (signal.SIGPIPE, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         if os.getppid() == keeper:
-            os.execv(command[0], command)
+            os.execvp(command[0], command)
     finally:
         os._exit(127)
 
@@ -240,6 +246,11 @@ def _end_as(status: int | None) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "-":
+        control, kept = socket.socketpair()  # an end that nobody closes before this process ends
+        WorkerKeeper(control, sys.argv[2:]).run()
+        kept.close()
+        return
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     WorkerKeeper(control, sys.argv[2:]).run()

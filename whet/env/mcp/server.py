@@ -1,0 +1,236 @@
+"""A server that speaks the Model Context Protocol, as the settings describe it: a program over its pipes, or an address."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from whet.calls import keeper
+from whet.config import ConfigError
+from whet.runfolder.child_environment import child_environment
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import Tool as Listed
+
+LAST_WORDS_BYTES = 2048
+"""End of what a server writes to its errors that a report shows."""
+MAX_TOOLS, MAX_TOOL_CHARS = 512, 65536
+"""Tools of one server, and the JSON of each of them."""
+MAX_PAGES = 64
+
+
+class ServerFailed(Exception):
+    """A server ended, answered nonsense, or offers other tools than before. The text names it and has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """A server of tools.
+
+    Raises:
+        ValueError: it has no command and no address, or both, or a variable of the environment is not set.
+    """
+
+    command: tuple[str, ...] = ()
+    url: str = ""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables of the program's environment by name; a value `$NAME` is the variable NAME of this process."""
+    headers_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers of requests to the address: for each the variable of this process's environment that holds its value."""
+    start_timeout_s: float = 60.0
+    """Seconds to start, to shake hands, and to list the tools."""
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ValueError('an MCP server has either a command, command = ["npx", "-y", "..."], or an address, url = "https://.../mcp"')
+        if self.url and (self.env or urlsplit(self.url).scheme not in ("http", "https")):
+            raise ValueError("the url of an MCP server begins with http:// or https://, and env belongs to a command")
+        if self.command and self.headers_env:
+            raise ValueError("headers_env belongs to the url of an MCP server; a command takes env")
+        if self.command and shutil.which(self.command[0], path=self.environment.get("PATH")) is None:
+            raise ValueError(f"there is no program {self.command[0]!r} to start as an MCP server; install it, or write its whole path")
+        self._headers()
+
+    @property
+    def name(self) -> str:
+        """The server in errors: its command, or its address without a password."""
+        if self.command:
+            return " ".join(self.command)
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of the program: paths and languages, and the named variables."""
+        return child_environment({name: _variable(value[1:]) if value.startswith("$") else value for name, value in self.env.items()})
+
+    def _headers(self) -> dict[str, str]:
+        return {header: _variable(name) for header, name in self.headers_env.items()}
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[McpSession]:
+        """A new session with the server. The program and all that it started end with it.
+
+        Raises:
+            ServerFailed: it could not be started, or did not shake hands in time.
+        """
+        async with _last_words() as (errors, last_words):
+            session: McpSession | None = None
+            try:
+                async with self._client(errors) as client:
+                    session = McpSession(self, client, last_words)
+                    yield session
+            except Exception as error:  # of another process
+                if session is not None:
+                    raise innermost(error) from None  # the SDK's task groups put errors into groups
+                raise ServerFailed(f"the MCP server {self.name} could not be started: {_with(error, last_words())}") from error
+
+    @asynccontextmanager
+    async def _client(self, errors: Any) -> AsyncIterator[Client]:
+        from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+        from mcp_types import ElicitResult
+
+        async def decline(context: object, parameters: object) -> ElicitResult:
+            return ElicitResult(action="decline")
+
+        options: dict[str, Any] = {"read_timeout_seconds": self.start_timeout_s, "elicitation_callback": decline, "cache": None}
+        if self.command:
+            kept = [*("-I", "-S", keeper.__file__, "-"), *self.command]
+            parameters = StdioServerParameters(command=sys.executable, args=kept, env=self.environment, encoding_error_handler="replace")
+            async with Client(stdio_client(parameters, errors), **options) as client:
+                yield client
+            return
+        http = create_mcp_http_client(self._headers())  # follows no redirect to another origin
+        async with http, Client(streamable_http_client(self.url, http_client=http), **options) as client:
+            yield client
+
+
+@dataclass(frozen=True, slots=True)
+class McpSession:
+    """A session with a server. Several calls may run at a time."""
+
+    server: McpServer
+    client: Client
+    last_words: Callable[[], str]
+
+    async def list_tools(self) -> dict[str, Listed]:
+        """The server's tools by name.
+
+        Raises:
+            ServerFailed: there are too many of them, or one is too long.
+        """
+        found: dict[str, Listed] = {}
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await self.client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                if tool.name in found:
+                    raise ServerFailed(f"the MCP server {self.server.name} has two tools named {tool.name!r}")
+                if (size := len(_text_of(tool))) > MAX_TOOL_CHARS:
+                    raise ServerFailed(f"the MCP server {self.server.name}: the tool {tool.name!r} has {size} characters")
+                found[tool.name] = tool
+            cursor = page.next_cursor
+            if len(found) > MAX_TOOLS:
+                break
+            if cursor is None:
+                return found
+        raise ServerFailed(f"the MCP server {self.server.name} lists more than {MAX_TOOLS} tools")
+
+    def failed(self, what: str, error: BaseException) -> ServerFailed:
+        """The error of a session: `what` could not be done."""
+        return ServerFailed(f"the MCP server {self.server.name} failed in {what}: {_with(error, self.last_words())}")
+
+
+def digest_of(tool: Listed) -> str:
+    """Hash of all that the model reads of a tool."""
+    return hashlib.sha256(_text_of(tool).encode()).hexdigest()
+
+
+def changes(before: Mapping[str, str], tools: Mapping[str, Listed], names: Sequence[str]) -> str:
+    """Words for how tools differ from their digests `before`, among `names`; "": they do not."""
+    now = {name: digest_of(tools[name]) for name in names if name in tools}
+    parts = [f"{name} is gone" for name in names if name not in now]
+    parts += [f"{name} has another description or schema" for name in now if before[name] != now[name]]
+    return ", ".join(parts)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of a group of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _with(error: BaseException, words: str) -> str:
+    found = innermost(error)
+    return f"{type(found).__name__}: {found}" + (f"; its last words: {words}" if words else "")
+
+
+def require_mcp() -> None:
+    """See that the package is there.
+
+    Raises:
+        ConfigError: it is not, or is too old.
+    """
+    if find_spec("mcp") is None or version("mcp").split(".")[0] != "2":
+        raise ConfigError(['tools of MCP servers need the package mcp in version 2: pip install "whet[mcp]"'])
+
+
+def _variable(name: str) -> str:
+    if name not in os.environ:
+        raise ValueError(f"the environment variable {name}, which an MCP server is to be given, is not set")
+    return os.environ[name]
+
+
+def _text_of(tool: Listed) -> str:
+    return json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True, ensure_ascii=False)
+
+
+@asynccontextmanager
+async def _last_words() -> AsyncIterator[tuple[Any, Callable[[], str]]]:
+    """A file to write errors to, and the end of what was written: it is read as it comes, so that no server waits for it."""
+    loop, kept = asyncio.get_running_loop(), bytearray()
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+
+    def read() -> bool:
+        """Returns whether there may be more."""
+        try:
+            data = os.read(reading, 65536)
+        except BlockingIOError:
+            return False
+        kept.extend(data)
+        del kept[:-LAST_WORDS_BYTES]
+        if not data:
+            loop.remove_reader(reading)
+        return bool(data)
+
+    def text() -> str:
+        with suppress(OSError):  # closed
+            while read():
+                pass
+        return kept.decode(errors="replace").strip()
+
+    loop.add_reader(reading, read)
+    try:
+        with open(writing, "w") as errors:
+            yield errors, text
+    finally:
+        text()
+        loop.remove_reader(reading)
+        os.close(reading)
