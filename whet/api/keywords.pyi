@@ -208,13 +208,15 @@ class EnvTable(TypedDict, total=False):
     options: Mapping[str, Any]
     """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
     tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
-    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
     max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int
     """Longer tool replies lose their middle."""
+    sandbox: SandboxTable
+    """Where the tools python, shell and files run (docs/sandbox.md)."""
     parser: str | Callable[..., Any]
     """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an import reference to a function."""
 
@@ -503,6 +505,24 @@ class RowTable(TypedDict, total=False):
     """Column of anything a reward or an environment wants to know: an object or a JSON string of one. The other columns that nothing above names are part of the metadata, too, under their own names. none: rows bring no metadata."""
     tools_key: str | None
     """Column of the tools the row brings along: a list of OpenAI schemas or a JSON string of one."""
+
+class SandboxTable(TypedDict, total=False):
+    kind: Literal["local", "docker", "fusion"]
+    """local: processes of this machine, isolated as its kernel allows; docker: a container for each trajectory; fusion: a server of SandboxFusion's protocol."""
+    at: str
+    """The image of docker's containers, which has python and sh (`python:3.12-slim`); or the address of the server (`http://HOST:8080`)."""
+    unsafe: bool
+    """Run without isolation where this machine allows none. What the model writes can then do all that you can."""
+    timeout_s: float
+    """Seconds after which a call is ended, which the model is told; less than `env.tool_timeout_s`."""
+    memory_mb: int
+    """Memory of all processes of a call, in MiB."""
+    max_processes: int
+    """Processes and threads of a call."""
+    disk_mb: int
+    """Size of a trajectory's folder, in MiB. Where there are namespaces it is in memory."""
+    paths: Sequence[str]
+    """Further files and folders of this machine that programs may read, by their full paths."""
 
 class SglangTable(TypedDict, total=False):
     args: Mapping[str, Any]
@@ -834,13 +854,31 @@ class TrainSettings(TypedDict, total=False):
     env__options: Mapping[str, Any]
     """Keyword arguments of the environment: of an import reference, or of a built-in that has options."""
     env__tools: Sequence[str | Callable[..., Any] | Mapping[str, Any]]
-    """For tools: built-in names (docs/tools.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
+    """For tools: built-in names (docs/mcp.md) and import references to typed functions with a docstring. A table has the `name` of a factory of tools, and its keyword arguments."""
     env__tool_timeout_s: float | None
     """Seconds that one tool call may take; a call over it makes the trajectory a timeout. none: any time."""
     env__max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     env__max_reply_chars: int
     """Longer tool replies lose their middle."""
+    env__sandbox: SandboxTable
+    """Where the tools python, shell and files run (docs/sandbox.md)."""
+    env__sandbox__kind: Literal["local", "docker", "fusion"]
+    """local: processes of this machine, isolated as its kernel allows; docker: a container for each trajectory; fusion: a server of SandboxFusion's protocol."""
+    env__sandbox__at: str
+    """The image of docker's containers, which has python and sh (`python:3.12-slim`); or the address of the server (`http://HOST:8080`)."""
+    env__sandbox__unsafe: bool
+    """Run without isolation where this machine allows none. What the model writes can then do all that you can."""
+    env__sandbox__timeout_s: float
+    """Seconds after which a call is ended, which the model is told; less than `env.tool_timeout_s`."""
+    env__sandbox__memory_mb: int
+    """Memory of all processes of a call, in MiB."""
+    env__sandbox__max_processes: int
+    """Processes and threads of a call."""
+    env__sandbox__disk_mb: int
+    """Size of a trajectory's folder, in MiB. Where there are namespaces it is in memory."""
+    env__sandbox__paths: Sequence[str]
+    """Further files and folders of this machine that programs may read, by their full paths."""
     env__parser: str | Callable[..., Any]
     """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an import reference to a function."""
     reward__name: str | Callable[..., Any] | None
