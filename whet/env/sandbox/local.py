@@ -31,7 +31,7 @@ class Rung:
     python: str
     """Interpreter of the programs."""
     readable: tuple[str, ...] = ()
-    """What programs may read in addition to the system's own folders."""
+    """Files and folders that programs may read in addition to the system's own folders."""
     launch: Launch = field(default_factory=Launch)
 
 

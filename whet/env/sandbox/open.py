@@ -72,6 +72,6 @@ def opener(config: SandboxConfig) -> Callable[[Task], AbstractAsyncContextManage
 
 
 def chosen(make: EnvFactory) -> Isolation | None:
-    """How the sandboxes of an environment isolate; None: it has none on this machine."""
+    """The isolation of an environment's sandboxes; None: it has none on this machine."""
     configs = [_CONFIGS[resource.open] for resource in make.needs.values() if resource.open in _CONFIGS]
     return choose(unsafe=configs[0].unsafe) if configs and configs[0].kind == "local" else None

@@ -116,7 +116,7 @@ async def _choose(unsafe: bool, launch: Launch) -> Isolation:
 
 
 def refusal(found: Mapping[str, Mapping[str, str]]) -> str:
-    """What is missing, and what to do."""
+    """The text about all that is missing, with remedies."""
     lines = [f"  {name}: {_fault_of(one)}" for name, one in found.items()] or ["  there is none but on Linux"]
     return "\n".join([
         "env.sandbox: nothing on this machine isolates programs as it must:",

@@ -13,7 +13,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PathFault(Exception):
-    """A path that cannot be read or written, in words for whoever asked."""
+    """A path that cannot be read or written, in words for the caller."""
 
 
 def read(folder: str, path: str, max_bytes: int) -> tuple[bytes, int]:

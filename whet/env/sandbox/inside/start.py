@@ -61,7 +61,9 @@ def start(room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int
     return Started(pid, status_read, fault_read)
 
 
-def _first(room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int, status: int, life: int) -> NoReturn:
+def _first(
+    room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int, status: int, life: int
+) -> NoReturn:
     """The first process of a process namespace: when it ends, all others in it do."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)

@@ -34,7 +34,7 @@ class ProgramWatch:
     Args:
         room: the program's surroundings.
         request: as `start` takes it, and `output_bytes`, `timeout_s` (None: none).
-        caller: connection to whoever asked; when it closes, the program ends.
+        caller: connection to the caller; when it closes, the program ends.
     """
 
     def __init__(self, room: Surroundings, request: Mapping[str, Any], caller: socket.socket) -> None:
