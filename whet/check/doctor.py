@@ -167,7 +167,7 @@ def check_sandbox() -> Iterator[Note]:
     except SandboxRefused as refused:
         yield warn(f"what a model writes cannot be run safely here. {refused}")
         return
-    yield ok(choice.told())
+    yield ok(choice.summary())
 
 
 CHECKS: dict[str, Callable[[], Iterator[Note]]] = {

@@ -61,7 +61,7 @@ def _environment(context: CheckContext, name: str, config: EnvConfig, first: Cal
         yield fail(str(error))
         return
     if (choice := chosen_sandbox(make)) is not None:
-        yield (warn if choice.rung.name == "unsafe" else ok)(f"sandbox: {choice.told()}")
+        yield (warn if choice.rung.name == "unsafe" else ok)(f"sandbox: {choice.summary()}")
     yield _started(context, name, what, make, first)
     tools = context.tools.get(name)
     if tools is None:

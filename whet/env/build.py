@@ -38,7 +38,7 @@ class EnvConfig(Config):
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
     """Longer tool replies lose their middle."""
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
-    """Where the tools python, shell and files run (docs/sandbox.md)."""
+    """The place of the tools python, shell and files (docs/sandbox.md)."""
     parser: str = "hermes"
     """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
     import reference to a function."""

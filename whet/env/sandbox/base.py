@@ -99,7 +99,7 @@ class Sandbox(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SandboxProgram:
     """A long-lived program in a sandbox: an agent, or a server that speaks over its pipes."""
 
     stdin: asyncio.StreamWriter

@@ -10,7 +10,7 @@ from whet.config import Config, refuse_unread
 
 
 class SandboxConfig(Config):
-    """Where tools of code, shell and files run (docs/sandbox.md)."""
+    """The place of tools of code, shell and files (docs/sandbox.md)."""
 
     kind: Literal["local", "docker", "fusion"] = "local"
     """local: processes of this machine, isolated as its kernel allows; docker: a container for each trajectory; fusion: a server of
@@ -20,7 +20,7 @@ class SandboxConfig(Config):
     unsafe: bool = False
     """Run without isolation where this machine allows none. What the model writes can then do all that you can."""
     timeout_s: float = Field(default=20.0, gt=0, le=3600)
-    """Seconds after which a call is ended, which the model is told; less than `env.tool_timeout_s`."""
+    """Seconds after which a call is ended, which its answer says; less than `env.tool_timeout_s`."""
     memory_mb: int = Field(default=512, ge=64)
     """Memory of all processes of a call, in MiB."""
     max_processes: int = Field(default=64, ge=1)

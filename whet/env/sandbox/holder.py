@@ -37,7 +37,7 @@ class Launch:
 
     python: str = sys.executable
     before: tuple[str, ...] = ()
-    """What stands before it: a command that gives up rights, for example."""
+    """A command before it, such as one that gives up rights."""
 
 
 class HolderRefused(SandboxFailed):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.env.sandbox.base import MAX_NAMES, OUTPUT_BYTES, READ_BYTES, Executed, PathRefused, Program, SandboxFailed, text
+from whet.env.sandbox.base import MAX_NAMES, OUTPUT_BYTES, READ_BYTES, Executed, PathRefused, SandboxFailed, SandboxProgram, text
 from whet.env.sandbox.config import SandboxConfig
 from whet.env.sandbox.forward import Forward
 from whet.env.sandbox.holder import Holder, Launch
@@ -31,7 +31,7 @@ class Rung:
     python: str
     """Interpreter of the programs."""
     readable: tuple[str, ...] = ()
-    """What programs may read in addition to the system's own folders."""
+    """Files and folders that programs may read in addition to the system's own folders."""
     launch: Launch = field(default_factory=Launch)
 
 
@@ -90,13 +90,13 @@ class LocalSandbox:
             raise SandboxFailed(f"a sandbox did not answer {ANSWER_S:g} s after a call's time was over") from late
         return executed(head, *parts)
 
-    async def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
+    async def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> SandboxProgram:
         """Start a long-lived program. It has the limits of a call but for time, and ends with the sandbox at the latest."""
         pipes = [os.pipe() for _ in range(3)]
         theirs, mine = [pipes[0][0], pipes[1][1], pipes[2][1]], [pipes[0][1], pipes[1][0], pipes[2][0]]
         request = {**self._request(command, env, None), "output_bytes": 0}
         ended = asyncio.create_task(self._ended(request, theirs), name=f"sandbox program {command[0]}")
-        return Program(await _writer(mine[0]), await _reader(mine[1]), await _reader(mine[2]), ended)
+        return SandboxProgram(await _writer(mine[0]), await _reader(mine[1]), await _reader(mine[2]), ended)
 
     async def _ended(self, request: Mapping[str, Any], descriptors: list[int]) -> Executed:
         try:

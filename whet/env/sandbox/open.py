@@ -12,7 +12,7 @@ from whet.env.sandbox.config import SandboxConfig
 from whet.env.sandbox.docker import DockerSandbox
 from whet.env.sandbox.fusion import FusionSandbox
 from whet.env.sandbox.local import LocalSandbox
-from whet.env.sandbox.probe import Choice, choose
+from whet.env.sandbox.probe import Isolation, choose
 from whet.types import Task
 
 _OPENERS: dict[str, Callable[[Task], AbstractAsyncContextManager[Sandbox]]] = {}
@@ -71,7 +71,7 @@ def opener(config: SandboxConfig) -> Callable[[Task], AbstractAsyncContextManage
     return _OPENERS.setdefault(key, sandbox)
 
 
-def chosen(make: EnvFactory) -> Choice | None:
-    """How the sandboxes of an environment isolate; None: it has none on this machine."""
+def chosen(make: EnvFactory) -> Isolation | None:
+    """The isolation of an environment's sandboxes; None: it has none on this machine."""
     configs = [_CONFIGS[resource.open] for resource in make.needs.values() if resource.open in _CONFIGS]
     return choose(unsafe=configs[0].unsafe) if configs and configs[0].kind == "local" else None

@@ -34,26 +34,26 @@ PROBE = SandboxConfig(memory_mb=128, max_processes=16, disk_mb=4, timeout_s=30)
 ATTEMPTS = (Path(__file__).parent / "inside/attempts.py").read_text()
 PROBE_S = 120.0
 RECORD = "sandbox.json"
-_CHOSEN: list[Choice] = []
+_CHOSEN: list[Isolation] = []
 """Choices of this process."""
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", "PWD")
 """Variables that a command may have; python and sh make the last two themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Isolation:
     """A way to isolate, and why it is this one."""
 
     rung: Rung
     found: Mapping[str, Mapping[str, str]]
     """Result of the self-test by rung: the attempts and what refused each, nothing where it succeeded; `fault`, if it cannot be made."""
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The choice in one line, for people."""
         if self.rung.name == "unsafe":
             return "programs run without isolation (env.sandbox.unsafe): they can do all that you can"
         attempts = self.found[self.rung.name]
-        worse = [f"; {name}: {_told(found)}" for name, found in self.found.items() if name != self.rung.name]
+        worse = [f"; {name}: {_fault_of(found)}" for name, found in self.found.items() if name != self.rung.name]
         return f"{self.rung.name}, Linux {platform.release()}: {len(attempts)} attempts to get out were refused{''.join(worse)}"
 
     def to_dict(self) -> dict[str, JSON]:
@@ -78,7 +78,7 @@ def kernel_facts() -> dict[str, JSON]:
 
 
 @functools.cache
-def choose(*, unsafe: bool = False, launch: Launch | None = None) -> Choice:
+def choose(*, unsafe: bool = False, launch: Launch | None = None) -> Isolation:
     """The best way to isolate that withstands the self-test. It takes about a second, once in a process.
 
     Args:
@@ -99,7 +99,7 @@ def record_choice(folder: Path) -> None:
         replace_file(folder / RECORD, json.dumps(_CHOSEN[-1].to_dict(), indent=2) + "\n")
 
 
-async def _choose(unsafe: bool, launch: Launch) -> Choice:
+async def _choose(unsafe: bool, launch: Launch) -> Isolation:
     found: dict[str, Mapping[str, str]] = {}
     for name in RUNGS if sys.platform == "linux" else ():
         try:
@@ -109,15 +109,15 @@ async def _choose(unsafe: bool, launch: Launch) -> Choice:
             found[name] = {"fault": str(error)}
         else:
             if all(found[name].values()):
-                return Choice(rung, found)
+                return Isolation(rung, found)
     if unsafe:
-        return Choice(rung_of("unsafe", launch), found)
+        return Isolation(rung_of("unsafe", launch), found)
     raise SandboxRefused(refusal(found))
 
 
 def refusal(found: Mapping[str, Mapping[str, str]]) -> str:
-    """What is missing, and what to do."""
-    lines = [f"  {name}: {_told(one)}" for name, one in found.items()] or ["  there is none but on Linux"]
+    """The text about all that is missing, with remedies."""
+    lines = [f"  {name}: {_fault_of(one)}" for name, one in found.items()] or ["  there is none but on Linux"]
     return "\n".join([
         "env.sandbox: nothing on this machine isolates programs as it must:",
         *lines,
@@ -126,7 +126,7 @@ def refusal(found: Mapping[str, Mapping[str, str]]) -> str:
     ])  # fmt: skip
 
 
-def _told(found: Mapping[str, str]) -> str:
+def _fault_of(found: Mapping[str, str]) -> str:
     if "fault" in found:
         return found["fault"]
     return f"the self-test got through by {', '.join(name for name, refused in found.items() if not refused)}"

@@ -26,7 +26,7 @@ def python(sandbox: SandboxConfig) -> Callable[..., Any]:
         """
         path = f".tmp/program_{next(_NUMBERS)}.py"
         await sandbox.write(path, code.encode("utf-8", errors="replace"))
-        return told(await sandbox.exec(["python", path], env={"PYTHONPATH": "."}))
+        return summary(await sandbox.exec(["python", path], env={"PYTHONPATH": "."}))
 
     return python
 
@@ -41,7 +41,7 @@ def shell(sandbox: SandboxConfig) -> Callable[..., Any]:
         Args:
             command: the command, for sh.
         """
-        return told(await sandbox.exec(["sh", "-c", command]))
+        return summary(await sandbox.exec(["sh", "-c", command]))
 
     return shell
 
@@ -80,7 +80,7 @@ def files(sandbox: SandboxConfig) -> Callable[..., Any]:
     return files
 
 
-def told(done: Executed) -> str:
+def summary(done: Executed) -> str:
     """The outcome of a call, in words for the model."""
     parts = [done.stdout.rstrip("\n") + ("\n[more output was cut]" if done.stdout_cut else "")]
     if done.stderr.strip():

@@ -23,7 +23,7 @@ NEWUSER, PTRACE_SEIZE = 0x10000000, 0x4206
 MAX_FORKS = 2000
 
 
-class Refused(Exception):
+class AttemptFailed(Exception):
     """The kernel refused."""
 
 
@@ -31,11 +31,11 @@ def call(on_x86: int, on_arm: int, *arguments: Any) -> int:
     """A system call, made directly.
 
     Raises:
-        Refused: it failed.
+        AttemptFailed: it failed.
     """
     done = LIBC.syscall(ctypes.c_long(on_x86 if X86 else on_arm), *arguments)
     if done < 0:
-        raise Refused(os.strerror(ctypes.get_errno()))
+        raise AttemptFailed(os.strerror(ctypes.get_errno()))
     return done
 
 
@@ -94,7 +94,7 @@ def signal_outside(targets: dict[str, Any]) -> None:
 def signal_parent(targets: dict[str, Any]) -> None:
     os.kill(os.getppid() or 1, signal.SIGKILL)
     if os.getppid() <= 1:
-        raise Refused("the first process ignores it")
+        raise AttemptFailed("the first process ignores it")
 
 
 def read_environment(targets: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def read_first(targets: dict[str, Any]) -> None:
 
 def see_processes(targets: dict[str, Any]) -> None:
     if str(targets["pid"]) not in os.listdir("/proc"):
-        raise Refused("not listed")
+        raise AttemptFailed("not listed")
 
 
 def trace(targets: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def shared_memory(targets: dict[str, Any]) -> None:
 
 def environment(targets: dict[str, Any]) -> None:
     if set(os.environ) <= set(targets["env"]):
-        raise Refused("named variables alone")
+        raise AttemptFailed("named variables alone")
 
 
 def descriptors(targets: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def descriptors(targets: dict[str, Any]) -> None:
         except OSError:
             continue
         return
-    raise Refused("none is open")
+    raise AttemptFailed("none is open")
 
 
 ATTEMPTS: tuple[Callable[[dict[str, Any]], None], ...] = (
@@ -204,7 +204,7 @@ def escapes(targets: dict[str, Any]) -> dict[str, str]:
     for attempt in ATTEMPTS:
         try:
             attempt(targets)
-        except (OSError, Refused) as error:
+        except (OSError, AttemptFailed) as error:
             found[attempt.__name__] = str(error) or type(error).__name__
         else:
             found[attempt.__name__] = ""

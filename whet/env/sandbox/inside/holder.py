@@ -21,9 +21,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from whet.env.sandbox.inside import kernel, paths
-from whet.env.sandbox.inside.rooms import Room
+from whet.env.sandbox.inside.rooms import Surroundings
 from whet.env.sandbox.inside.tree import ProcessTree, reap
-from whet.env.sandbox.inside.watch import StartFailed, Watch
+from whet.env.sandbox.inside.watch import ProgramWatch, StartFailed
 
 HEAD = struct.Struct("!I")
 """Length of the JSON that a message begins with."""
@@ -40,8 +40,8 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
     try:
-        room = Room(settings)
-    except Exception as error:  # whatever the kernel does not allow; the starter is told
+        room = Surroundings(settings)
+    except Exception as error:  # whatever the kernel does not allow; it is sent to the starter
         control.send(json.dumps({"fault": str(error)}).encode())
         return
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -54,7 +54,7 @@ def main() -> None:
         room.close()
 
 
-def _serve(control: socket.socket, room: Room) -> None:
+def _serve(control: socket.socket, room: Surroundings) -> None:
     """Until the starter closes its socket."""
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     wake, woken = os.pipe()
@@ -83,7 +83,7 @@ def _serve(control: socket.socket, room: Room) -> None:
                 os.close(descriptor)
 
 
-def _answer(control: socket.socket, room: Room, descriptors: list[int]) -> NoReturn:
+def _answer(control: socket.socket, room: Surroundings, descriptors: list[int]) -> NoReturn:
     """Do what one connection asks for, in a process of its own."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
@@ -102,7 +102,7 @@ def _answer(control: socket.socket, room: Room, descriptors: list[int]) -> NoRet
         os._exit(0)
 
 
-def _done(room: Room, request: Mapping[str, Any], given: bytes, caller: socket.socket, descriptors: list[int]) -> tuple[Any, ...]:
+def _done(room: Surroundings, request: Mapping[str, Any], given: bytes, caller: socket.socket, descriptors: list[int]) -> tuple[Any, ...]:
     """The answer to a request: a head, and byte strings."""
     what = request["do"]
     if what == "run":
@@ -110,7 +110,7 @@ def _done(room: Room, request: Mapping[str, Any], given: bytes, caller: socket.s
         own = 0 if counted else ProcessTree(room.proc).num_tasks(os.geteuid())  # the kernel counts by user
         limits = {**request, "nproc": own + request["max_processes"] + 1}
         try:
-            return Watch(room, limits, caller).run(None if descriptors else given, descriptors)
+            return ProgramWatch(room, limits, caller).run(None if descriptors else given, descriptors)
         except StartFailed as error:
             return ({"fault": str(error)},)
     if room.uid is not None:
@@ -125,13 +125,13 @@ def _done(room: Room, request: Mapping[str, Any], given: bytes, caller: socket.s
             return ({"names": paths.listing(room.folder, request["path"], request["max_names"])},)
         assert what == "write", what
         if room.over():
-            raise paths.PathRefused("the folder is full: remove something first")
+            raise paths.PathFault("the folder is full: remove something first")
         limit = request["file_mb"] << 20
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         paths.write(room.folder, request["path"], given)
         return ({},)
-    except paths.PathRefused as error:
+    except paths.PathFault as error:
         return ({"refused": str(error)},)
 
 

@@ -12,8 +12,8 @@ HIDDEN = (".tmp", ".shm")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class PathRefused(Exception):
-    """A path that cannot be read or written, in words for whoever asked."""
+class PathFault(Exception):
+    """A path that cannot be read or written, in words for the caller."""
 
 
 def read(folder: str, path: str, max_bytes: int) -> tuple[bytes, int]:
@@ -23,7 +23,7 @@ def read(folder: str, path: str, max_bytes: int) -> tuple[bytes, int]:
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
-                raise PathRefused(f"{path} is no ordinary file")
+                raise PathFault(f"{path} is no ordinary file")
             parts: list[bytes] = []
             left = max_bytes
             while left and (part := os.read(file, left)):
@@ -39,14 +39,14 @@ def write(folder: str, path: str, content: bytes) -> None:
     with _parent(folder, path, make=True) as (parent, name):
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(name, dir_fd=parent).st_mode):
-                raise PathRefused(f"{path} is there, and no ordinary file")
+                raise PathFault(f"{path} is there, and no ordinary file")
         file = _opened(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, parent, path)
         try:
             done = 0
             while done < len(content):
                 done += os.write(file, content[done:])
         except OSError as error:
-            raise PathRefused(f"{path} cannot be written: {error.strerror}") from error
+            raise PathFault(f"{path} cannot be written: {error.strerror}") from error
         finally:
             os.close(file)
 
@@ -69,10 +69,10 @@ def listing(folder: str, path: str, max_names: int) -> list[str]:
 def _parent(folder: str, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
     """The folder of a path, as a descriptor, and its last part."""
     if "\0" in path or path.startswith("/"):
-        raise PathRefused(f"{path!r} is no path in the folder: paths are relative to it")
+        raise PathFault(f"{path!r} is no path in the folder: paths are relative to it")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts:
-        raise PathRefused(f"{path!r} names no file in the folder: '..' is not allowed")
+        raise PathFault(f"{path!r} names no file in the folder: '..' is not allowed")
     place = os.open(folder, _FOLDER & ~os.O_NOFOLLOW)
     try:
         for part in parts[:-1]:
@@ -96,11 +96,11 @@ def _opened(name: str, flags: int, parent: int, path: str) -> int:
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
     except OSError as error:
-        raise PathRefused(f"{path}: {error.strerror}; links are not followed") from error
+        raise PathFault(f"{path}: {error.strerror}; links are not followed") from error
 
 
 def taken(folder: str, max_bytes: int, max_files: int) -> bool:
-    """True if a folder has more than so many bytes on the disk, or files."""
+    """True if a folder has more than `max_bytes` on the disk, or more than `max_files`."""
     num_bytes = num_files = 0
     try:
         for _, folders, files, place in os.fwalk(folder, follow_symlinks=False):

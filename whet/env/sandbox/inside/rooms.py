@@ -29,7 +29,7 @@ _FILES = {
 }
 
 
-class Room:
+class Surroundings:
     """Surroundings of a sandbox's programs, made in this process once.
 
     Args:

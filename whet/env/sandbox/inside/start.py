@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from whet.env.sandbox.inside import filters, kernel, landlock
-from whet.env.sandbox.inside.rooms import OLD_PROC, Room
+from whet.env.sandbox.inside.rooms import OLD_PROC, Surroundings
 
 MAX_DESCRIPTORS = 256
 NOT_STARTED = 127
@@ -35,7 +35,7 @@ class Started:
         os.set_inheritable(self.handle, False)
 
 
-def start(room: Room, request: Mapping[str, Any], descriptors: tuple[int, int, int]) -> Started:
+def start(room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int, int, int]) -> Started:
     """Start a program.
 
     Args:
@@ -61,7 +61,9 @@ def start(room: Room, request: Mapping[str, Any], descriptors: tuple[int, int, i
     return Started(pid, status_read, fault_read)
 
 
-def _first(room: Room, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int, status: int, life: int) -> NoReturn:
+def _first(
+    room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int, status: int, life: int
+) -> NoReturn:
     """The first process of a process namespace: when it ends, all others in it do."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -97,7 +99,7 @@ def _mount_proc() -> None:
         kernel.check(kernel.LIBC.umount2(OLD_PROC.encode(), kernel.MNT_DETACH), "umount of the machine's /proc")
 
 
-def _take_user(room: Room) -> None:
+def _take_user(room: Surroundings) -> None:
     """Become the sandbox's user, without capabilities."""
     if room.uid is not None:
         os.setgroups([])
@@ -107,7 +109,7 @@ def _take_user(room: Room) -> None:
         kernel.drop_capabilities()
 
 
-def _run(room: Room, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int) -> NoReturn:
+def _run(room: Surroundings, request: Mapping[str, Any], descriptors: tuple[int, int, int], fault: int) -> NoReturn:
     """Become the program."""
     try:
         os.setsid()
@@ -147,7 +149,7 @@ def _kept(descriptors: list[int]) -> list[int]:
     return kept
 
 
-def _die_first(room: Room) -> None:
+def _die_first(room: Surroundings) -> None:
     """Have the kernel end this process before others where memory runs out."""
     with suppress(OSError):
         file = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=room.proc)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from whet.env.sandbox.inside.rooms import Room
+from whet.env.sandbox.inside.rooms import Surroundings
 from whet.env.sandbox.inside.start import Started, start
 from whet.env.sandbox.inside.tree import ProcessTree, reap
 
@@ -28,16 +28,16 @@ class StartFailed(Exception):
     """A program's surroundings could not be made. The text says why."""
 
 
-class Watch:
+class ProgramWatch:
     """Runs one program and says how it ended.
 
     Args:
         room: the program's surroundings.
         request: as `start` takes it, and `output_bytes`, `timeout_s` (None: none).
-        caller: connection to whoever asked; when it closes, the program ends.
+        caller: connection to the caller; when it closes, the program ends.
     """
 
-    def __init__(self, room: Room, request: Mapping[str, Any], caller: socket.socket) -> None:
+    def __init__(self, room: Surroundings, request: Mapping[str, Any], caller: socket.socket) -> None:
         self._room, self._request, self._caller = room, request, caller
         self._tree = ProcessTree(room.proc)
         self._selector = selectors.DefaultSelector()
