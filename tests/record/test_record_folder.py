@@ -25,7 +25,7 @@ def recorded(service, folder, keys, play):
     async def main():
         sessions = SessionFolder(service, folder)
         up = asyncio.get_running_loop().create_future()
-        bound = bind(service.config, keys)
+        bound = bind(service.config.host, service.config.port, keys)
         app = RecorderApp(sessions.find, by_header=keys.api is None)
         serving = asyncio.create_task(run_server(sessions.service, bound, keys, up.set_result, app))
         closing = await up
