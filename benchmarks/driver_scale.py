@@ -128,7 +128,7 @@ class SilentRenderer:
     def decode(self, tokens: object) -> str:
         return ""
 
-    def parse(self, tokens: object) -> Parsed:
+    def parse(self, tokens: object, tools: object = (), prompt: object = ()) -> Parsed:
         return Parsed(Message("assistant", ""))
 
 

@@ -34,6 +34,7 @@ NO_SETTINGS = {
     *("model.safetensors", "model.safetensors.index.json", "batch.safetensors", "tie_word_embeddings", "attention_dropout"),  # a model's
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
     *("class", "style", "title", "value", "max"),  # HTML's
+    *("function", "parameter", "string", "to"),  # written in tool calls
     *("a.b.c", "tool_choice", "rm.toml"),  # stands for any key; a client's; a file of whet init
 }
 GAP = "\x00"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.data.parsers import parse_hermes, parse_none
+from whet.data.formats.hermes import parse_hermes
+from whet.data.formats.plain import parse_none
 from whet.env.base import Step
 from whet.env.tool_env import ToolEnv, shorten
 from whet.env.tools import Tool

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from whet.config import ConfigError
-from whet.data.parsers import Parsed
+from whet.data.parsers import Parsed, ToolSchemas
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineFailed, EngineRefused
@@ -89,6 +89,8 @@ class TrajectoryRun:
     """Every token of the present chain so far: what the engine continues."""
     request: str = ""
     """The id of the request that the engine has from it; none: it waits for something else."""
+    tools: ToolSchemas = ()
+    """Those that its turns may call: the environment's, then the row's."""
     _lacks_room: bool = False
     """The limits left no room for the last turn that a user's function asked for."""
     _open: tuple[_Next, Reply] | None = None
@@ -179,6 +181,7 @@ class TrajectoryRun:
         unknown."""
         self.turns.clear()
         self.place = PLAY
+        self.tools = (*env.tools, *self.task.tools)
         playing = asyncio.ensure_future(play(self, env))
         try:
             if not await in_time(playing, self.deadline):
@@ -203,6 +206,7 @@ class TrajectoryRun:
             raise ValueError(f"the environment changed the task's id {ids}; it must stay the same")
         self.task = started
         self.place = "renderer"
+        self.tools = (*env.tools, *started.tools)
         coming = self._pick_up() if self.turns else self._prompted(self.task, env, self.counts)
         while True:
             parsed = self._parsed() if coming is None else await self._sample(coming)
@@ -337,7 +341,7 @@ class TrajectoryRun:
         """Keep a whole reply as a turn; its message is the plain text if a parser of the user's fails."""
         self.place = "parser"
         try:
-            parsed = self.renderer.parse(reply.tokens.column())
+            parsed = self.renderer.parse(reply.tokens.column(), self.tools, coming.context)
         except Exception:  # of a user's parser: it is raised on, and the tokens stay
             self._keep(coming, reply)
             raise
@@ -347,7 +351,7 @@ class TrajectoryRun:
     def _parsed(self) -> Parsed:
         """The parsed text of the last turn."""
         self.place = "parser"
-        return self.renderer.parse(self.turns[-1].tokens)
+        return self.renderer.parse(self.turns[-1].tokens, self.tools, self.turns[-1].context)
 
     def _request(self, reply: Reply, room: int) -> Request:
         num_begun, turn = len(reply.tokens), len(self.turns)

@@ -172,7 +172,7 @@ class SimulatedRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         return ""
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
+    def parse(self, tokens: Sequence[int], tools: object = (), prompt: object = ()) -> Parsed:
         return Parsed(Message("assistant", str(tokens[-1]) if tokens else "0"))
 
 
