@@ -115,6 +115,7 @@ class SilentRenderer:
     """Contexts without a tokenizer."""
 
     num_spelled = 0
+    strips = False
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -94,7 +94,8 @@ def read_texts(config: RunConfig) -> Texts:
     """Read the model's folder, its tokenizer and chat template."""
     folder = resolve_model_path(config.model.path)
     renderer = load_renderer(folder, config.data, config.env.parser, trust_remote_code=config.model.trust_remote_code)
-    return Texts(folder, renderer.with_parser(config.env.parser, answers=config.env.answers or config.rollout.play is not None))
+    renderer = renderer.with_parser(config.env.parser, answers=config.env.answers or config.rollout.play is not None)
+    return Texts(folder, renderer.stripping() if config.data.chat == "strip" else renderer)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from whet.data.parsers import Parsed, ToolSchemas
 from whet.data.replies import ReplyReader
 from whet.data.special import ROLES, SpecialText
 from whet.data.tokenizer import load_tokenizer, turn_ends
-from whet.data.turns import MARK, MAX_ROLE, Dicts, after_call, after_reply, calling, find_ends, turn_tokens
+from whet.data.turns import MARK, MAX_ROLE, Dicts, after_call, after_reply, calling, find_ends, number, turn_tokens
 from whet.types import JSON, Message, Task
 
 SHARE_GPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
@@ -93,6 +93,8 @@ class Renderer:
         written = [cast(int, tokenizer.convert_tokens_to_ids(text)) for text in self._ends.texts]
         known = [token for token in ends if token in self._encoder.added]
         self._own_stops = tuple(dict.fromkeys((*written, cast(int, tokenizer.eos_token_id), *known)))
+        self.strips = False
+        """True if trajectories go on without the thinking that the chat template leaves out (`data.chat = "strip"`)."""
         self._read_calls(parser)
 
     def _read_calls(self, parser: AnyParser, *, whole: bool = False) -> None:
@@ -127,6 +129,29 @@ class Renderer:
         if answers and other.chosen.fault:
             raise ValueError(other.chosen.fault)
         return other
+
+    def stripping(self) -> Renderer:
+        """The same, for trajectories whose turns see the thinking of earlier turns only where the chat template writes it."""
+        other = copy.copy(self)
+        other.strips = True
+        return other
+
+    def drops_thinking(self, messages: Sequence[Message], tools: ToolSchemas) -> frozenset[int]:
+        """Places of the assistant's messages whose thinking the template leaves out before the next turn.
+
+        A conversation that the template cannot render again loses nothing: it stays as it was sampled.
+        """
+        thinks = [i for i, message in enumerate(messages) if message.role == "assistant" and message.reasoning_content]
+        numbered = [replace(m, reasoning_content=number(i, 1)) if i in thinks else m for i, m in enumerate(messages)]
+        try:
+            text = self.render(numbered, tools if self.format.listed else (), generate=True) if thinks else ""
+        except ValueError:
+            return frozenset()
+        return frozenset(i for i in thinks if number(i, 1) not in text)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn without its stop token."""
+        return self.decode(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
 
     @property
     def has_template(self) -> bool:

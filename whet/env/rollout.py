@@ -23,6 +23,7 @@ from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.env.base import Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
+from whet.env.history import THINKING_LEFT_OUT, MessageHistory
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, ReplyLatency, Request, SamplingParams, Task, Trajectory, Turn
@@ -91,6 +92,8 @@ class TrajectoryRun:
     """The id of the request that the engine has from it; none: it waits for something else."""
     tools: ToolSchemas = ()
     """Those that its turns may call: the environment's, then the row's."""
+    conversation: MessageHistory = field(default_factory=MessageHistory)
+    """Its messages, where the renderer leaves the thinking of earlier turns out."""
     _lacks_room: bool = False
     """The limits left no room for the last turn that a user's function asked for."""
     _open: tuple[_Next, Reply] | None = None
@@ -219,7 +222,7 @@ class TrajectoryRun:
             if step.done:
                 return Outcome.COMPLETED
             self.place = "renderer"
-            coming = self._after(step, turn, env)
+            coming = self._after(step, turn, env, parsed)
 
     async def step(self, env: Env, reply: Parsed) -> Step:
         """The environment's answer to the last turn, which keeps its reward and notes; a user's own way to play may call this, too.
@@ -288,6 +291,7 @@ class TrajectoryRun:
 
     def _prompted(self, task: Task, env: Env, counts: Counter[str], *, restart: bool = False) -> _Next:
         spelled = self.renderer.num_spelled
+        self.conversation.begin(task)
         context = self.renderer.prompt(task, env.tools)
         self._count_spelled(spelled, counts)
         return _Next(Ints.of(context), Origin.PROMPT, restart)
@@ -296,9 +300,14 @@ class TrajectoryRun:
         if self.renderer.num_spelled > before:
             counts[SPELLED] += self.renderer.num_spelled - before
 
-    def _after(self, step: Step, turn: Turn, env: Env) -> _Next:
-        if step.history:
-            return self._prompted(replace(self.task, prompt=step.history), env, self.answered, restart=True)
+    def _after(self, step: Step, turn: Turn, env: Env, reply: Parsed) -> _Next:
+        history = step.history
+        if self.renderer.strips and step.messages:
+            self.conversation.add(reply, self.renderer.text_of(turn.tokens), step.messages)
+            history = self.conversation.without_thinking(self.renderer, self.tools)
+            self.answered[THINKING_LEFT_OUT] += bool(history)
+        if history:
+            return self._prompted(replace(self.task, prompt=history), env, self.answered, restart=True)
         spelled = self.renderer.num_spelled
         context = self.renderer.plain(step.text, turn.tokens) if step.text else self.renderer.reply(step.messages, turn.tokens)
         self._count_spelled(spelled, self.answered)

@@ -13,7 +13,17 @@ from contextlib import suppress
 
 from whet.data.formats.format import Forced, Format
 from whet.data.formats.pythonic import is_pythonic_call, read_pythonic_call
-from whet.data.formats.reading import THINK, THINK_END, ReplyParts, TooManyCalls, as_arguments, as_name, read_json, single_parameter, skip_space
+from whet.data.formats.reading import (
+    THINK,
+    THINK_END,
+    ReplyParts,
+    TooManyCalls,
+    as_arguments,
+    as_name,
+    read_json,
+    single_parameter,
+    skip_space,
+)
 from whet.data.parsers import Parsed, ToolSchemas
 
 PYTHON = "<|python_tag|>"

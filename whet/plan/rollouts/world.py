@@ -159,6 +159,7 @@ class SimulatedRenderer:
     """Contexts of the right length."""
 
     num_spelled = 0
+    strips = False
 
     def __init__(self, world: World) -> None:
         self._world = world
