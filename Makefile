@@ -60,7 +60,7 @@ test-vllm: setup $(VLLM)/.ready
 	WHET_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm tests/vllm
 
 # Packages of others (2 GB, minutes to install): each file of requirements in tests/agents has an environment of its own, in which games can import
-# whet's, too; MCP's servers need npm.
+# whet's, too; MCP's servers and some tokenizers need npm.
 AGENTS := .agents
 AGENT_ENVIRONMENTS := $(patsubst tests/agents/%.txt,$(AGENTS)/%/.ready,$(wildcard tests/agents/*.txt))
 SITE := $(CURDIR)/$(VENV)/lib/python3*/site-packages
@@ -80,7 +80,11 @@ $(AGENTS)/node/.ready: tests/agents/package.json
 	mkdir -p $(AGENTS)/node && cp $< $(AGENTS)/node && npm install --no-audit --no-fund --prefix $(AGENTS)/node
 	touch $@
 
-test-agents: setup $(AGENT_ENVIRONMENTS) $(AGENTS)/node/.ready
+$(AGENTS)/.families: tests/agents/fetch_families.py
+	$(PYTHON) -m tests.agents.fetch_families $(AGENTS)
+	touch $@
+
+test-agents: setup $(AGENT_ENVIRONMENTS) $(AGENTS)/node/.ready $(AGENTS)/.families
 	WHET_TEST_AGENTS=$(CURDIR)/$(AGENTS) $(AGENTS)/games/bin/python -m pytest -m agents tests/agents
 
 # Writes how long the tests of each file take.

@@ -115,6 +115,7 @@ class SilentRenderer:
     """Contexts without a tokenizer."""
 
     num_spelled = 0
+    strips = False
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -128,7 +129,7 @@ class SilentRenderer:
     def decode(self, tokens: object) -> str:
         return ""
 
-    def parse(self, tokens: object) -> Parsed:
+    def parse(self, tokens: object, tools: object = (), prompt: object = ()) -> Parsed:
         return Parsed(Message("assistant", ""))
 
 

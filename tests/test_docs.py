@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from whet.config import load_config
-from whet.data.parsers import parse_hermes
+from whet.data.formats.hermes import parse_hermes
 from whet.env.base import Env
 from whet.env.build import EnvConfig, build_env_factory
 from whet.env.tool_sets import build_tools

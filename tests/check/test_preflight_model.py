@@ -82,7 +82,7 @@ def test_no_model_folder_no_config_and_damaged_weights_fail(here):
     findings, _ = look("model", "attention", "tokenizer")
     assert "has no config.json" in of(findings, "model", "FAIL")[0]
     assert of(findings, "attention") == ["not checked: needs the model's config.json"]
-    assert [finding.status for finding in findings if finding.area == "tokenizer"] == ["skip", "ok", "ok"]
+    assert [finding.status for finding in findings if finding.area == "tokenizer"] == ["skip", "ok", "ok", "ok"]
 
 
 def test_an_architecture_that_whet_cannot_run_fails_and_one_that_cannot_be_asked_is_not_compared(here, monkeypatch):
@@ -139,7 +139,7 @@ def test_tokenizers_without_what_a_run_needs_fail(here):
 def test_a_chat_template_is_needed_where_prompts_are_messages(here):
     (here / "model/chat_template.jinja").unlink()
     assert "no chat template: put" in of(look("model", "tokenizer")[0], "tokenizer", "FAIL")[0]
-    assert "plain text" in of(look("model", "tokenizer", overrides=["data.chat=false"])[0], "tokenizer", "ok")[-1]
+    assert "plain text" in of(look("model", "tokenizer", overrides=["data.chat=false"])[0], "tokenizer", "ok")[-2]
     assert "no chat template: put" in of(look("model", "tokenizer", file="sft.toml")[0], "tokenizer", "FAIL")[0]
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.data.parsers import build_parser, parse_hermes, parse_none
+from whet.data.formats.hermes import HERMES, parse_hermes
+from whet.data.formats.plain import NONE, parse_none
+from whet.data.formats.table import build_format
 from whet.types import Message, ToolCall
 
 JSON_VALUES = st.recursive(
@@ -88,10 +90,10 @@ def test_none_reads_nothing():
 
 
 def test_parsers_are_found_by_name_or_reference():
-    assert build_parser("hermes") is parse_hermes
-    assert build_parser("none") is parse_none
-    assert build_parser("whet.data.parsers:parse_none") is parse_none
+    assert build_format("hermes") is HERMES
+    assert build_format("none") is NONE
+    assert build_format("whet.data.formats.plain:parse_none").parse is parse_none
     with pytest.raises(ValueError, match=r"no parser 'hermis'.*'hermes'"):
-        build_parser("hermis")
+        build_format("hermis")
     with pytest.raises(ValueError, match="is a dict, not a function"):
-        build_parser("whet.data.parsers:PARSERS")
+        build_format("whet.data.formats.table:FORMATS")

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tests.data.chat_templates import KINDS, tokenizer_of
 from tests.data.tokenizer_kinds import MAKERS, TEMPLATES, tokenizer_like
 from whet.data.config import ChatConfig
-from whet.data.parsers import parse_none
+from whet.data.formats.plain import NONE
 from whet.data.template import MARK, Renderer, load_renderer, load_tokenizer
 from whet.data.turns import left_out
 from whet.types import Message, Task, ToolCall
@@ -246,7 +246,7 @@ def test_a_conversation_without_a_reply_to_a_prompt_is_refused(roles, what):
 
 
 def test_parsing_leaves_the_stop_token_out():
-    renderer = Renderer(tokenizer_of("chatml"), parse_none)
+    renderer = Renderer(tokenizer_of("chatml"), NONE)
     stop = renderer.stop_token_ids[0]
     assert renderer.parse((*renderer.encode("a"), stop)).message == Message("assistant", "a")
     assert renderer.parse((*renderer.encode("a"), stop, stop)).message.content == "a<|im_end|>"

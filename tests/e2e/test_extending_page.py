@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.tiny_run import make_files, metrics_of, run_config
-from whet.data.parsers import parse_hermes
+from whet.data.formats.hermes import parse_hermes
 from whet.env.build import EnvConfig, build_env_factory
 from whet.env.resources import Resources
 from whet.observe.records import read_records

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from whet.config import ConfigError
-from whet.data.parsers import parse_hermes
+from whet.data.formats.hermes import parse_hermes
 from whet.env import build
 from whet.env.base import Env, SingleTurn, Step
 from whet.env.build import EnvConfig, build_env_factory

@@ -255,7 +255,7 @@ def module(tmp_path):
 
 
 def test_a_tool_s_resources_are_not_the_model_s_business(module):
-    from whet.data.parsers import parse_hermes
+    from whet.data.formats.hermes import parse_hermes
 
     make = build_env_factory(EnvConfig(name="tools", tools=[f"{module}:note", f"{module}:look"]))
     assert [list(tool["function"]["parameters"]["properties"]) for tool in make().tools] == [["text"], ["word"]]

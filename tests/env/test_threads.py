@@ -129,7 +129,7 @@ def test_a_hung_function_does_not_keep_the_process():
 import asyncio, threading
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
-from whet.data.parsers import parse_hermes
+from whet.data.formats.hermes import parse_hermes
 
 def stuck() -> str:
     "Never ends."

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.data.parsers import parse_hermes, parse_none
+from whet.data.formats.hermes import parse_hermes
+from whet.data.formats.plain import parse_none
 from whet.env.base import Step
 from whet.env.tool_env import ToolEnv, shorten
 from whet.env.tools import Tool
@@ -63,7 +64,7 @@ def test_calls_are_answered_in_order_right_or_wrong(env):
     assert contents[3] == "Error: 13 is unlucky"
     assert contents[4].startswith("Error: double was called with wrong arguments")
     assert {message.role for message in answer.messages} == {"tool"}
-    assert [m.tool_call_id for m in answer.messages] == ["call_0", None, "call_2", "call_3", "call_4"]
+    assert [m.tool_call_id for m in answer.messages] == [f"call_{i}" for i in range(5)]
     assert answer.counts == {"tool_calls": 4, "tool_calls_malformed": 1, "tool_errors": 3}
 
 

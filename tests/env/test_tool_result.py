@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from whet.data.parsers import parse_hermes
+from whet.data.formats.hermes import parse_hermes
 from whet.env.base import Step
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool, ToolResult

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.serve.serve_setup import Live, scripted
-from whet.data.parsers import Parsed, parse_hermes
 from whet.data.template import Renderer
 from whet.quickstart.model import CHAT_TEMPLATE
 from whet.serve.service import Service
-from whet.types import Message
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "note": "né"}}\n</tool_call>'
@@ -55,26 +53,11 @@ def events(server: Live, path: str, body: Any) -> list[dict[str, Any]]:
     return found
 
 
-def parse_thinking(text: str) -> Parsed:
-    """A reply whose thinking is put apart from its words."""
-    thinking, closed, rest = text.partition("</think>")
-    if not closed:
-        return parse_hermes(text)
-    parsed = parse_hermes(rest.lstrip("\n"))
-    message = parsed.message
-    return Parsed(
-        Message("assistant", message.content, message.tool_calls, reasoning_content=thinking.removeprefix("<think>").strip("\n")),
-        parsed.malformed,
-    )
-
-
 @contextmanager
 def thinker(model: Path, text: str) -> Iterator[Service]:
     """A service of a model that thinks and whose chat template shows it; it says `text`."""
     with scripted(model, text) as service:
         service.renderer = Renderer(service.renderer.tokenizer, template=THINKING_TEMPLATE)
-        service.parse = parse_thinking
-        service.config = service.config.model_copy(update={"parser": "tests.serve.dialects:parse_thinking"})
         yield service
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes import FakeEngine, repeats
 from whet.build.parts import build_service
-from whet.data.parsers import parse_hermes
 from whet.data.template import Renderer, load_tokenizer
 from whet.engine.base import Capabilities
 from whet.quickstart.model import SmallModelConfig, make_model
@@ -180,8 +179,8 @@ def assert_all_free(server: Live) -> None:
 @contextmanager
 def scripted(model: Path, text: str) -> Iterator[Service]:
     """A service whose engine always says `text` and ends its turn."""
-    renderer = Renderer(load_tokenizer(model), parse_hermes)
+    renderer = Renderer(load_tokenizer(model))
     tokens = (*renderer.encode(text), renderer.stop_token_ids[0])
     engine = FakeEngine(repeats(tokens), version=3, capabilities=Capabilities(512, False, True))
     with ThreadPoolExecutor(1) as texts:
-        yield Service(engine, renderer, parse_hermes, config_of(model), texts, lambda folder: (), lambda grammar: None)  # type: ignore[arg-type]
+        yield Service(engine, renderer, config_of(model), texts, lambda folder: (), lambda grammar: None)  # type: ignore[arg-type]

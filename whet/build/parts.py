@@ -18,7 +18,6 @@ from whet.checkpoint.store import CheckpointStore
 from whet.cluster.ray_engine import engine_launcher
 from whet.config import code_digests, config_hash, dump_toml, resolve_callable
 from whet.data.hub import resolve_model_path
-from whet.data.parsers import build_parser
 from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_renderer
 from whet.engine.base import Engine
@@ -96,8 +95,9 @@ class Texts:
 def read_texts(config: RunConfig) -> Texts:
     """Read the model's folder, its tokenizer and chat template."""
     folder = resolve_model_path(config.model.path)
-    parser = build_parser(config.env.parser)
-    return Texts(folder, load_renderer(folder, config.data, parser, trust_remote_code=config.model.trust_remote_code))
+    renderer = load_renderer(folder, config.data, config.env.parser, trust_remote_code=config.model.trust_remote_code)
+    renderer = renderer.with_parser(config.env.parser, answers=config.env.answers or config.rollout.play is not None)
+    return Texts(folder, renderer.stripping() if config.data.chat == "strip" else renderer)
 
 
 @contextmanager
@@ -185,8 +185,7 @@ def close_all(rewards: Iterable[Reward | GroupReward]) -> None:
 def build_service(config: ServeConfig) -> Iterator[Service]:
     """Build a model and its engine for serving; its threads end with it. The caller closes the engine."""
     folder = resolve_model_path(config.model.path)
-    parser = build_parser(config.parser)
-    renderer = load_renderer(folder, config, parser, trust_remote_code=config.model.trust_remote_code)
+    renderer = load_renderer(folder, config, config.parser, trust_remote_code=config.model.trust_remote_code)
     sizes = config.engine.embedded
     model = load_causal(folder, engine_model(config.model, sizes), trainable=False)
     spec = EngineSpec(config.model, with_cache(sizes, model, device=pick_device(config.model.device)), config.engine.pool, folder)
@@ -200,7 +199,6 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
         yield Service(
             engine=engine,
             renderer=renderer,
-            parse=parser,
             config=config,
             texts=texts,
             load=lambda source: load_causal(source, on_cpu, trainable=False).named_weights(),
@@ -246,8 +244,11 @@ def build_runner(
     """
     rollout = rollout.within(engine.capabilities.max_tokens)
     check_fits(rollout, engine.capabilities.max_tokens)
-    renderer = renderer.with_parser(build_parser(env.parser))
+    renderer = renderer.with_parser(env.parser, answers=env.answers or rollout.play is not None)
+    make_env = build_env_factory(env)
     sampling = rollout.sampling(renderer.stop_token_ids)
+    if renderer.format.stop_texts is not None:
+        sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *renderer.format.stop_texts(make_env().tools)))))
     if sampling.grammar is not None:
         try:
             Grammars(renderer, len(renderer.tokenizer)).check(sampling.grammar)
@@ -256,7 +257,7 @@ def build_runner(
     return TrajectoryRunner(
         engine=engine,
         renderer=renderer,
-        make_env=build_env_factory(env),
+        make_env=make_env,
         reward=scoring[0],
         group_reward=scoring[1],
         sampling=sampling,

@@ -13,8 +13,9 @@ from whet.check.context import CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
 from whet.check.models import check_auxiliary
 from whet.check.settings import IMPORT_DEADLINE_S
+from whet.data.formats.format import Format
+from whet.data.formats.table import AUTO, build_format
 from whet.data.hub import resolve_model_path
-from whet.data.parsers import build_parser, parse_hermes
 from whet.data.template import Renderer, load_renderer
 from whet.data.tokenizer import turn_ends
 from whet.model.causal import CausalModel, pick_device
@@ -109,10 +110,11 @@ def check_tokenizer(context: CheckContext) -> Iterator[Note]:
     """Check the tokenizer, its special tokens and its chat template."""
     config = context.config
     folder = need(context.folder, "the model's folder")
-    parser, added = parse_hermes, ()
+    parser: str | Format = AUTO
+    added = ()
     if context.program.unit == "rollout":
         name, added = context.rl.env.parser, context.rl.rollout.stop_token_ids
-        parser = run_user_code(f"parser {name!r}", lambda: build_parser(name), IMPORT_DEADLINE_S)
+        parser = name if name == AUTO else run_user_code(f"parser {name!r}", lambda: build_format(name), IMPORT_DEADLINE_S)
     renderer = context.renderer = load_renderer(folder, chat_of(config), parser, trust_remote_code=config.model.trust_remote_code)
     tokenizer = renderer.tokenizer
     yield from _sizes(len(tokenizer), context.vocab_size)
@@ -132,6 +134,20 @@ def check_tokenizer(context: CheckContext) -> Iterator[Note]:
         yield ok("it has no chat template, and data.chat is false: prompts are plain text")
     else:
         yield fail("it has no chat template: put the model's chat_template.jinja into its folder, or set data.chat=false for plain text")
+    if context.program.unit == "rollout":
+        yield from _calls_read(context, renderer, parser)
+
+
+def _calls_read(context: CheckContext, renderer: Renderer, parser: str | Format) -> Iterator[Note]:
+    """Find the format in which tool calls are read."""
+    env = context.rl.env
+    try:
+        context.renderer = renderer.with_parser(parser, answers=env.answers or context.rl.rollout.play is not None)
+    except ValueError as error:
+        yield fail(str(error))
+        return
+    if env.answers:
+        yield ok(f"env.parser={env.parser}: tool calls are read as {context.renderer.format.name} ({context.renderer.chosen.why})")
 
 
 def _sizes(num_tokens: int, vocab_size: int | None) -> Iterator[Note]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,13 +15,16 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from whet.data.encoder import mend
+from whet.data.parsers import ToolSchemas
 from whet.data.template_process import TEMPLATES
 from whet.data.turns import MAX_ROLE, Dicts, left_out, thoughts_written
 from whet.types import JSON, Message
 
-ToolSchemas = Sequence[Mapping[str, JSON]]
 THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates that switch the model's thinking on and off."""
+_THOUGHT = "836192847103"
+"""Thinking that no template writes by itself."""
+_READS_THINKING = re.compile(r"""message\.thinking\b|message\[["']thinking["']\]|["']thinking["'] in message\b""")
 MAX_FORMS = 4096
 """Forms of conversations whose rendering is remembered."""
 
@@ -101,6 +105,20 @@ class ChatTemplate:
         written = thoughts_written(self, messages, [dict(tool) for tool in tools])
         return tuple(m if i in written else replace(m, reasoning_content=None) for i, m in enumerate(messages))
 
+    @cached_property
+    def writes_thinking(self) -> bool:
+        """True if the template writes the thinking of an answer's message (`reasoning_content`)."""
+        asked = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "reasoning_content": _THOUGHT}]
+        try:
+            return _THOUGHT in self._filled(asked, (), False)
+        except (ValueError, TypeError, TemplateError):  # it takes no such conversation
+            return False
+
+    @cached_property
+    def _thinking_key(self) -> str:
+        """The key by which the template reads thinking."""
+        return "thinking" if _READS_THINKING.search(self.source) and "reasoning_content" not in self.source else "reasoning_content"
+
     def __call__(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
         """Fill in the template.
 
@@ -135,7 +153,8 @@ class ChatTemplate:
     def _filled(self, messages: Dicts, tools: Dicts, generate: bool) -> str:
         if not messages:
             raise ValueError("the conversation is empty")
-        kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        named = {"reasoning_content": self._thinking_key}
+        kept = [{named.get(key, key): value for key, value in message.items() if value is not None} for message in messages]
         if type(self._tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template:
             template = self._tokenizer.get_chat_template(self._own, cast(Any, tools or None))
             options = {**self._tokenizer.special_tokens_map, **self._options}

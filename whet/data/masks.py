@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from whet.data.chat_template import ToolSchemas
 from whet.data.config import MaskName
+from whet.data.parsers import ToolSchemas
 from whet.data.template import Renderer
 from whet.types import Message
 

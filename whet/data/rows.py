@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from pydantic import field_validator, model_validator
 
@@ -28,9 +28,9 @@ class RowConfig(Config):
     """Builds the prompt from columns instead: each {column} is replaced by the row's value; {{ and }} are braces."""
     system_prompt: str | None = None
     """System message for the prompts that have none."""
-    chat: bool = True
-    """Render prompts with the chat template. false: a prompt is text that is used unchanged, without a
-    chat template."""
+    chat: bool | Literal["strip"] = True
+    """Render prompts with the chat template. What was sampled stays; "strip": where the template leaves the thinking of earlier turns out,
+    the next turn begins a new training sample without it. false: a prompt is text that is used unchanged, without a chat template."""
     label_key: str | None = "label"
     """Column of what is known about the answer: text or a number."""
     label_pattern: str | None = None

@@ -1,6 +1,6 @@
 """Which tokens a text of others must not become, and the marking of messages and tool schemas with them.
 
-Any added token that the tokenizer calls special, and any other that the chat template or the parser of tool calls writes or reads as
+Any added token that the tokenizer calls special, and any other that the chat template writes or the parsers of tool calls read as
 markup, is kept out of the text of users, tools and schemas. In what the system and the assistant say, markup within a turn (`<think>`,
 `<tool_call>`) stays what it is, since it is how a format is described and how a model writes; what opens or ends turns never does.
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from whet.data.encoder import Encoder, spelled
-from whet.data.parsers import CLOSE, OPEN
+from whet.data.formats.table import FORMATS
 from whet.types import JSON, Message
 
 SPELLED = "special_tokens_in_text"
@@ -65,6 +65,10 @@ SCHEMA_KEYS = frozenset(
 """Keys of tool schemas that templates ask for."""
 
 
+_MARKUP = frozenset(text for chosen in FORMATS.values() for text in chosen.markup)
+"""Markup that the parsers of tool calls read."""
+
+
 class SpecialText:
     """Keeps text of others from becoming special tokens.
 
@@ -77,7 +81,7 @@ class SpecialText:
     def __init__(self, encoder: Encoder, template: str, turns: Collection[str]) -> None:
         self._encoder, self._template = encoder, template
         markup = {text for text in encoder.added.values() if text not in encoder.special and _is_markup(text)}
-        markup = {text for text in markup if text in turns or text in template or text in (OPEN, CLOSE)}
+        markup = {text for text in markup if text in turns or text in template or text in _MARKUP}
         protected = markup | encoder.special
         inner = {text for text in protected - set(turns) if text in markup or _twin(text) in protected}
         encoder.protect(protected)

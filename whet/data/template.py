@@ -16,13 +16,17 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerFast
 
-from whet.data.chat_template import ChatTemplate, ToolSchemas
+from whet.data.chat_template import ChatTemplate
 from whet.data.config import ChatConfig
 from whet.data.encoder import Encoder
-from whet.data.parsers import Parsed, Parser, parse_hermes
+from whet.data.formats.format import Format
+from whet.data.formats.hermes import HERMES
+from whet.data.formats.table import AUTO, AnyParser, choose_format
+from whet.data.parsers import Parsed, ToolSchemas
+from whet.data.replies import ReplyReader
 from whet.data.special import ROLES, SpecialText
 from whet.data.tokenizer import load_tokenizer, turn_ends
-from whet.data.turns import MARK, MAX_ROLE, Dicts, after_call, after_reply, calling, find_ends, turn_tokens
+from whet.data.turns import MARK, MAX_ROLE, Dicts, after_call, after_reply, calling, find_ends, number, turn_tokens
 from whet.types import JSON, Message, Task
 
 SHARE_GPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
@@ -30,13 +34,13 @@ SHARE_GPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot":
 __all__ = ["MARK", "Renderer", "load_renderer", "load_tokenizer"]
 
 
-def load_renderer(folder: Path, chat: ChatConfig, parser: Parser = parse_hermes, *, trust_remote_code: bool = False) -> Renderer:
+def load_renderer(folder: Path, chat: ChatConfig, parser: AnyParser = AUTO, *, trust_remote_code: bool = False) -> Renderer:
     """The renderer of a model folder.
 
     Args:
         folder: folder of a model.
         chat: settings of the rendering of messages.
-        parser: parser of the model's tool calls.
+        parser: format of the model's tool calls; `auto`: as the chat template tells.
         trust_remote_code: True if code that comes with the tokenizer may run.
 
     Raises:
@@ -58,20 +62,20 @@ class Renderer:
 
     Args:
         tokenizer: a transformers tokenizer.
-        parser: parser of the model's tool calls.
+        parser: format of the model's tool calls; `auto`: as the chat template tells.
         template_options: extra variables for the chat template, such as `enable_thinking`.
         template: a chat template's text in place of the tokenizer's own.
         special_tokens_in_text: have special tokens that a text of others spells become such; else they stay text.
         ends: ids that end a turn besides those that the tokenizer and the template know, as the model's own settings say.
 
     Raises:
-        ValueError: the tokenizer has no eos_token.
+        ValueError: the tokenizer has no eos_token, or there is no parser of that name.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
-        parser: Parser = parse_hermes,
+        parser: AnyParser = HERMES,
         template_options: Mapping[str, JSON] | None = None,
         *,
         template: str | None = None,
@@ -79,7 +83,6 @@ class Renderer:
         ends: Sequence[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
-        self._parser = parser
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no eos_token; set it in tokenizer_config.json to what ends a turn")
         self._encoder = Encoder(tokenizer)
@@ -89,16 +92,42 @@ class Renderer:
         self._special = None if special_tokens_in_text else SpecialText(self._encoder, self._template.source, turns)
         written = [cast(int, tokenizer.convert_tokens_to_ids(text)) for text in self._ends.texts]
         known = [token for token in ends if token in self._encoder.added]
-        self.stop_token_ids = tuple(dict.fromkeys((*written, cast(int, tokenizer.eos_token_id), *known)))
+        self._own_stops = tuple(dict.fromkeys((*written, cast(int, tokenizer.eos_token_id), *known)))
+        self.strips = False
+        """True if trajectories go on without the thinking that the chat template leaves out (`data.chat = "strip"`)."""
+        self._read_calls(parser)
+
+    def _read_calls(self, parser: AnyParser, *, whole: bool = False) -> None:
+        self.chosen = choose_format(parser, self._template.source)
+        """The format of tool calls, and why it is this one."""
+        self.replies = ReplyReader(self._encoder, self._template, self.format, marks=self._special is not None, whole=whole)
+        """Reads what was sampled."""
+        stops = [token for token, text in self._encoder.added.items() if text in self.format.stops]
+        self.stop_token_ids = tuple(dict.fromkeys((*self._own_stops, *stops)))
         """Tokens that end a turn: the token with which the template closes one (or opens the next, if
         nothing closes it), then the tokenizer's eos_token (often the same), then those of the model's
-        own settings. A base model's eos_token is often not the token with which its chat template
-        closes a turn; both end one."""
+        own settings, then those of the format of its tool calls. A base model's eos_token is often not
+        the token with which its chat template closes a turn; both end one."""
 
-    def with_parser(self, parser: Parser) -> Renderer:
-        """The same, for a model that writes tool calls in another way."""
+    @property
+    def format(self) -> Format:
+        """The format of tool calls."""
+        return self.chosen.format
+
+    def with_parser(self, parser: AnyParser, *, answers: bool = True) -> Renderer:
+        """The same, for a model that writes tool calls in another way.
+
+        Args:
+            answers: False if no environment answers the calls: thinking then stays in the words, and a chat template may tell of a format
+                that nothing here reads.
+
+        Raises:
+            ValueError: there is no parser of that name, or none that reads what the chat template tells of.
+        """
         other = copy.copy(self)
-        other._parser = parser
+        other._read_calls(parser, whole=not answers)
+        if answers and other.chosen.fault:
+            raise ValueError(other.chosen.fault)
         return other
 
     def with_thinking(self, wanted: bool) -> Renderer:
@@ -115,10 +144,28 @@ class Renderer:
         """
         return self._template.without_lost_thinking(messages, tools)
 
-    @property
-    def parser(self) -> Parser:
-        """Reads a turn's text."""
-        return self._parser
+    def stripping(self) -> Renderer:
+        """The same, for trajectories whose turns see the thinking of earlier turns only where the chat template writes it."""
+        other = copy.copy(self)
+        other.strips = True
+        return other
+
+    def drops_thinking(self, messages: Sequence[Message], tools: ToolSchemas) -> frozenset[int]:
+        """Places of the assistant's messages whose thinking the template leaves out before the next turn.
+
+        A conversation that the template cannot render again loses nothing: it stays as it was sampled.
+        """
+        thinks = [i for i, message in enumerate(messages) if message.role == "assistant" and message.reasoning_content]
+        numbered = [replace(m, reasoning_content=number(i, 1)) if i in thinks else m for i, m in enumerate(messages)]
+        try:
+            text = self.render(numbered, tools if self.format.listed else (), generate=True) if thinks else ""
+        except ValueError:
+            return frozenset()
+        return frozenset(i for i in thinks if number(i, 1) not in text)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn without its stop token."""
+        return self.decode(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
 
     @property
     def has_template(self) -> bool:
@@ -169,9 +216,10 @@ class Renderer:
             return (*tokens, *self.plain(task.prompt.removeprefix(begin), tokens))
         names = [tool["function"]["name"] for tool in tools]
         further = [tool for tool in task.tools if tool["function"]["name"] not in names]
-        text = self.render(task.prompt, (*tools, *further), generate=True)
+        listed = (*tools, *further) if self.format.listed else ()
+        text = self.render(task.prompt, listed, generate=True)
         self.check_roles(task.prompt)
-        self._template.refuse_left_out(task.prompt, (*tools, *further))
+        self._template.refuse_left_out(task.prompt, listed)
         return self._encoder.encode(text)
 
     def reply(self, messages: Sequence[Message], last: Sequence[int]) -> tuple[int, ...]:
@@ -185,13 +233,25 @@ class Renderer:
         Raises:
             ValueError: the chat template cannot render these messages after an assistant's turn, or leaves something of them out.
         """
-        return self._answer(messages, self._marked(messages), last)
+        if self.format.wrap is None or any(message.role != "tool" for message in messages):
+            return self._answer(messages, self._marked(messages), last)
+        text = "".join(map(self.format.wrap, messages))
+        if last and last[-1] in self.stop_token_ids:  # the turn is closed: nothing can be appended to it
+            asked = [Message("user", text.strip("\n"))]
+            return self._answer(asked, self._marked(asked), last)
+        return self.plain(text, last)
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
-        """A sampled turn as a message; the stop token at its end is no part of the text."""
+    def parse(self, tokens: Sequence[int], tools: ToolSchemas = (), prompt: Sequence[int] = (), stop: tuple[str, ...] = ()) -> Parsed:
+        """A sampled turn as a message; the stop token at its end is no part of the text.
+
+        Args:
+            tools: those that the turn could call.
+            prompt: the tokens before it, or the last of them.
+            stop: texts that end the turn and are no part of it.
+        """
         if tokens and tokens[-1] in self.stop_token_ids:
             tokens = tokens[:-1]
-        return self._parser(self.decode(tokens))
+        return self.replies.read(tokens, tools, opened=self.replies.opens_thinking(prompt), stop=stop)
 
     def supervised(
         self, messages: Sequence[Message], tools: ToolSchemas = (), first_trained: int = 0, silent: Collection[int] = ()
@@ -279,9 +339,12 @@ class Renderer:
     def _answer(self, messages: Sequence[Message], marked: Dicts, last: Sequence[int]) -> tuple[int, ...]:
         tail = self._tail(messages, marked)
         if last and last[-1] in self.stop_token_ids:
-            before, held, after = tail.partition(self.decode(last[-1:]))
-            if held and not before.strip():  # some templates put a space between a text and its end
-                tail = after
+            ended = self.decode(last[-1:])
+            for closing in (ended, self.format.closing) if ended in self.format.stops and self.format.closing else (ended,):
+                before, held, after = tail.partition(closing)
+                if held and not before.strip():  # some templates put a space between a text and its end
+                    tail = after
+                    break
         return self._encoder.encode(tail, last[-1] if last else None)
 
     def _tail(self, messages: Sequence[Message], marked: Dicts) -> str:

@@ -173,17 +173,21 @@ class _Text:
 
 
 def _numbered(place: int, message: Message) -> Message:
-    calls = tuple(
-        ToolCall(_number(place, 2 * k + 2), {key: _number(place, 2 * k + 3) for key in list(call.arguments)[:1]}, call.id)
-        for k, call in enumerate(message.tool_calls)
-    )
-    words = _number(place, 0) if message.content else ""
-    thinking = _number(place, 1) if message.reasoning_content else message.reasoning_content
+    calls = tuple(_numbered_call(place, k, call) for k, call in enumerate(message.tool_calls))
+    words = number(place, 0) if message.content else ""
+    thinking = number(place, 1) if message.reasoning_content else message.reasoning_content
     return Message(message.role, words, calls, message.name, message.tool_call_id, thinking)
 
 
-def _number(place: int, part: int) -> str:
-    """Twelve digits that no template writes."""
+def _numbered_call(place: int, k: int, call: ToolCall) -> ToolCall:
+    """The call with numbers in it; some formats write its name in its id alone."""
+    name = number(place, 2 * k + 2)
+    arguments = {key: number(place, 2 * k + 3) for key in list(call.arguments)[:1]}
+    return ToolCall(name, arguments, call.id.replace(call.name, name) if call.name else call.id)
+
+
+def number(place: int, part: int) -> str:
+    """Twelve digits that no template writes, for a part of the message at a place."""
     return f"83{place:05d}{part:03d}47"
 
 
@@ -207,16 +211,16 @@ def _opener(apply: Apply, encoder: Encoder, role: str) -> str:
 def _behind_call(apply: Apply, encoder: Encoder) -> str:
     """The added token that the template writes after calls: the last one, unless it also comes between
     two calls and so ends each of them."""
-    calls = [ToolCall("f", {"a": _number(0, k)}, f"call_{k}") for k in range(2)]
+    calls = [ToolCall("f", {"a": number(0, k)}, f"call_{k}") for k in range(2)]
     texts: list[str] = []
     for count in (1, 2):
         try:
             texts.append(apply([_USER.to_dict(), Message("assistant", "", tuple(calls[:count])).to_dict()], (), False))
         except ValueError:  # it has no calls, or one at most
             break
-    if not texts or _number(0, 0) not in texts[0]:
+    if not texts or number(0, 0) not in texts[0]:
         return ""
     last = next((text for text in sorted(encoder.added.values(), key=len, reverse=True) if texts[0].rstrip().endswith(text)), "")
-    if len(texts) < 2 or _number(0, 1) not in texts[1]:  # it writes one call at most
+    if len(texts) < 2 or number(0, 1) not in texts[1]:  # it writes one call at most
         return last if last in encoder.special else ""
-    return "" if last in texts[1].partition(_number(0, 0))[2].partition(_number(0, 1))[0] else last
+    return "" if last in texts[1].partition(number(0, 0))[2].partition(number(0, 1))[0] else last

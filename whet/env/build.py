@@ -39,9 +39,14 @@ class EnvConfig(Config):
     """Longer tool replies lose their middle."""
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
     """The place of the tools python, shell and files (docs/sandbox.md)."""
-    parser: str = "hermes"
-    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
-    import reference to a function."""
+    parser: str = "auto"
+    """Format of the model's tool calls. auto: as its chat template tells; hermes, qwen_xml, llama3, deepseek_v3, deepseek_v31, dsml, glm,
+    kimi, harmony, tags, none (docs/tool_formats.md), or an import reference to a function."""
+
+    @property
+    def answers(self) -> bool:
+        """True if the environment may answer a reply."""
+        return self.name != "single_turn"
 
     @model_validator(mode="after")
     def _fits_together(self) -> EnvConfig:

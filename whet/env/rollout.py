@@ -17,13 +17,14 @@ from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from whet.config import ConfigError
-from whet.data.parsers import Parsed
+from whet.data.parsers import Parsed, ToolSchemas
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
 from whet.engine.base import Engine, EngineFailed, EngineRefused
 from whet.env.base import Appraising, Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
+from whet.env.history import THINKING_LEFT_OUT, MessageHistory
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
 from whet.types import Failure, Finish, Message, Origin, Outcome, ReplyLatency, Request, SamplingParams, Task, Trajectory, Turn
@@ -90,6 +91,10 @@ class TrajectoryRun:
     """Every token of the present chain so far: what the engine continues."""
     request: str = ""
     """The id of the request that the engine has from it; none: it waits for something else."""
+    tools: ToolSchemas = ()
+    """Those that its turns may call: the environment's, then the row's."""
+    conversation: MessageHistory = field(default_factory=MessageHistory)
+    """Its messages, where the renderer leaves the thinking of earlier turns out."""
     _lacks_room: bool = False
     """The limits left no room for the last turn that a user's function asked for."""
     _open: tuple[_Next, Reply] | None = None
@@ -182,6 +187,7 @@ class TrajectoryRun:
         unknown."""
         self.turns.clear()
         self.place = PLAY
+        self.tools = (*env.tools, *self.task.tools)
         playing = asyncio.ensure_future(play(self, env))
         try:
             if not await in_time(playing, self.deadline):
@@ -206,6 +212,7 @@ class TrajectoryRun:
             raise ValueError(f"the environment changed the task's id {ids}; it must stay the same")
         self.task = started
         self.place = "renderer"
+        self.tools = (*env.tools, *started.tools)
         coming = self._pick_up() if self.turns else self._prompted(self.task, env, self.counts)
         while True:
             parsed = self._parsed() if coming is None else await self._sample(coming)
@@ -218,7 +225,7 @@ class TrajectoryRun:
             if step.done:
                 return Outcome.TRUNCATED if step.truncated else Outcome.COMPLETED
             self.place = "renderer"
-            coming = self._after(step, turn, env)
+            coming = self._after(step, turn, env, parsed)
 
     async def _cut(self, env: Env, outcome: Outcome) -> Outcome:
         """The outcome of a trajectory that the limits ended, once the environment has given it a reward, if it does so."""
@@ -296,6 +303,7 @@ class TrajectoryRun:
 
     def _prompted(self, task: Task, env: Env, counts: Counter[str], *, restart: bool = False) -> _Next:
         spelled = self.renderer.num_spelled
+        self.conversation.begin(task)
         context = self.renderer.prompt(task, env.tools)
         self._count_spelled(spelled, counts)
         return _Next(Ints.of(context), Origin.PROMPT, restart)
@@ -304,9 +312,14 @@ class TrajectoryRun:
         if self.renderer.num_spelled > before:
             counts[SPELLED] += self.renderer.num_spelled - before
 
-    def _after(self, step: Step, turn: Turn, env: Env) -> _Next:
-        if step.history:
-            return self._prompted(replace(self.task, prompt=step.history), env, self.answered, restart=True)
+    def _after(self, step: Step, turn: Turn, env: Env, reply: Parsed) -> _Next:
+        history = step.history
+        if self.renderer.strips and step.messages:
+            self.conversation.add(reply, self.renderer.text_of(turn.tokens), step.messages)
+            history = self.conversation.without_thinking(self.renderer, self.tools)
+            self.answered[THINKING_LEFT_OUT] += bool(history)
+        if history:
+            return self._prompted(replace(self.task, prompt=history), env, self.answered, restart=True)
         spelled = self.renderer.num_spelled
         context = self.renderer.plain(step.text, turn.tokens) if step.text else self.renderer.reply(step.messages, turn.tokens)
         self._count_spelled(spelled, self.answered)
@@ -349,7 +362,7 @@ class TrajectoryRun:
         """Keep a whole reply as a turn; its message is the plain text if a parser of the user's fails."""
         self.place = "parser"
         try:
-            parsed = self.renderer.parse(reply.tokens.column())
+            parsed = self.renderer.parse(reply.tokens.column(), self.tools, coming.context)
         except Exception:  # of a user's parser: it is raised on, and the tokens stay
             self._keep(coming, reply)
             raise
@@ -359,7 +372,7 @@ class TrajectoryRun:
     def _parsed(self) -> Parsed:
         """The parsed text of the last turn."""
         self.place = "parser"
-        return self.renderer.parse(self.turns[-1].tokens)
+        return self.renderer.parse(self.turns[-1].tokens, self.tools, self.turns[-1].context)
 
     def _request(self, reply: Reply, room: int) -> Request:
         num_begun, turn = len(reply.tokens), len(self.turns)

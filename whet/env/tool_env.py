@@ -68,7 +68,7 @@ class ToolEnv:
         results = await self._run(calls, counts)
         answers = [self._reply(result.content, call.name, call.id) for call, result in zip(calls, results, strict=True)]
         for fault in reply.malformed:  # each at its place among the calls; they are in order
-            answers.insert(fault.place, self._reply(f"Error: {fault.text}", "error", None))
+            answers.insert(fault.place, self._reply(f"Error: {fault.text}", "error", f"call_{fault.place}"))
         notes = [note for call, result in zip(calls, results, strict=True) if (note := result.note(call.name)) is not None]
         stop = next((result.stop for result in results if result.stop is not None), None)
         return Step(messages=tuple(answers), counts=counts, done=stop is not None, stop=stop, notes=tuple(notes))
@@ -98,7 +98,7 @@ class ToolEnv:
             counts["tool_errors"] += 1
             return ToolResult(f"Error: {error}")
 
-    def _reply(self, content: str, name: str, call_id: str | None) -> Message:
+    def _reply(self, content: str, name: str, call_id: str) -> Message:
         return Message("tool", shorten(content, self._max_reply_chars), name=name, tool_call_id=call_id)
 
 

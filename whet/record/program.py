@@ -246,7 +246,6 @@ def _service(run: TrajectoryRun, session: Session, recorder: Recorder) -> Servic
     return Service(
         engine=run.engine,
         renderer=run.renderer,
-        parse=run.renderer.parser,
         config=ServeConfig.model_validate({"model": {"path": "policy"}, "limits": limits.model_dump(), "stream_interval": 2**30}),
         texts=recorder.texts,
         load=_loads_nothing,

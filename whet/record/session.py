@@ -13,7 +13,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from whet.data.chat_template import ToolSchemas
+from whet.data.parsers import ToolSchemas
+from whet.data.replies import TAIL
 from whet.data.template import Renderer
 from whet.record.tree import CallTree, RecordedCall, Rule, Spec, digest_of
 from whet.serve.answers import Event
@@ -207,13 +208,13 @@ class Session:
             text = self._renderer.decode(tokens[:-1] if tokens and tokens[-1] in request.sampling.stop_token_ids else tokens)
             self.tree.end(call, Message("assistant", text_before(text, request.sampling.stop)))
             return
-        parsed = self._renderer.parse(tokens)
-        if parsed.malformed or not parsed.message.tool_calls:  # the client gets the text as it is
-            stop = tokens[:-1] if tokens and tokens[-1] in self._renderer.stop_token_ids else tokens
-            text = text_before(self._renderer.decode(stop), request.sampling.stop)
-            self.tree.end(call, Message("assistant", text.strip("\n")))
-        else:
-            self.tree.end(call, parsed.message)
+        prompt, stop = call.spec.prompt[-TAIL:], request.sampling.stop
+        parsed = self._renderer.parse(tokens, call.spec.schemas, prompt, stop)
+        text = text_before(self._renderer.text_of(tokens), stop)
+        replies = self._renderer.replies
+        body = replies.split(text, opened=replies.opens_thinking(prompt)).body
+        plain = [Message("assistant", each.strip("\n")) for each in (text, body)]  # with the thinking, and without it
+        self.tree.end(call, parsed.message, *plain)
 
     async def _generated(self, prepare: Prepare, body: JSON) -> Answered:
         model = str(body.get("model") or "") if isinstance(body, dict) else ""

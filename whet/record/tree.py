@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from whet.data.chat_template import ToolSchemas
+from whet.data.parsers import ToolSchemas
 from whet.env.sampling import Reply
 from whet.types import Finish, Message, Origin, Turn
 from whet.types.columns import Ints, Ragged, Runs
@@ -47,6 +47,7 @@ class Spec:
     """Digest of tools and messages."""
     tools: str = ""
     """Digest of the tools."""
+    schemas: ToolSchemas = ()
     text: str | None = None
     """Prompt of a completion, in place of messages."""
 
@@ -113,7 +114,8 @@ class CallTree:
         Returns:
             The messages behind that reply; all of them where it goes on from none.
         """
-        spec.messages, spec.tools = messages, digest_of(json.dumps(list(map(dict, tools)), sort_keys=True, default=str))
+        spec.messages, spec.schemas = messages, tools
+        spec.tools = digest_of(json.dumps(list(map(dict, tools)), sort_keys=True, default=str))
         chain = chain_of(spec.tools, messages)
         spec.at = chain[-1]
         start = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
@@ -162,10 +164,10 @@ class CallTree:
             self._extended.discard(call.spec.parent.number)
             call.continues = False
 
-    def end(self, call: RecordedCall, message: Message) -> None:
-        """Its reply is whole, and the program sees it as `message`."""
-        call.message = message
-        if call.spec.text is None:
+    def end(self, call: RecordedCall, *forms: Message) -> None:
+        """Its reply is whole. The program sees it in one of these forms, by its route; the first is the trajectory's."""
+        call.message = forms[0]
+        for message in forms if call.spec.text is None else ():
             self._ends[digest_of(call.spec.at + _key(message))] = call
 
     def trained(self) -> Iterator[RecordedCall]:

@@ -9,6 +9,7 @@ from numbers import Real
 
 from whet.config import Hook
 from whet.data.special import SPELLED, SPELLED_METRIC
+from whet.env.history import THINKING_LEFT_OUT
 from whet.env.rollout import CUT_BY_ANSWER
 from whet.observe.metrics import Mean, Metrics, Total, distribution
 from whet.rollout.samples import score_of
@@ -78,6 +79,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     out["outcome/failed"] = Mean(sum(not t.outcome.valid for t in trajectories), num)
     if cut := sum(trajectory.counts.get(CUT_BY_ANSWER, 0) for trajectory in trajectories):
         out[f"outcome/{CUT_BY_ANSWER}"] = Mean(cut, num)
+    if left_out := sum(trajectory.counts.get(THINKING_LEFT_OUT, 0) for trajectory in trajectories):
+        out["response/thinking_left_out"] = Total(left_out)
     if spelled := sum(trajectory.counts.get(SPELLED, 0) for trajectory in trajectories):
         out[SPELLED_METRIC] = Total(spelled)
     out.update(_tool_metrics(trajectories))

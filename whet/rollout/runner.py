@@ -87,8 +87,8 @@ class TrajectoryRunner:
 
     @property
     def resumable(self) -> bool:
-        """True if an interrupted trajectory can continue from its turns."""
-        return self.play_by is None and self.make_env.resumable
+        """True if an interrupted trajectory can continue from its turns, which do not hold the messages between them."""
+        return self.play_by is None and self.make_env.resumable and not self.renderer.strips
 
     async def play(self, tasks: Sequence[Task], samples_per_prompt: int, seed: int, baseline: bool = False) -> list[Group]:
         """Play every task `samples_per_prompt` times; the engine decides how many of those in flight run together.

@@ -137,6 +137,8 @@ def train(
             )
             for note in notes:
                 observer.display.note(note)
+            if config.env.answers:
+                observer.display.note(f"tool calls are read as {texts.renderer.format.name}: {texts.renderer.chosen.why}")
             observer.display.start(f"whet train: {session.folder}", num_rollouts, run_facts(config, parts, source))
             stale = uncorrected(config, algorithm)
             warn_all(observer.display, [*session.notes, *learners.notes, *([] if stale is None else [stale])])

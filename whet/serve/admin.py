@@ -165,7 +165,7 @@ async def server_info(service: Service, value: JSON) -> Response:
             "weight_version": service.control.label(engine.version),
             "context_length": engine.capabilities.max_tokens,
             "max_running_requests": config.limits.max_running,
-            "tool_call_parser": config.parser,
+            "tool_call_parser": service.renderer.format.name,
             **sizes,
             "internal_states": [state],
             "version": f"whet {package_version('whet')}",

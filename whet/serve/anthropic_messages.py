@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
 
-from whet.data.chat_template import ToolSchemas
+from whet.data.parsers import ToolSchemas
 from whet.serve.answers import Event
 from whet.serve.anthropic_body import MessagesBody, PromptBody
 from whet.serve.anthropic_input import check_context, messages_of, tools_of
@@ -18,7 +18,7 @@ from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
 from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar
 from whet.serve.errors import ApiError
-from whet.serve.reply import ReplyParts, SampledReply, one_call, opens_thinking
+from whet.serve.reply import ReplyParts, SampledReply, one_call
 from whet.serve.sampling import new_seed
 from whet.serve.service import Service
 from whet.types import JSON, Chunk, Finish, Grammar, ToolCall
@@ -43,7 +43,7 @@ async def prepare_messages(service: Service, value: JSON) -> MessagesAnswer:
     """
     body = parse_body(MessagesBody, value)
     prompt = await _prompt(service, body)
-    grammar = await _grammar(service, body, prompt.tools)
+    grammar = await _grammar(service, body, prompt)
     sampling = body.params(
         service.renderer.stop_token_ids,
         {"stop": "stop_sequences"},
@@ -67,13 +67,13 @@ async def _prompt(service: Service, body: PromptBody) -> _Prompt:
     tools, messages = tools_of(body), messages_of(body)
     thinking = None if body.thinking is None else {"enabled": True, "disabled": False}.get(body.thinking.type)
     tokens = await service.prompt(messages, tools, thinking=thinking, drop_thinking=True)
-    if thinking is False and opens_thinking(service, tokens):
+    if thinking is False and service.renderer.replies.opens_thinking(tokens):
         message = "thinking cannot be disabled: the model's chat template begins every reply with thinking"
         raise ApiError(400, message, param="thinking", code="unsupported_parameter")
     return _Prompt(tokens, tools)
 
 
-async def _grammar(service: Service, body: MessagesBody, tools: ToolSchemas) -> Grammar | None:
+async def _grammar(service: Service, body: MessagesBody, prompt: _Prompt) -> Grammar | None:
     choice: ToolChoice = None
     parallel = None
     if body.tool_choice is not None:
@@ -85,7 +85,8 @@ async def _grammar(service: Service, body: MessagesBody, tools: ToolSchemas) -> 
     formats = native_grammars(body.json_schema, body.regex, body.ebnf)
     if body.output_config is not None and body.output_config.format is not None:
         formats = {"output_config.format": Grammar("json_schema", json.dumps(body.output_config.format.body)), **formats}
-    return await reply_grammar(service, choice, tools, parallel=parallel, formats=formats)
+    opened = service.renderer.replies.opens_thinking(prompt.tokens)
+    return await reply_grammar(service, choice, prompt.tools, parallel=parallel, formats=formats, opened=opened)
 
 
 class MessagesAnswer:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from whet.data.chat_template import ToolSchemas
-from whet.data.parsers import CLOSE, OPEN
+from whet.data.encoder import spelled
+from whet.data.formats.reading import THINK_END
+from whet.data.formats.table import FORMATS
+from whet.data.parsers import ToolSchemas
 from whet.serve.bodies import Body, parse_part
 from whet.serve.errors import ApiError
 from whet.serve.service import Service
@@ -62,7 +64,7 @@ async def one_grammar(service: Service, wanted: Mapping[str, Grammar | None]) ->
 
 
 async def reply_grammar(
-    service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool | None, formats: Mapping[str, Grammar | None]
+    service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool | None, formats: Mapping[str, Grammar | None], opened: bool
 ) -> Grammar | None:
     """The grammar of a reply, of calls or of a form; None: any text.
 
@@ -72,11 +74,14 @@ async def reply_grammar(
         tools: tools of the prompt.
         parallel: False: one call at most.
         formats: the forms that the request asks for, by the field that does.
+        opened: the prompt ends within thinking.
 
     Raises:
         ApiError: there is no such grammar, or more than one is asked for.
     """
-    calls = await call_grammar(service, choice, tools, parallel=parallel is not False)
+    if tools and (fault := service.renderer.chosen.fault):
+        raise ApiError(400, f"tools: {fault}".replace("env.parser", "parser"), param="tools", code="unsupported_parameter")
+    calls = await call_grammar(service, choice, tools, parallel=parallel is not False, opened=opened)
     if parallel is False and tools and calls is None:
         message = "parallel_tool_calls can be false where tool_choice is required or names a tool: a free reply calls as many as it likes"
         raise ApiError(400, message, param="parallel_tool_calls", code="unsupported_parameter")
@@ -108,18 +113,23 @@ def native_grammars(json_schema: str | None, regex: str | None, ebnf: str | None
     }
 
 
-async def call_grammar(service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool) -> Grammar | None:
+async def call_grammar(service: Service, choice: ToolChoice, tools: ToolSchemas, *, parallel: bool, opened: bool) -> Grammar | None:
     """Grammar for `tool_choice`: nothing but calls of the tools, or exactly one call of the tool that
     it names.
 
+    Args:
+        opened: the prompt ends within thinking, which the reply closes first.
+
     Raises:
-        ApiError: the tool does not exist, its parameters are no schema, or the server's parser has no
-            form for calls.
+        ApiError: the tool does not exist, its parameters are no schema, or the format of the model's
+            calls is none that a grammar can force.
     """
     if choice in (None, "auto", "none"):
         return None
-    if service.config.parser != "hermes":
-        message = f"tool_choice: calls can be asked for in the form of the parser hermes, and this server's is {service.config.parser}"
+    form = service.renderer.format
+    if (forced := form.forced) is None:
+        able = ", ".join(name for name, each in FORMATS.items() if each.forced is not None)
+        message = f"tool_choice: no call can be forced in this server's format {form.name}, since {form.why_not_forced}; it can in {able}"
         raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
     if isinstance(choice, dict):
         name = parse_part("tool_choice", NamedTool, choice).function.get("name")
@@ -132,19 +142,27 @@ async def call_grammar(service: Service, choice: ToolChoice, tools: ToolSchemas,
     for i, tool in enumerate(tools):
         function = tool["function"]
         schema = await _parameters(service, function)
-        name = json.dumps(function["name"], ensure_ascii=False)
-        head = _quoted(f'\n{{"name": {name}, "arguments": ')
-        rules += [f"call_{i}: open {head} arguments_{i} {_quoted(f'}}{chr(10)}')} close", f"arguments_{i}: %json {schema}"]
-    more = r' ("\n" call)*' if parallel and not isinstance(choice, dict) else ""
+        name = function["name"] if forced.bare else json.dumps(function["name"], ensure_ascii=False)
+        head, tail = _literal(service, forced.open(name)), _literal(service, forced.close)
+        rules += [f"call_{i}: {head} arguments_{i} {tail}", f"arguments_{i}: %json {schema}"]
+    several = parallel and not isinstance(choice, dict) and forced.between is not None
+    more = f"({_literal(service, forced.between or '')} call)*" if several else ""
     some = " | ".join(f"call_{i}" for i in range(len(tools)))
-    rules += [f"open: {_marker(service, OPEN)}", f"close: {_marker(service, CLOSE)}"]
-    return Grammar("lark", "\n".join([f"start: call{more}", f"call: {some}", *rules, ""]))
+    before = _literal(service, (f"{THINK_END}\n\n" if opened else "") + forced.before)
+    return Grammar("lark", "\n".join([f"start: {before} call {more} {_literal(service, forced.after)}", f"call: {some}", *rules, ""]))
 
 
-def _marker(service: Service, text: str) -> str:
-    """A text that most tokenizers of such models have a token for; a grammar must name it then, its letters are other tokens."""
-    tokens = service.renderer.encode(text)
-    return f"<[{tokens[0]}]>" if len(tokens) == 1 else _quoted(text)
+def _literal(service: Service, text: str) -> str:
+    """A text in a grammar. What the tokenizer has a token for is named by it: its letters are other tokens."""
+    renderer = service.renderer
+    out: list[str] = []
+    at = 0
+    for match in spelled((*renderer.format.markup, THINK_END)).finditer(text):
+        tokens = renderer.encode(match[0])
+        if len(tokens) == 1:
+            out += [_quoted(text[at : match.start()]), f"<[{tokens[0]}]>"]
+            at = match.end()
+    return " ".join(part for part in (*out, _quoted(text[at:])) if part != '""')
 
 
 async def _parameters(service: Service, function: Mapping[str, JSON]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from whet.data.messages import messages_from, tools_from
-from whet.data.parsers import OPEN
+from whet.data.parsers import ToolSchemas
+from whet.data.replies import TAIL
 from whet.serve.answers import Event, PlainEvents, Sampled, usage_of
 from whet.serve.bodies import parse_body
 from whet.serve.bounds import MAX_MESSAGES, MAX_TOOLS, Count
@@ -21,12 +23,8 @@ from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar, r
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
-from whet.serve.text import TextStream, held_back, token_fields
-from whet.types import JSON, Chunk, Finish, Message, ToolCall, text_before
-
-CALL_OPENERS: Mapping[str, str] = {"hermes": OPEN}
-"""Text from which on a reply may be a tool call, by parser; a stream holds the reply back from there.
-With any other parser everything is held back."""
+from whet.serve.text import TextStream, token_fields
+from whet.types import JSON, Chunk, Finish, Message, ToolCall
 
 
 class ChatBody(OpenAIBody):
@@ -55,14 +53,17 @@ async def prepare_chat(service: Service, value: JSON) -> ChatAnswer:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     tools = _tools(body)
     formats = {"response_format": response_grammar(body.response_format)} | native_grammars(body.json_schema, body.regex, body.ebnf)
-    grammar = await reply_grammar(service, body.tool_choice, tools, parallel=body.parallel_tool_calls, formats=formats)
+    asked = partial(reply_grammar, service, body.tool_choice, tools, parallel=body.parallel_tool_calls, formats=formats)
+    grammar = await asked(opened=False)
     tokens = await service.prompt(_messages(body), tools)
+    if grammar is not None and service.renderer.replies.opens_thinking(tokens):
+        grammar = await asked(opened=True)
     room = service.room(tokens, "messages")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     sampling = params_of(service, body, room if limit is None else limit, body.top_logprobs or 0 if body.logprobs else None, grammar)
     call_id = f"chatcmpl-{uuid.uuid4().hex}"
     call = Call(call_id, tuple(requests_of(service, body, call_id, tokens, sampling)))
-    return ChatAnswer(service, body, call, with_tools=bool(tools))
+    return ChatAnswer(service, body, call, tools, tokens[-TAIL:])
 
 
 def _messages(body: ChatBody) -> tuple[Message, ...]:
@@ -95,6 +96,8 @@ class _Choice:
     """One sample as a chat message."""
 
     sampled: Sampled
+    thinking: str = ""
+    """Part of the thinking that a stream has sent."""
     content: str = ""
     """Part of the content that a stream has sent."""
     tool_calls: list[Event] = field(default_factory=list[Event])
@@ -112,16 +115,20 @@ class ChatAnswer(PlainEvents):
         service: the service.
         body: body of the request.
         call: its engine requests, one for each choice.
-        with_tools: True if replies are read as tool calls.
+        tools: tools of the request.
+        before: the last tokens of the prompt.
     """
 
-    def __init__(self, service: Service, body: ChatBody, call: Call, *, with_tools: bool) -> None:
+    def __init__(self, service: Service, body: ChatBody, call: Call, tools: ToolSchemas, before: Sequence[int]) -> None:
         self.call, self.stream = call, body.stream
-        self._service, self._body, self._with_tools = service, body, with_tools
+        self._service, self._body, self._tools, self._before = service, body, tools, before
+        self._replies = service.renderer.replies
+        self._opened = self._replies.opens_thinking(before)
+        self._is_read = bool(tools) or self._replies.format.visible is not None
+        """True if replies are read: as tool calls, or as a format that never writes plain text."""
         self._head: Event = {"id": call.id, "created": int(time.time()), "model": service.name}
-        decode = service.decoder(keep_special=with_tools or not body.skip_special_tokens)
+        decode = service.decoder(keep_special=self._is_read or not body.skip_special_tokens)
         self._choices = [_Choice(Sampled(r, TextStream(decode, r.sampling.stop))) for r in call.requests]
-        self._opener = CALL_OPENERS.get(service.config.parser)
 
     def take(self, place: int, chunk: Chunk) -> None:
         self._choices[place].sampled.take(chunk)
@@ -133,9 +140,12 @@ class ChatAnswer(PlainEvents):
             choice.has_begun = True
             out.append(self._event(place, {"role": "assistant", "content": ""}))
         ended = choice.sampled.finish is not None
-        text = self._final(choice) if ended else self._certain(choice)
+        thinking, text = self._final(choice) if ended else self._certain(choice)
+        thought, choice.thinking = thinking[len(choice.thinking) :], thinking
         new, choice.content = text[len(choice.content) :], text
         logprobs = self._logprobs(choice, choice.sampled.num_new)
+        if thought:
+            out.append(self._event(place, {"reasoning_content": thought}))
         if new or logprobs:
             out.append(self._event(place, {"content": new}, logprobs=logprobs))
         if ended:
@@ -152,8 +162,10 @@ class ChatAnswer(PlainEvents):
     def whole(self) -> Event:
         choices: list[Event] = []
         for place, choice in enumerate(self._choices):
-            content = self._final(choice)
+            thinking, content = self._final(choice)
             message: dict[str, JSON] = {"role": "assistant", "content": content, "refusal": None}
+            if thinking:
+                message["reasoning_content"] = thinking
             if choice.tool_calls:
                 message |= {"content": content or None, "tool_calls": choice.tool_calls}
             logprobs = self._logprobs(choice, len(choice.sampled.tokens))
@@ -179,29 +191,29 @@ class ChatAnswer(PlainEvents):
             content.append({**token_fields(decode, sampled.tokens[i], sampled.raw_logprobs[i]), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
-    def _certain(self, choice: _Choice) -> str:
-        """Part of the content that no later token can change."""
+    def _certain(self, choice: _Choice) -> tuple[str, str]:
+        """Parts of the thinking and of the content that no later token can change."""
         text = choice.sampled.text.certain
-        if not self._with_tools:
-            return text
-        if not self._opener:
-            return ""
-        before = text_before(text, (self._opener,))
-        return before[: len(before) - held_back(before, self._opener)].strip("\n")
+        return self._replies.visible(text, opened=self._opened) if self._is_read else ("", text)
 
-    def _final(self, choice: _Choice) -> str:
-        """The content of a choice that has ended; its tool calls are noted. A reply with a malformed call stays the text that it is."""
+    def _final(self, choice: _Choice) -> tuple[str, str]:
+        """Thinking and content of a choice that has ended; its tool calls are noted. A reply with a malformed call stays its text."""
         text = choice.sampled.text.certain
-        if not self._with_tools:
-            return text
-        parsed = self._service.parse(text)
-        if parsed.malformed or not parsed.message.tool_calls:
-            return text.strip("\n")
-        choice.tool_calls = [_wire_call(call) for call in parsed.message.tool_calls]
-        return parsed.message.content
+        if not self._is_read:
+            return "", text
+        request = choice.sampled.request
+        parsed = self._service.renderer.parse(choice.sampled.tokens, self._tools, self._before, request.sampling.stop)
+        thinking = parsed.message.reasoning_content or ""
+        if self._tools and not parsed.malformed:
+            ids = self._replies.format.keeps_ids
+            choice.tool_calls = [_wire_call(call, keeps_id=ids) for call in parsed.message.tool_calls]
+        if choice.tool_calls or self._replies.format.visible is not None:
+            return thinking, parsed.message.content
+        body = self._replies.split(text, opened=self._opened).body if self._replies.puts_apart else text
+        return thinking, body.strip("\n")
 
 
-def _wire_call(call: ToolCall) -> Event:
-    """A tool call as OpenAI sends it, with an id that no other reply's calls have."""
+def _wire_call(call: ToolCall, *, keeps_id: bool) -> Event:
+    """A tool call as OpenAI sends it, with an id that no other reply's calls have, or the one that the model wrote."""
     function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": call.id if keeps_id else f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -6,13 +6,13 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from whet.data.chat_template import ToolSchemas
+from whet.data.parsers import ToolSchemas
 from whet.serve.answers import Event
 from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, reply_grammar
 from whet.serve.errors import ApiError
-from whet.serve.reply import SampledReply, one_call, opens_thinking
+from whet.serve.reply import SampledReply, one_call
 from whet.serve.responses_body import ResponsesBody
 from whet.serve.responses_input import check_stateless, choice_of, format_of, messages_of, tools_of
 from whet.serve.responses_items import ItemStream, call_item, message_item, reasoning_item
@@ -35,13 +35,14 @@ async def prepare_response(service: Service, value: JSON) -> ResponseAnswer:
     check_stateless(body)
     tools, messages = tools_of(body), messages_of(body)
     formats = {"text.format": format_of(body)} | native_grammars(body.json_schema, body.regex, body.ebnf)
-    grammar = await reply_grammar(service, choice_of(body), tools, parallel=body.parallel_tool_calls, formats=formats)
     effort = None if body.reasoning is None else body.reasoning.effort
     thinking = None if effort is None else effort != "none"
     tokens = await service.prompt(messages, tools, thinking=thinking, drop_thinking=True)
-    if thinking is False and opens_thinking(service, tokens):
+    opened = service.renderer.replies.opens_thinking(tokens)
+    if thinking is False and opened:
         message = "reasoning.effort cannot be none: the model's chat template begins every reply with thinking"
         raise ApiError(400, message, param="reasoning.effort", code="unsupported_parameter")
+    grammar = await reply_grammar(service, choice_of(body), tools, parallel=body.parallel_tool_calls, formats=formats, opened=opened)
     room = service.room(tokens, "input")
     sampling = body.params(
         service.renderer.stop_token_ids,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.data.chat_template import ToolSchemas
+from whet.data.parsers import ToolSchemas
+from whet.data.replies import TAIL
 from whet.serve.answers import Sampled
 from whet.serve.bounds import context_of
 from whet.serve.calls import Call
-from whet.serve.openai_chat import CALL_OPENERS
 from whet.serve.service import Service
-from whet.serve.text import TextStream, held_back
-from whet.types import Finish, Request, SamplingParams, ToolCall, text_before
-
-PLAIN_PARSERS = ("hermes", "none")
-"""Parsers that put no thinking apart: without tools they change nothing."""
-THINK = "<think>"
+from whet.serve.text import TextStream
+from whet.types import Finish, Request, SamplingParams, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,12 @@ class SampledReply:
     """
 
     def __init__(self, service: Service, request: Request, tools: ToolSchemas) -> None:
-        self._service, self._tools = service, tools
-        self._reads = bool(tools) or service.config.parser not in PLAIN_PARSERS
-        self._opener = CALL_OPENERS.get(service.config.parser)
-        decode = service.decoder(keep_special=bool(tools))
+        self._renderer, self._tools = service.renderer, tools
+        self._replies = service.renderer.replies
+        self._before = request.tokens[-TAIL:]
+        self._opened = self._replies.opens_thinking(self._before)
+        self._reads = bool(tools) or self._replies.format.visible is not None or self._replies.puts_apart
+        decode = service.decoder(keep_special=self._reads)
         self.sampled = Sampled(request, TextStream(decode, request.sampling.stop))
 
     @property
@@ -49,7 +47,7 @@ class SampledReply:
         sampled = self.sampled
         if sampled.finish is not Finish.STOP or sampled.matched_token is not None:
             return None
-        text = self._service.renderer.decode(sampled.tokens)
+        text = self._renderer.decode(sampled.tokens)
         return min((stop for stop in sampled.request.sampling.stop if stop in text), key=text.find, default=None)
 
     def parts(self) -> ReplyParts:
@@ -60,28 +58,22 @@ class SampledReply:
         return self._begun(text) if self.sampled.finish is None else self._ended(text)
 
     def _begun(self, text: str) -> ReplyParts:
-        if not self._opener:
-            return ReplyParts()
-        before = text_before(text, (self._opener,))
-        return ReplyParts(words=before[: len(before) - held_back(before, self._opener)].strip("\n"))
+        return ReplyParts(*self._replies.visible(text, opened=self._opened))
 
     def _ended(self, text: str) -> ReplyParts:
         """A reply with a malformed call stays the text that it is, and so does one with calls that nobody reads."""
-        parsed = self._service.parse(text)
-        message = parsed.message
-        if parsed.malformed or (message.tool_calls and not self._tools):
-            return ReplyParts(words=text.strip("\n"))
-        if not message.tool_calls and message.reasoning_content is None:
-            return ReplyParts(words=text.strip("\n"))
-        return ReplyParts(message.reasoning_content or "", message.content, message.tool_calls)
+        sampled = self.sampled
+        parsed = self._renderer.parse(sampled.tokens, self._tools, self._before, sampled.request.sampling.stop)
+        message, thinking = parsed.message, parsed.message.reasoning_content or ""
+        if message.tool_calls and self._tools and not parsed.malformed:
+            return ReplyParts(thinking, message.content, message.tool_calls)
+        if self._replies.format.visible is not None:
+            return ReplyParts(thinking, message.content)
+        body = self._replies.split(text, opened=self._opened).body if self._replies.puts_apart else text
+        return ReplyParts(thinking, body.strip("\n"))
 
 
 def one_call(service: Service, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams, *, stream: bool) -> Call:
     """The call of one sample."""
     every = service.config.stream_interval if stream else 0
     return Call(call_id, (Request(f"{call_id}-0", context_of(tokens), sampling, chunk_tokens=every),))
-
-
-def opens_thinking(service: Service, tokens: tuple[int, ...]) -> bool:
-    """True if a prompt ends with the opening of thinking."""
-    return service.renderer.decode(tokens[-16:]).rstrip().endswith(THINK)

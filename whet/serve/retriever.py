@@ -91,17 +91,17 @@ def _entry(hit: Hit, scored: bool) -> JSON:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in KINDS else 400
-    return error_response(ApiError(status, f"{request.method} {request.scope['path'][:200]}: {error.detail}"))
+    return error_response(ApiError(status, f"{request.method} {request.scope['path'][:200]}: {error.detail}"), request.scope["path"])
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 async def _fault(request: Request, error: Exception) -> Response:
     """Answer 500. The traceback is in the server's log."""
-    return error_response(ApiError(500, f"the retriever failed: {type(error).__name__}; its log says where"))
+    return error_response(ApiError(500, f"the retriever failed: {type(error).__name__}; its log says where"), request.scope["path"])
 
 
 class RetrieverServer(uvicorn.Server):

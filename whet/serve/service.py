@@ -10,8 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
 
-from whet.data.chat_template import ToolSchemas
-from whet.data.parsers import Parser
+from whet.data.parsers import ToolSchemas
 from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.serve.bodies import BodyMemory
@@ -73,8 +72,6 @@ class Service:
 
     engine: Engine
     renderer: Renderer
-    parse: Parser
-    """Text to a message with tool calls."""
     config: ServeConfig
     texts: Executor
     """Thread that tokenizes texts: a long text delays other texts and not the event loop."""

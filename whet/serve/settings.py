@@ -55,9 +55,8 @@ class ServeConfig(ChatConfig):
     """Port to listen on; 0: a free one."""
     weight_version: str = "default"
     """Version name of the initial weights, in answers."""
-    parser: str = "hermes"
-    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an
-    import reference to a function."""
+    parser: str = "auto"
+    """Format of the model's tool calls. auto: as its chat template tells; or as for `env.parser` (docs/tool_formats.md)."""
     stream_interval: int = Field(default=1, ge=1)
     """Tokens between two events of a stream."""
     threads: int | None = Field(default=None, gt=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from whet.data.replies import held_back
 from whet.types import JSON, text_before
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -55,18 +56,6 @@ class TextStream:
         if len(now) > len(before) and (force or not now.endswith(HALF)):
             self._text += now[len(before) :]
             self._from, self._to = self._to, len(self._tokens)
-
-
-def held_back(text: str, marker: str) -> int:
-    """Number of characters at the end of `text` that may be the begin of the marker."""
-    longest = min(len(marker) - 1, len(text))
-    end = text[len(text) - longest :]
-    at = end.find(marker[0]) if longest else -1
-    while at >= 0:
-        if marker.startswith(end[at:]):
-            return longest - at
-        at = end.find(marker[0], at + 1)
-    return 0
 
 
 def token_fields(decode: DecodeText, token: int, logprob: float) -> dict[str, JSON]:

@@ -159,6 +159,7 @@ class SimulatedRenderer:
     """Contexts of the right length."""
 
     num_spelled = 0
+    strips = False
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -172,7 +173,7 @@ class SimulatedRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         return ""
 
-    def parse(self, tokens: Sequence[int]) -> Parsed:
+    def parse(self, tokens: Sequence[int], tools: object = (), prompt: object = ()) -> Parsed:
         return Parsed(Message("assistant", str(tokens[-1]) if tokens else "0"))
 
 
