@@ -216,9 +216,9 @@ class EnvTable(TypedDict, total=False):
     max_reply_chars: int
     """Longer tool replies lose their middle."""
     sandbox: SandboxTable
-    """Where the tools python, shell and files run (docs/sandbox.md)."""
+    """The place of the tools python, shell and files (docs/sandbox.md)."""
     parser: str | Callable[..., Any]
-    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an import reference to a function."""
+    """Format of the model's tool calls. auto: as its chat template tells; hermes, qwen_xml, llama3, deepseek_v3, deepseek_v31, dsml, glm, kimi, harmony, tags, none (docs/tool_formats.md), or an import reference to a function."""
 
 class EvaluateTable(TypedDict, total=False):
     interval: int | None
@@ -495,8 +495,8 @@ class RowTable(TypedDict, total=False):
     """Builds the prompt from columns instead: each {column} is replaced by the row's value; {{ and }} are braces."""
     system_prompt: str | None
     """System message for the prompts that have none."""
-    chat: bool
-    """Render prompts with the chat template. false: a prompt is text that is used unchanged, without a chat template."""
+    chat: bool | Literal["strip"]
+    """Render prompts with the chat template. What was sampled stays; "strip": where the template leaves the thinking of earlier turns out, the next turn begins a new training sample without it. false: a prompt is text that is used unchanged, without a chat template."""
     label_key: str | None
     """Column of what is known about the answer: text or a number."""
     label_pattern: str | None
@@ -514,7 +514,7 @@ class SandboxTable(TypedDict, total=False):
     unsafe: bool
     """Run without isolation where this machine allows none. What the model writes can then do all that you can."""
     timeout_s: float
-    """Seconds after which a call is ended, which the model is told; less than `env.tool_timeout_s`."""
+    """Seconds after which a call is ended, which its answer says; less than `env.tool_timeout_s`."""
     memory_mb: int
     """Memory of all processes of a call, in MiB."""
     max_processes: int
@@ -735,8 +735,8 @@ class TrainSettings(TypedDict, total=False):
     """Builds the prompt from columns instead: each {column} is replaced by the row's value; {{ and }} are braces."""
     data__system_prompt: str | None
     """System message for the prompts that have none."""
-    data__chat: bool
-    """Render prompts with the chat template. false: a prompt is text that is used unchanged, without a chat template."""
+    data__chat: bool | Literal["strip"]
+    """Render prompts with the chat template. What was sampled stays; "strip": where the template leaves the thinking of earlier turns out, the next turn begins a new training sample without it. false: a prompt is text that is used unchanged, without a chat template."""
     data__label_key: str | None
     """Column of what is known about the answer: text or a number."""
     data__label_pattern: str | None
@@ -862,7 +862,7 @@ class TrainSettings(TypedDict, total=False):
     env__max_reply_chars: int
     """Longer tool replies lose their middle."""
     env__sandbox: SandboxTable
-    """Where the tools python, shell and files run (docs/sandbox.md)."""
+    """The place of the tools python, shell and files (docs/sandbox.md)."""
     env__sandbox__kind: Literal["local", "docker", "fusion"]
     """local: processes of this machine, isolated as its kernel allows; docker: a container for each trajectory; fusion: a server of SandboxFusion's protocol."""
     env__sandbox__at: str
@@ -870,7 +870,7 @@ class TrainSettings(TypedDict, total=False):
     env__sandbox__unsafe: bool
     """Run without isolation where this machine allows none. What the model writes can then do all that you can."""
     env__sandbox__timeout_s: float
-    """Seconds after which a call is ended, which the model is told; less than `env.tool_timeout_s`."""
+    """Seconds after which a call is ended, which its answer says; less than `env.tool_timeout_s`."""
     env__sandbox__memory_mb: int
     """Memory of all processes of a call, in MiB."""
     env__sandbox__max_processes: int
@@ -880,7 +880,7 @@ class TrainSettings(TypedDict, total=False):
     env__sandbox__paths: Sequence[str]
     """Further files and folders of this machine that programs may read, by their full paths."""
     env__parser: str | Callable[..., Any]
-    """Format of the model's tool calls: hermes (as Qwen and Hermes models write them), none, or an import reference to a function."""
+    """Format of the model's tool calls. auto: as its chat template tells; hermes, qwen_xml, llama3, deepseek_v3, deepseek_v31, dsml, glm, kimi, harmony, tags, none (docs/tool_formats.md), or an import reference to a function."""
     reward__name: str | Callable[..., Any] | None
     """A built-in (docs/rewards.md lists them) or an import reference to a function (`module:function`, `file.py:function`)."""
     reward__options: Mapping[str, Any]
