@@ -6,19 +6,23 @@ import asyncio
 import importlib.util
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.agents.places import AGENTS, NODE, free_port, python_of, run, says, serving
+from tests.fakes import FakeEngine
+from tests.rollout.scripted import RENDERER, STOP
 from whet.data.own import own_source
 from whet.env.adapters.verifiers import Episode, EpisodeFailed, open_reading_bridge, settings_of
 from whet.env.build import EnvConfig, build_env_factory
+from whet.env.limits import Limits
 from whet.env.resources import Resources
+from whet.env.rollout import TrajectoryRun
 from whet.reward.reasoning_gym import score
-from whet.types import Finish, Message, Outcome, Task, Trajectory, Turn
+from whet.types import Finish, Message, Outcome, SamplingParams, Task, Trajectory, Turn
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -193,6 +197,28 @@ def test_a_verifiers_taskset_asks_the_endpoint_of_each_trajectory():
         assert run(main(address), 500) == [Episode(1.0, {"exact": 1.0}, 1)] * 3
     assert {path for path, _ in seen} == {f"/s/{i}/v1/chat/completions" for i in range(3)}
     assert all(key == f"Bearer key-{path[3]}" for path, key in seen)
+
+
+def test_a_verifiers_episode_is_a_trajectory_of_recorded_tokens():
+    tasksets, python = str(HERE / "tasksets"), python_of("verifiers")
+    options = {"python": python, "taskset": "next_number", "folder": tasksets}
+    (task,) = own_source("verifiers", options, 0, 300).next(1)
+    make = build_env_factory(EnvConfig(name="verifiers", options=options))
+    engine = FakeEngine(lambda request: [*((t, -0.5) for t in (*RENDERER.encode("12"), STOP)), Finish.STOP])
+
+    async def main():
+        async with aclosing(Resources()) as resources:
+            own = resources.of_group(task).of_trajectory()
+
+            async def open_env():
+                return make(**await own.open(make.needs))
+
+            sampling, limits = SamplingParams(99, stop_token_ids=(STOP,)), Limits(9, 2000, 99)
+            return await TrajectoryRun("t/0", task, engine, RENDERER, sampling, limits).to_end(open_env)
+
+    trajectory = run(main(), 500)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.error
+    assert trajectory.turns[-1].reward is not None and len(engine.requests) == len(trajectory.turns)
 
 
 def test_the_places_are_there():

@@ -13,7 +13,7 @@ from tests.fakes import FakeEngine
 from tests.rollout.scripted import RENDERER, STOP, TASK, run
 from whet.env.limits import Limits
 from whet.env.rollout import TrajectoryRun
-from whet.record.program import _Calls, _service
+from whet.record.play import _Calls, _service
 from whet.record.server import Recorder
 from whet.record.session import Session
 from whet.record.tree import Rule

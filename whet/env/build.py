@@ -89,6 +89,7 @@ REFERENCES: dict[str, str] = {
     "program": "whet.record.program:ProgramEnv",
     "textarena": "whet.env.adapters.textarena:textarena_env",
     "trl": "whet.env.adapters.trl:TrlEnv",
+    "verifiers": "whet.record.verifiers:VerifiersEnv",
 }
 """Built-in environments with options, by reference: each is made as one of the user's own would be."""
 

@@ -10,62 +10,35 @@ import asyncio
 import json
 import math
 import os
-import signal
+import shutil
+import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from whet.calls import keeper
 from whet.config import resolve_callable
 from whet.data.parsers import Parsed
-from whet.engine.base import EngineFailed
-from whet.engine.embedded.grammar import Grammars
 from whet.env.base import Step
 from whet.env.resources import per_run
-from whet.env.rollout import Aborted, TrajectoryRun, turn_seed
+from whet.env.rollout import TrajectoryRun
+from whet.record.play import Ended, Endpoint, play_recorded
 from whet.record.server import Recorder, open_recorder
-from whet.record.session import Session, Training
+from whet.record.session import Training
 from whet.record.tree import Rule
-from whet.serve.errors import ApiError
-from whet.serve.service import Service
-from whet.serve.settings import ServeConfig, ServerLimits
-from whet.types import JSON, Chunk, Finish, Outcome, Request, Task, Turn, TurnNote
+from whet.types import JSON, Outcome, Task
 
 Score = Literal["none", "exit", "file"]
 OUTPUT_BYTES = 64 * 1024
 """Bytes at the end of a program's output that are kept."""
-END_GRACE_S = 5.0
-"""Seconds for a program's processes to end after they were killed."""
 PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of the environment that every program gets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The model's address for one trajectory's program."""
-
-    url: str
-    """`http://127.0.0.1:PORT/s/KEY`, for Anthropic's clients; OpenAI's take `openai_url`."""
-    key: str
-
-    @property
-    def openai_url(self) -> str:
-        return f"{self.url}/v1"
-
-
 AgentFunction = Callable[[Task, Endpoint], Awaitable[float | None]]
 """A program that is a function: plays a task with the model at an endpoint. What it returns is the score, if it is a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """End of a program."""
-
-    score: float | None
-    attachments: Mapping[str, JSON]
 
 
 class ProgramEnv:
@@ -122,49 +95,14 @@ class ProgramEnv:
         pass
 
     async def play(self, run: TrajectoryRun) -> Outcome:
-        """Let the program play, and keep its calls as the trajectory's turns."""
-        if run.engine.capabilities.deterministic:
-            raise ValueError("the environment program cannot play with deterministic = true: when a program calls depends on the clock")
-        calls = _Calls(run)
-        session = Session(run.renderer, calls.stream, self._training, nucleus=run.sampling.nucleus)
-        session.service = _service(run, session, self._recorder)
-        try:
-            with self._recorder.opened(session) as key:
-                ended = await self._played(run, calls, Endpoint(f"{self._recorder.address}/s/{key}", key))
-        finally:
-            await session.close()
-            run.turns[:] = session.turns()
-            run.counts.update({f"calls_{rule}": sum(call.spec.rule is rule for call in session.tree.calls) for rule in Rule})
-            run.counts["calls_untrained"] += sum(not call.spec.trained for call in session.tree.calls)
-            run.counts["calls_retried"] += session.num_retries
-        if not run.turns:
-            where = "does it use the address in OPENAI_BASE_URL or ANTHROPIC_BASE_URL?"
-            raise ValueError(f"the program ended without a model call that trains: {where}")
-        run.turns[-1] = _noted(run.turns[-1], ended)
-        return Outcome.TRUNCATED if calls.cut else Outcome.COMPLETED
-
-    async def _played(self, run: TrajectoryRun, calls: _Calls, endpoint: Endpoint) -> Ended:
-        working = asyncio.ensure_future(self._program(run.task, endpoint))
-        stopped = asyncio.ensure_future(calls.stopped.wait())
-        try:
-            await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if calls.failure is not None:
-                run.place = "engine"
-                raise calls.failure
-            if calls.stopped.is_set():
-                raise Aborted(run.id)
-            return working.result()
-        finally:
-            for task in (working, stopped):
-                task.cancel()
-            await asyncio.gather(working, stopped, return_exceptions=True)
+        return await play_recorded(run, self._recorder, self._training, self._program)
 
     async def _program(self, task: Task, endpoint: Endpoint) -> Ended:
         if self._function is not None:
             found = await self._function(task, endpoint)
             if found is not None and (isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found)):
                 raise ValueError(f"the program's function returned {found!r}: return a finite number, the score, or None")
-            return Ended(None if found is None else float(found), {})
+            return Ended(None if found is None else float(found))
         assert self._command is not None
         with tempfile.TemporaryDirectory(prefix="whet-program-") as folder:
             return await self._run_command(self._command, Path(folder), task, endpoint)
@@ -191,80 +129,6 @@ class ProgramEnv:
         return Ended(_score_in(scored) if self._score == "file" else None, tail)
 
 
-class _Calls:
-    """The model calls of one program, sampled as the run samples."""
-
-    def __init__(self, run: TrajectoryRun) -> None:
-        self._run = run
-        self.cut = False
-        """A limit of the run refused a call."""
-        self.stopped = asyncio.Event()
-        """The engine was asked to stop, or failed: nothing is sampled any more."""
-        self.failure: Exception | None = None
-
-    async def stream(self, request: Request, number: int) -> AsyncIterator[Chunk]:
-        run, limits = self._run, self._run.limits
-        room = min(limits.max_turn_tokens, limits.max_tokens - len(request.tokens))
-        if number >= limits.max_turns or room < 1:
-            self.cut = True
-            which = f"rollout.max_turns = {limits.max_turns}" if number >= limits.max_turns else f"rollout.max_tokens = {limits.max_tokens}"
-            raise ApiError(400, f"the trajectory is at its limit ({which})", code="context_length_exceeded")
-        asked = request.sampling
-        sampling = replace(
-            run.sampling,
-            max_tokens=min(asked.max_tokens, room),
-            stop=tuple(dict.fromkeys((*run.sampling.stop, *asked.stop))),
-            grammar=asked.grammar or run.sampling.grammar,
-            logit_bias=asked.logit_bias,
-            raw_logprobs=asked.raw_logprobs,
-            top_logprobs=asked.top_logprobs,
-            seed=turn_seed(run.sampling.seed, number),
-        )
-        run.request = request.id
-        began = time.monotonic()
-        try:
-            mine = replace(request, sampling=sampling, conversation=run.id, rank=run.rank)
-            async with aclosing(_generator(run.engine.generate(mine))) as chunks:
-                async for chunk in chunks:
-                    if chunk.finish is Finish.ABORT:
-                        self.stopped.set()
-                    yield chunk
-        except EngineFailed as error:
-            self.failure = self.failure or error
-            self.stopped.set()
-            raise
-        finally:
-            run.charge("engine", began)
-
-
-def _generator(stream: AsyncIterator[Chunk]) -> Any:
-    return stream
-
-
-def _service(run: TrajectoryRun, session: Session, recorder: Recorder) -> Service:
-    limits = ServerLimits(max_running=256, max_samples=64)
-    return Service(
-        engine=run.engine,
-        renderer=run.renderer,
-        config=ServeConfig.model_validate({"model": {"path": "policy"}, "limits": limits.model_dump(), "stream_interval": 2**30}),
-        texts=recorder.texts,
-        load=_loads_nothing,
-        try_grammar=Grammars(run.renderer, len(run.renderer.tokenizer)).check,
-        prompts=session,
-        generate=session.generate,
-        any_model=True,
-    )
-
-
-def _loads_nothing(source: object) -> Any:
-    raise AssertionError("a session changes no weights")
-
-
-def _noted(turn: Turn, ended: Ended) -> Turn:
-    notes = (*turn.notes, TurnNote("", {}, ended.attachments)) if ended.attachments else turn.notes
-    return replace(turn, reward=turn.reward if ended.score is None else ended.score, notes=notes)
-
-
 def _score_in(file: Path) -> float:
     """The number in a program's file.
 
@@ -285,47 +149,29 @@ def _score_in(file: Path) -> float:
 
 
 async def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str], given: bytes) -> tuple[int, str, str]:
-    """Run a command to its end: its status, and the ends of what it wrote. All its processes are ended with it."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=folder,
-            env=dict(environment),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ValueError(f"the program {command[0]!r} cannot be started: {error.strerror} (env.options.command)") from error
+    """Run a command to its end: its status, and the ends of what it wrote. A keeper ends all that it started with it."""
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise ValueError(f"there is no program {command[0]!r} (env.options.command)")
+    kept = [sys.executable, "-I", "-S", keeper.__file__, "-", *command]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*kept, **pipes, cwd=folder, env=dict(environment), start_new_session=True)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    async with _ended(process):
-        process.stdin.write(given)
-        reading = [asyncio.ensure_future(_tail(pipe)) for pipe in (process.stdout, process.stderr)]
-        try:
-            with suppress(ConnectionError):  # it may read nothing
-                await process.stdin.drain()
-                process.stdin.close()
-            status = await process.wait()
-            await asyncio.wait(reading, timeout=1.0)  # a child that lives on may hold the pipes
-            out, errors = (one.result() if one.done() else "" for one in reading)
-        finally:
-            for one in reading:
-                one.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-    return status, out, errors
-
-
-@asynccontextmanager
-async def _ended(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    reading = [asyncio.ensure_future(_tail(pipe)) for pipe in (process.stdout, process.stderr)]
     try:
-        yield
+        process.stdin.write(given)
+        with suppress(ConnectionError):  # it may read nothing
+            await process.stdin.drain()
+            process.stdin.close()
+        status = await process.wait()
+        out, errors = await asyncio.gather(*reading)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_GRACE_S):
-                await process.wait()
+        if process.returncode is None:
+            process.terminate()  # its keeper ends all that it started
+            await process.wait()
+        for one in reading:
+            one.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+    return status, out, errors
 
 
 async def _tail(pipe: asyncio.StreamReader) -> str:
