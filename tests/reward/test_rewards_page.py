@@ -19,7 +19,7 @@ from whet.rollout.samples import samples_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
-WITHOUT_EXAMPLE = {"overlong", "random"}
+WITHOUT_EXAMPLE = {"overlong", "random", "roles"}
 """They look at tokens, or at nothing."""
 ELSEWHERE = {"model"}
 """Its example needs a model."""
