@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE = 110
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
-FOLDERS = ["benchmarks", "examples/rlhf", "examples/smollm2", "recipes"]
+FOLDERS = ["benchmarks", "examples/rlhf", "examples/self_play", "examples/simulated_user", "examples/smollm2", "recipes"]
 WRAPPED = ["README.md", *PAGES, "SECURITY.md", *(f"{folder}/README.md" for folder in FOLDERS)]
 LINKED = [*WRAPPED, "CHANGELOG.md"]
 

@@ -163,7 +163,7 @@ def test_a_server_plays_the_user_with_a_key_and_what_fails_is_asked_again(monkey
 def test_a_server_that_fails_for_good_is_an_error_of_the_environment(answers, outcome, kind):
     with server(*answers) as (url, asked):
         found, _ = played(config(server={"url": url, "attempts": 2, "backoff_s": 0.0}), "3")
-    assert (found.outcome, found.error.kind, found.error.where) == (outcome, kind, "env.user") and len(asked) == len(answers)
+    assert (found.outcome, found.error.kind, found.error.where) == (outcome, kind, "env.step") and len(asked) == len(answers)
     assert [turn.message.content for turn in found.turns] == ["3"]
 
 
@@ -171,4 +171,4 @@ def test_a_server_that_fails_for_good_is_an_error_of_the_environment(answers, ou
 def test_a_server_that_hangs_is_a_timeout_by_its_own_deadline_or_the_trajectorys(own_s, trajectory_s, kind):
     with server(threading.Event()) as (url, _):
         found, _ = played(config(server={"url": url, "attempts": 1, "timeout_s": own_s}), "3", timeout_s=trajectory_s)
-    assert (found.outcome, found.error.kind, found.error.where) == (Outcome.TIMEOUT, kind, "env.user")
+    assert (found.outcome, found.error.kind, found.error.where) == (Outcome.TIMEOUT, kind, "env.step")

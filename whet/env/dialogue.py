@@ -104,6 +104,7 @@ class Dialogues:
         """The first error of the engine, or the end of its time: it ends the trajectory, whatever a caller does with it."""
         self.cut = False
         """A limit refused a turn."""
+        self._closed = False
 
     def begin(
         self,
@@ -142,7 +143,7 @@ class Dialogues:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End what is being sampled, and publish all turns. An error of the engine is raised even where a caller went on after it."""
-        failure = self.failure
+        failure, self._closed = self.failure, True
         try:
             await self._end_all()
         finally:
@@ -174,6 +175,8 @@ class Dialogues:
         """The next turn of a conversation, as `Dialogue.reply` gives it."""
         if self.failure is not None:
             raise self.failure
+        if self._closed:
+            raise RuntimeError("the conversations of this trajectory are over: nobody waited for this reply")
         if conversation.over:
             return None
         self._num_calls += 1

@@ -222,7 +222,7 @@ class SimulatedUserEnv:
                 "temperature": server.temperature,
                 "max_tokens": server.max_tokens,
             }
-            async with run.waits_for("env.user"):
+            async with run.waits_for("env.step"):
                 answer = await client.post(asked, _words, retries, what)
             view.append(Message("assistant", answer))
             return answer
