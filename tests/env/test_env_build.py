@@ -112,7 +112,7 @@ def test_a_class_of_the_user_s(module):
     ("keys", "what"),
     [
         ({"name": "tool"}, "no environment 'tool'; choose 'single_turn', 'tools'"),
-        ({"tools": ["calculator"]}, "env.tools belongs to env.name = \"tools\", not to 'single_turn'"),
+        ({"tools": ["calculator"]}, "env.tools belongs to env.name = \"tools\" or \"simulated_user\", not to 'single_turn'"),
         ({"name": "tools"}, "needs env.tools: a list of 'calculator'"),
         ({"name": "tools", "tools": ["abacus"]}, "no tool 'abacus'; choose 'calculator'"),
         ({"options": {"a": 1}}, "'single_turn' takes none"),

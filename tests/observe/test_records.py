@@ -95,7 +95,7 @@ def numbers(**columns):
 
 
 def test_a_sample_comes_back_as_it_was(tmp_path):
-    found = replace(numbers(advantages=[[0.0, 0.0, 1.5, 1.5, 0.0, 1.5]]), groups={"train:3": GroupNumbers(1, 0.75, 0.0)})
+    found = replace(numbers(advantages=[[0.0, 0.0, 1.5, 1.5, 0.0, 1.5]]), groups={("train:3", ""): GroupNumbers(1, 0.75, 0.0)})
     path = RecordWriter(tmp_path).write(12, GROUPS, [SAMPLE], found)
     assert path == tmp_path / "rollouts" / "rollout_000012.parquet"
     row = read_records(path)[0]

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
             column = np.full(6, math.nan)
             column[PLACES] = [1 + i, 2, 3 + rollout] if not name.endswith("_clip") else [0, 1, 10]
             columns[name] = column
-        found = RolloutNumbers(columns, np.array([0.5]), {"train:3": GroupNumbers(1, 0.75, 0.0)})
+        found = RolloutNumbers(columns, np.array([0.5]), {("train:3", ""): GroupNumbers(1, 0.75, 0.0)})
         RecordWriter(folder).write(rollout, GROUPS, [SAMPLE], found)
     return folder
 

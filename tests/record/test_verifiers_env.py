@@ -58,7 +58,8 @@ def test_an_episode_is_a_trajectory_of_recorded_calls_with_its_reward(tmp_path):
                     async def open_env(group=group):
                         return make(**await group.of_trajectory().open(make.needs))
 
-                    made = TrajectoryRun(f"t/{index}", task, engine, RENDERER, SamplingParams(99, stop_token_ids=(STOP,)), Limits(9, 999, 99))
+                    sampling, limits = SamplingParams(99, stop_token_ids=(STOP,)), Limits(9, 999, 99)
+                    made = TrajectoryRun(f"t/{index}", task, engine, RENDERER, sampling, limits)
                     found.append(await made.to_end(open_env))
             return found
 

@@ -19,7 +19,7 @@ from whet.rollout.samples import samples_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
-WITHOUT_EXAMPLE = {"environment", "overlong", "random"}
+WITHOUT_EXAMPLE = {"environment", "overlong", "random", "roles"}
 """They look at tokens, at what an environment gave, or at nothing."""
 ELSEWHERE = {"model", "reasoning_gym"}
 """Their examples need a model, or a package of others."""

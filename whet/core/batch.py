@@ -54,9 +54,9 @@ class TrainBatch:
     rewards: Tensor
     """Total reward of the sample's trajectory. [N] float64"""
     group: Tensor
-    """Index of the sample's group. [N] int64"""
+    """Index of the sample's group, or of its role in the group: what it is compared with. [N] int64"""
     trajectory: Tensor
-    """Index of the sample's trajectory; siblings share it. [N] int64"""
+    """Index of the sample's trajectory, or of its role in the trajectory: what counts once. [N] int64"""
     order: Tensor
     """Place among the samples of the same trajectory. [N] int64"""
     valid: Tensor
@@ -219,8 +219,8 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
                 f"trajectory {sample.trajectory} was sampled at temperature {sample.temperature}: such a distribution "
                 "has no gradient; sample training rollouts at a temperature above 0"
             )
-    groups = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in samples))}
-    trajectories = {name: i for i, name in enumerate(dict.fromkeys(s.trajectory for s in samples))}
+    groups = {name: i for i, name in enumerate(dict.fromkeys((s.group, s.role) for s in samples))}
+    trajectories = {name: i for i, name in enumerate(dict.fromkeys((s.trajectory, s.role) for s in samples))}
 
     return TrainBatch(
         tokens=joined([s.tokens for s in samples]).long(),
@@ -231,8 +231,8 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         versions=repeated([s.versions for s in samples], torch.int64),
         temperature=torch.tensor([s.temperature for s in samples], dtype=torch.float32),
         rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
-        group=torch.tensor([groups[s.group] for s in samples], dtype=torch.int64),
-        trajectory=torch.tensor([trajectories[s.trajectory] for s in samples], dtype=torch.int64),
+        group=torch.tensor([groups[s.group, s.role] for s in samples], dtype=torch.int64),
+        trajectory=torch.tensor([trajectories[s.trajectory, s.role] for s in samples], dtype=torch.int64),
         order=torch.tensor([s.order for s in samples], dtype=torch.int64),
         valid=torch.tensor([s.valid for s in samples], dtype=torch.bool),
         truncated=torch.tensor([s.truncated for s in samples], dtype=torch.bool) if any(s.truncated for s in samples) else None,

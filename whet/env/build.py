@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from whet.config import Config, ConfigError, call_factory, resolve_callable
 from whet.env.base import Env, EnvFactory, SingleTurn
-from whet.env.resources import resources_of
+from whet.env.resources import Resource, resources_of
 from whet.env.sandbox.config import SandboxConfig
 from whet.env.threads import DaemonThreads
-from whet.env.tool_env import MIN_REPLY_CHARS, ToolEnv
+from whet.env.tool_env import MIN_REPLY_CHARS, CutSide, ReplyLimit, ToolEnv
 from whet.env.tool_sets import ToolEntry, build_tools, choices, name_of
 
 MAX_TOOL_THREADS = 128
@@ -36,7 +36,9 @@ class EnvConfig(Config):
     max_calls_per_turn: int = Field(default=8, ge=1)
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int = Field(default=8192, ge=MIN_REPLY_CHARS)
-    """Longer tool replies lose their middle."""
+    """Longer replies lose a part: those of tools, of a simulated user, and of other players in a game."""
+    reply_cut: CutSide = "middle"
+    """Part that they lose: the head, the middle or the tail."""
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
     """The place of the tools python, shell and files (docs/sandbox.md)."""
     parser: str = "auto"
@@ -52,8 +54,8 @@ class EnvConfig(Config):
     def _fits_together(self) -> EnvConfig:
         if self.name not in ENVS and self.name not in REFERENCES and ":" not in self.name:
             raise ValueError(f"there is no environment {self.name!r}; choose {_choices({**ENVS, **REFERENCES})}")
-        if self.tools and self.name != "tools":
-            raise ValueError(f'env.tools belongs to env.name = "tools", not to {self.name!r}, which takes env.options')
+        if self.tools and self.name not in ("tools", "simulated_user"):
+            raise ValueError(f'env.tools belongs to env.name = "tools" or "simulated_user", not to {self.name!r}, which takes env.options')
         if self.name == "tools" and not self.tools:
             raise ValueError(f'env.name = "tools" needs env.tools: a list of {choices()}')
         if self.options and self.name in ENVS:
@@ -73,7 +75,7 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
-        return ToolEnv(bound, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars)
+        return ToolEnv(bound, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars, config.reply_cut)
 
     make()  # two tools of one name show here, not in the first rollout
     needs = {f"{tool.name}.{name}": resource for tool in tools for name, resource in tool.needs.items()}
@@ -84,9 +86,11 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
 REFERENCES: dict[str, str] = {
+    "game": "whet.env.game:GameEnv",
     "gymnasium": "whet.env.adapters.gymnasium:gymnasium_env",
     "openenv": "whet.env.adapters.openenv:OpenEnv",
     "program": "whet.record.program:ProgramEnv",
+    "simulated_user": "whet.env.simulated_user:SimulatedUserEnv",
     "textarena": "whet.env.adapters.textarena:textarena_env",
     "trl": "whet.env.adapters.trl:TrlEnv",
     "verifiers": "whet.record.verifiers:VerifiersEnv",
@@ -105,7 +109,24 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
         return ENVS[config.name](config)
     factory = resolve_callable(REFERENCES.get(config.name, config.name), kind="environment", options=config.options)
     needs = {name: resource for name, resource in resources_of(factory).items() if name not in config.options}
-    return EnvFactory(partial(_make_checked, factory, config), needs)
+    make = partial(_make_checked, factory, config)
+    if config.name in ("game", "simulated_user"):
+        make = partial(make, limit=ReplyLimit(config.max_reply_chars, config.reply_cut))
+    if config.name == "simulated_user":
+        return _with_assistant(config, make, needs)
+    return EnvFactory(make, needs)
+
+
+def _with_assistant(config: EnvConfig, make: Callable[..., Env], needs: Mapping[str, Resource]) -> EnvFactory:
+    """The factory of a simulated user's conversations, whose assistant has the tools of the settings."""
+    inner = _build_tools(config) if config.tools else EnvFactory(SingleTurn)
+
+    def joined(**opened: Any) -> Env:
+        own = {name: value for name, value in opened.items() if name in needs}
+        return make(assistant=inner(**{name: value for name, value in opened.items() if name not in needs}), **own)
+
+    joined()  # what is wrong with its options shows here, not in the first rollout
+    return EnvFactory(joined, {**needs, **inner.needs})
 
 
 def _make_checked(factory: Callable[..., object], config: EnvConfig, /, **opened: Any) -> Env:

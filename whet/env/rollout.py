@@ -349,7 +349,7 @@ class TrajectoryRun:
             self.request = ""
             self._open = None
             self.charge("engine", began)
-            self._charge_parts(reply.latency)
+            self.charge_parts(reply.latency)
             if not in_time:
                 self._keep(coming, reply)
         if not in_time:
@@ -426,7 +426,7 @@ class TrajectoryRun:
         finally:
             self.charge("env", began)
 
-    def _charge_parts(self, latency: ReplyLatency | None) -> None:
+    def charge_parts(self, latency: ReplyLatency | None) -> None:
         """Add the parts of the engine's time."""
         if latency is not None:
             for cause, seconds in (("queue", latency.queue_s), ("prefill", latency.prefill_s), ("decode", latency.decode_s)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from whet.data.parsers import Parsed
 from whet.env.base import Step
@@ -14,6 +16,21 @@ from whet.types import JSON, Message, Task, ToolCall, Turn
 
 MIN_REPLY_CHARS = 100
 """Room for what says that a reply was shortened."""
+CutSide = Literal["head", "middle", "tail"]
+"""The part that a text which is too long loses."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyLimit:
+    """The length of what others say to a model."""
+
+    max_chars: int = 8192
+    cut: CutSide = "middle"
+    """The part that a longer text loses."""
+
+    def shortened(self, text: str) -> str:
+        """The text within the limit."""
+        return shorten(text, self.max_chars, self.cut)
 
 
 class ToolEnv:
@@ -27,14 +44,20 @@ class ToolEnv:
         tools: tools that the model may call; a reward or a test may share them, they keep no state.
         timeout_s: seconds that one call may take, None for any time; a call over it makes the trajectory a timeout.
         max_calls: calls of one turn that are run; further ones are answered with an error.
-        max_reply_chars: longer answers lose their middle.
+        max_reply_chars: longer answers lose a part.
+        cut: the part.
 
     Raises:
         ValueError: there are no tools, two have the same name, or a limit makes no sense.
     """
 
     def __init__(
-        self, tools: Sequence[AnyTool], timeout_s: float | None = 30.0, max_calls: int = 8, max_reply_chars: int = 8192
+        self,
+        tools: Sequence[AnyTool],
+        timeout_s: float | None = 30.0,
+        max_calls: int = 8,
+        max_reply_chars: int = 8192,
+        cut: CutSide = "middle",
     ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         if not tools or len(self._tools) != len(tools):
@@ -49,6 +72,7 @@ class ToolEnv:
         self._timeout_s = timeout_s
         self._max_calls = max_calls
         self._max_reply_chars = max_reply_chars
+        self._cut: CutSide = cut
 
     @property
     def tools(self) -> Sequence[Mapping[str, JSON]]:
@@ -99,18 +123,18 @@ class ToolEnv:
             return ToolResult(f"Error: {error}")
 
     def _reply(self, content: str, name: str, call_id: str) -> Message:
-        return Message("tool", shorten(content, self._max_reply_chars), name=name, tool_call_id=call_id)
+        return Message("tool", shorten(content, self._max_reply_chars, self._cut), name=name, tool_call_id=call_id)
 
 
-def shorten(text: str, max_chars: int) -> str:
-    """The text, or its beginning and end around a note that says how much is missing. Never longer than `max_chars` (>=
-    100)."""
+def shorten(text: str, max_chars: int, cut: CutSide = "middle") -> str:
+    """The text, or what is left of it with a note, in place of the part `cut`, that says how much is missing. Never longer than
+    `max_chars` (>= 100)."""
     if len(text) <= max_chars:
         return text
     # The note's length depends on the number in it, which is never longer than that of the whole text.
     kept = max_chars - len(_note(len(text)))
-    head = kept - kept // 2
-    return text[:head] + _note(len(text) - kept) + text[len(text) - kept // 2 :]
+    head = {"head": 0, "middle": kept - kept // 2, "tail": kept}[cut]
+    return text[:head] + _note(len(text) - kept) + text[len(text) - (kept - head) :]
 
 
 def _note(num_chars: int) -> str:

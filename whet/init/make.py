@@ -78,16 +78,29 @@ def make_reward_model(folder: Path) -> None:
 
 def make_reader(folder: Path, kind: str, num_steps: int = NUM_STEPS) -> None:
     """Make a small model that has read the rows of a folder."""
+    tool = resolve(f"{folder / 'tools.py'}:{TOOLS[kind]}", kind="tool") if kind in TOOLS else None
+    rows = [json.loads(line) for line in (folder / ROWS.get(kind, "rows.jsonl")).read_text().splitlines()]
+    make_started(folder / MODEL, [*demonstrations(rows, tool)], [] if tool is None else [Tool(tool).schema], num_steps)
+
+
+def make_started(
+    model: Path, shown: Sequence[tuple[Message, ...]], schemas: Sequence[Mapping[str, Any]] = (), num_steps: int = NUM_STEPS
+) -> None:
+    """Make a small model that has learned from conversations.
+
+    Args:
+        model: the model's folder, in a folder that is there.
+        shown: the conversations.
+        schemas: tools that they have.
+        num_steps: optimizer steps.
+    """
     from whet.quickstart.model import SmallModelConfig, make_model
     from whet.runs.supervised import train_on_data
 
-    tool = resolve(f"{folder / 'tools.py'}:{TOOLS[kind]}", kind="tool") if kind in TOOLS else None
-    rows = [json.loads(line) for line in (folder / ROWS.get(kind, "rows.jsonl")).read_text().splitlines()]
-    shown = [*demonstrations(rows, tool)]
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with tempfile.TemporaryDirectory(dir=model.parent) as work:
         talks = Path(work) / "talks.jsonl"
-        schemas = [] if tool is None else [Tool(tool).schema]
-        talks.write_text("".join(json.dumps({"messages": [m.to_dict() for m in talk], "tools": schemas}) + "\n" for talk in shown))
+        rows = ({"messages": [m.to_dict() for m in talk], "tools": list(schemas)} for talk in shown)
+        talks.write_text("".join(json.dumps(row) + "\n" for row in rows))
         make_model(Path(work) / "base", _texts(shown, schemas), SmallModelConfig.model_validate(SHAPE), seed=0)
         settings = {
             "run_dir": f"{work}/run",
@@ -101,7 +114,7 @@ def make_reader(folder: Path, kind: str, num_steps: int = NUM_STEPS) -> None:
             "observe": {"display": "none"},
         }
         train_on_data(SupervisedRunConfig.model_validate(settings))
-        (Path(work) / "run/model").rename(folder / MODEL)
+        (Path(work) / "run/model").rename(model)
 
 
 def demonstrations(rows: Sequence[Mapping[str, Any]], tool: Callable[..., str] | None) -> Iterator[tuple[Message, ...]]:

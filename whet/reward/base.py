@@ -97,7 +97,8 @@ def read_score(value: object, score_key: str | None = None) -> Rewards:
         return Rewards(total, parts)
     if isinstance(value, Rewards):
         components = {str(name): _number(part, f"component {name!r}") for name, part in value.components.items()}
-        return Rewards(_number(value.total, "the total"), components, str(value.detail), _rows(value.token_rewards))
+        by_role = {str(name): _number(part, f"by_role[{name!r}]") for name, part in value.by_role.items()}
+        return Rewards(_number(value.total, "the total"), components, str(value.detail), _rows(value.token_rewards), by_role)
     if isinstance(value, Mapping):
         if not value:
             raise ValueError("it returned an empty mapping; name at least one component")

@@ -39,6 +39,7 @@ from whet.reward.published.prime_math import CLOSE, PrimeMathOptions, PrimeMathR
 from whet.reward.published.verified import VERIFY, MathVerifyOptions, MathVerifyReward
 from whet.reward.reasoning_gym import SCORE_REASONING, ReasoningGymOptions
 from whet.reward.remote import RemoteOptions, RemoteReward
+from whet.reward.roles import RolesOptions, RolesReward
 from whet.reward.rubric import RubricOptions, RubricReward
 from whet.runfolder.machine import usable_cores
 from whet.types import Rewards, Task, Trajectory
@@ -187,6 +188,7 @@ REWARDS: dict[str, BuiltIn[Any]] = {
     "overlong": BuiltIn(OverlongOptions, lambda options, means: OverlongPenalty(options)),
     "environment": BuiltIn(EnvironmentOptions, lambda options, means: EnvironmentReward(options)),
     "reasoning_gym": BuiltIn(ReasoningGymOptions, _reasoning_gym, (SCORE, SCORE_REASONING)),
+    "roles": BuiltIn(RolesOptions, lambda options, means: RolesReward()),
     "random": BuiltIn(RandomOptions, lambda options, means: RandomReward(options)),
     "model": BuiltIn(ModelRewardOptions, _model),
     "remote": BuiltIn(RemoteOptions, lambda options, means: RemoteReward(options, means.timeout_s)),
@@ -276,7 +278,13 @@ class WeightedReward:
                 raise result
             scores[name] = result
         total = math.fsum(weight * scores[name].total for name, (_, weight) in self._parts.items())
-        return Rewards(total, self._components(scores), _details(scores), self._token_rewards(scores))
+        return Rewards(total, self._components(scores), _details(scores), self._token_rewards(scores), self._by_role(scores))
+
+    def _by_role(self, scores: Mapping[str, Rewards]) -> dict[str, float]:
+        """The weighted sum for each role that one of them scores; a reward without roles counts for all alike."""
+        roles = dict.fromkeys(role for score in scores.values() for role in score.by_role)
+        parts = self._parts.items()
+        return {role: math.fsum(weight * scores[name].of(role) for name, (_, weight) in parts) for role in roles}
 
     def _token_rewards(self, scores: Mapping[str, Rewards]) -> tuple[tuple[float, ...], ...] | None:
         """The weighted sum of those that there are."""

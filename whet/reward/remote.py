@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from pydantic import Field
 
 from whet.config import Config
-from whet.reward.base import call_name, read_score
-from whet.reward.http import JsonClient, Retries
+from whet.env.http import JsonClient, Retries, bearer
+from whet.reward.base import RewardError, RewardTimeout, call_name, read_score
 from whet.types import JSON, Rewards, Trajectory
 
 
@@ -40,7 +38,9 @@ class RemoteReward:
 
     def __init__(self, options: RemoteOptions, timeout_s: float) -> None:
         self._options = options
-        self._client = JsonClient(options.url, timeout_s, options.max_concurrent, bearer(options.api_key_env))
+        self._client = JsonClient(
+            options.url, timeout_s, options.max_concurrent, bearer(options.api_key_env), failed=RewardError, late=RewardTimeout
+        )
         self._retries = Retries(options.attempts, options.backoff_s)
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:
@@ -65,13 +65,3 @@ class RemoteReward:
             raise ValueError(f"it has no {key!r} (score_key), only {', '.join(map(str, answer))}")
         numbers = {name: value for name, value in answer.items() if isinstance(value, int | float)}
         return read_score({**{name: value for name, value in numbers.items() if name != "total"}, "total": answer[key]})
-
-
-def bearer(variable: str | None) -> dict[str, str]:
-    """The header with the key that an environment variable holds. Raises ValueError if it is not set."""
-    if variable is None:
-        return {}
-    key = os.environ.get(variable)
-    if not key:
-        raise ValueError(f"the environment variable {variable} (api_key_env) is not set")
-    return {"Authorization": f"Bearer {key}"}

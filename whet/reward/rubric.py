@@ -8,10 +8,9 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from whet.config import Config
-from whet.reward.base import bad_row, call_name
-from whet.reward.http import JsonClient, Retries
+from whet.env.http import JsonClient, Retries, bearer
+from whet.reward.base import RewardError, RewardTimeout, bad_row, call_name
 from whet.reward.judge import Grade, JudgeRequest, chat_payload, read_grades
-from whet.reward.remote import bearer
 from whet.types import Rewards, Task, Trajectory
 
 Mapping = Literal["strict", "lenient", "graded"]
@@ -73,7 +72,8 @@ class RubricReward:
     def __init__(self, options: RubricOptions, timeout_s: float) -> None:
         self._options = options
         url = options.base_url.rstrip("/") + "/chat/completions"
-        self._client = JsonClient(url, timeout_s, options.max_concurrent, bearer(options.api_key_env))
+        key = bearer(options.api_key_env)
+        self._client = JsonClient(url, timeout_s, options.max_concurrent, key, failed=RewardError, late=RewardTimeout)
         self._retries = Retries(options.attempts, options.backoff_s)
 
     async def __call__(self, trajectory: Trajectory) -> Rewards:

@@ -44,8 +44,12 @@ class LengthOptions(Config):
 
 
 def zero_std(group: Group, component: str | None = None) -> str | None:
-    """Drop a group whose valid trajectories all scored the same, or of which fewer than two are valid: it has no advantages."""
+    """Drop a group whose valid trajectories all scored the same, or of which fewer than two are valid: it has no advantages. In a game
+    that holds for every role."""
     scores = scores_of(group, component)
+    if component is None and (roles := _roles_of(group)):
+        verdicts = [nothing_to_compare(found) for found in roles]
+        return _no_valid(scores) or (verdicts[0] if all(verdicts) else None)
     return _no_valid(scores) or nothing_to_compare(scores)
 
 
@@ -91,6 +95,16 @@ def scores_of(group: Group, component: str | None = None) -> list[float]:
         there = f"has {', '.join(lacking)}" if lacking else "has no parts"
         raise ConfigError([f"control.filters: component is {component!r}, but the reward of task {group.task.id!r} {there}"])
     return [parts[component] for parts in found]
+
+
+def _roles_of(group: Group) -> list[list[float]]:
+    """Scores of each role of a game, in the valid trajectories where it has a turn."""
+    found: dict[str, list[float]] = {}
+    for trajectory in group.trajectories:
+        for role in dict.fromkeys(turn.role for turn in trajectory.turns if turn.role):
+            if (score := score_of(trajectory, role)) is not None:
+                found.setdefault(role, []).append(score)
+    return list(found.values())
 
 
 def _no_valid(scores: Sequence[float]) -> str | None:

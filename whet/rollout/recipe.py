@@ -20,7 +20,7 @@ from whet.types.columns import in_step, num_true
 CHANGED = frozenset({"loss_mask", "reward", "token_rewards", "baseline", "valid"})
 """Fields of a sample that a user's function may change. All others hold what was sampled."""
 OF_TRAJECTORY = ("reward", "baseline", "valid")
-"""Fields that all samples of one trajectory share."""
+"""Fields that all samples of one trajectory share, or of one role in it."""
 
 Key = tuple[str, int]
 """A sample's trajectory and its place in there."""
@@ -106,9 +106,9 @@ def _check(hook: Hook, before: Sample, after: Sample) -> None:
 
 def _check_trajectories(hook: Hook, samples: Sequence[Sample]) -> None:
     """See that the samples of a trajectory agree about what it scored."""
-    first: dict[str, Sample] = {}
+    first: dict[tuple[str, str], Sample] = {}
     for sample in samples:
-        other = first.setdefault(sample.trajectory, sample)
+        other = first.setdefault((sample.trajectory, sample.role), sample)
         for name in OF_TRAJECTORY:
             if getattr(sample, name) != getattr(other, name):
                 raise hook.refused(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain as joined
+from math import fsum
 
 from whet.train.batching import TrainOn
 from whet.types import UNSAMPLED, Group, Origin, Outcome, Sample, Trajectory, Turn
@@ -35,15 +37,17 @@ def _samples_of_group(group: Group, train_on: TrainOn) -> list[Sample]:
     samples = [sample for trajectory in group.trajectories for sample in samples_of(trajectory, train_on)]
     if group.baseline is None:
         return samples
-    score = score_of(group.baseline)
-    return [replace(sample, baseline=score, valid=sample.valid and score is not None) for sample in samples]
+    score = {role: score_of(group.baseline, role) for role in {sample.role for sample in samples}}
+    return [replace(s, baseline=score[s.role], valid=s.valid and score[s.role] is not None) for s in samples]
 
 
-def score_of(trajectory: Trajectory) -> float | None:
-    """A trajectory's reward and all its token rewards, added up (`core.returns.scores`); None if it failed."""
+def score_of(trajectory: Trajectory, role: str | None = None) -> float | None:
+    """A trajectory's reward and all its token rewards, added up (`core.returns.scores`); None if it failed. With a role: those of that
+    role's turns."""
     if not trajectory.outcome.valid or trajectory.rewards is None:
         return None
-    return trajectory.rewards.total + trajectory.token_reward
+    own = fsum(joined.from_iterable(turn.token_rewards or () for turn in trajectory.turns if role in (None, turn.role)))
+    return (trajectory.rewards.total if role is None else trajectory.rewards.of(role)) + own
 
 
 def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_on: TrainOn) -> Sample:
@@ -59,12 +63,13 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_
         group=trajectory.task.id,
         trajectory=trajectory.id,
         order=order,
-        reward=trajectory.rewards.total if trajectory.rewards is not None else 0.0,
+        reward=trajectory.rewards.of(chain[0].role) if trajectory.rewards is not None else 0.0,
         valid=trajectory.outcome.valid and trajectory.rewards is not None,
         temperature=trajectory.temperature,
         token_rewards=_token_rewards(chain),
         nucleus=_nucleus(chain),
         truncated=trajectory.outcome is Outcome.TRUNCATED,
+        role=chain[0].role,
     )
 
 

@@ -53,14 +53,14 @@ def numbers_of(batch: TrainBatch, samples: Sequence[Sample], update: Update, old
     return RolloutNumbers({name: column.numpy() for name, column in columns.items()}, after, group_numbers(batch, samples))
 
 
-def group_numbers(batch: TrainBatch, samples: Sequence[Sample]) -> dict[str, GroupNumbers]:
-    """Scores of each group, by the id of its task: rewards of tokens and the KL's part count in them."""
+def group_numbers(batch: TrainBatch, samples: Sequence[Sample]) -> dict[tuple[str, str], GroupNumbers]:
+    """Scores of each group, by the id of its task and the role: rewards of tokens and the KL's part count in them."""
     given = batch.token_rewards
     if batch.kl_rewards is not None:
         given = batch.kl_rewards if given is None else given + batch.kl_rewards
     valid = torch.tensor([sample.valid for sample in samples], dtype=torch.bool)
     found = groups_of(batch.with_(token_rewards=given, valid=valid))
-    names = dict(zip(as_list(batch.group), (sample.group for sample in samples), strict=True))
+    names = dict(zip(as_list(batch.group), ((sample.group, sample.role) for sample in samples), strict=True))
     numbers = zip(as_list(found.count), as_list(found.mean), as_list(found.std), strict=True)
     return {names[i]: GroupNumbers(int(size), mean, std) for i, (size, mean, std) in enumerate(numbers) if size}
 

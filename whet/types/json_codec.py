@@ -35,13 +35,14 @@ def rewards_to_json(rewards: Rewards) -> JSON:
         "components": dict(rewards.components),
         "detail": rewards.detail,
         "token_rewards": rewards.token_rewards,
+        "by_role": dict(rewards.by_role),
     }
 
 
 def rewards_from_json(data: JSON) -> Rewards:
     rows: list[list[float]] | None = data["token_rewards"]
     token_rewards = None if rows is None else tuple(map(tuple, rows))
-    return Rewards(data["total"], data["components"], data["detail"], token_rewards)
+    return Rewards(data["total"], data["components"], data["detail"], token_rewards, data.get("by_role", {}))
 
 
 def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:
@@ -127,6 +128,7 @@ def _turn_to_json(turn: Turn) -> JSON:
         "token_rewards": None if turn.token_rewards is None else _column_to_json(turn.token_rewards),
         "nucleus": None if turn.nucleus is None else [_column_to_json(turn.nucleus.counts), _column_to_json(turn.nucleus.ids)],
         "restart": turn.restart,
+        "role": turn.role,
         "notes": [[note.tool, {name: float(x) for name, x in note.metrics.items()}, dict(note.attachments)] for note in turn.notes],
     }
 
@@ -144,6 +146,7 @@ def _turn_from_json(data: JSON) -> Turn:
         reward=data["reward"],
         token_rewards=None if rewards is None else _column_from_json(Doubles, rewards),
         restart=data["restart"],
+        role=data.get("role", ""),
         notes=tuple(TurnNote(*note) for note in data.get("notes", ())),
         nucleus=None if nucleus is None else Ragged.of_parts(*(_column_from_json(Ints, part) for part in nucleus)),
     )

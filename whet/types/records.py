@@ -147,6 +147,12 @@ class Rewards:
     """Why, in words a person can read (optional)."""
     token_rewards: tuple[tuple[float, ...], ...] | None = None
     """Rewards of single tokens, on top of the total: a row for each turn, in it a number for each token that was sampled (optional)."""
+    by_role: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Score of each role of a game: the samples of its turns train on it in place of the total (optional)."""
+
+    def of(self, role: str) -> float:
+        """Score that the samples of a role train on."""
+        return self.by_role.get(role, self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +227,8 @@ class Turn:
     here."""
     notes: tuple[TurnNote, ...] = ()
     """Reports of tools or the environment with their answer to this turn (`Step.notes`)."""
+    role: str = ""
+    """Role of the agent whose turn it is, in a game of several; "": the trajectory has no roles."""
 
     def __post_init__(self) -> None:
         to_columns(self, _TURN_COLUMNS)
@@ -305,7 +313,7 @@ class Sample:
     versions: Runs[int]
     """`UNSAMPLED` where no policy sampled the token."""
     group: str
-    """The task's id: siblings share it."""
+    """The task's id: siblings share it. Samples of a role are compared with those of the same role alone."""
     trajectory: str
     order: int = 0
     """Place among the samples of the same trajectory."""
@@ -323,6 +331,8 @@ class Sample:
     failed."""
     truncated: bool = False
     """A token or turn limit cut its trajectory, which would have gone on."""
+    role: str = ""
+    """Role of the agent that sampled it (`Turn.role`). The samples of a trajectory's role are scored and counted as a trajectory is."""
 
     def __post_init__(self) -> None:
         to_columns(self, _SAMPLE_COLUMNS)

@@ -26,5 +26,5 @@ class RolloutNumbers:
     """Arrays over the tokens of all samples, by column: those of `schema.COMPUTED`, or of any other name. NaN: not computed. [T]"""
     value_after: Any = None
     """A critic's estimate after the last token of each sample. None: there is no critic. [N]"""
-    groups: Mapping[str, GroupNumbers] = field(default_factory=dict[str, GroupNumbers])
-    """Numbers of the groups, by the id of their task."""
+    groups: Mapping[tuple[str, str], GroupNumbers] = field(default_factory=dict[tuple[str, str], GroupNumbers])
+    """Numbers of the groups, by the id of their task and the role that is compared ("" without roles)."""

@@ -58,7 +58,10 @@ def row_columns(
     trajectories = [row.trajectory for row in rows]
     rewards = [t.rewards for t in trajectories]
     mine = [None if row.sample is None else samples[row.sample] for row in rows]
-    groups = [numbers.groups.get(row.group.task.id) if row.group.dropped is None else None for row in rows]
+    roles = ["" if row.sample is None else samples[row.sample].role for row in rows]
+    groups = [
+        numbers.groups.get((row.group.task.id, role)) if row.group.dropped is None else None for row, role in zip(rows, roles, strict=True)
+    ]
     after = None if numbers.value_after is None else np.asarray(numbers.value_after)
     sizes = _mean_abs(samples, numbers.columns.get("advantages"))
     plain: dict[str, list[Any]] = {
@@ -72,7 +75,7 @@ def row_columns(
         "dropped": [_text(row.group.dropped) for row in rows],
         "outcome": [t.outcome.value for t in trajectories],
         "valid": [t.outcome.valid if sample is None else sample.valid for t, sample in zip(trajectories, mine, strict=True)],
-        "reward": [None if found is None else found.total for found in rewards],
+        "reward": [None if found is None else found.of(role) for found, role in zip(rewards, roles, strict=True)],
         "reward_components": [None if found is None else _pairs(found.components) for found in rewards],
         "reward_detail": [None if found is None else _text(found.detail) for found in rewards],
         "group_size": [None if found is None else found.size for found in groups],

@@ -1,10 +1,11 @@
-"""JSON over HTTP with deadlines that hold, for rewards that ask a server."""
+"""JSON over HTTP with deadlines that hold, for rewards and environments that ask a server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
 import random
 import socket
 import ssl
@@ -16,7 +17,6 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from whet.reward.base import RewardError, RewardTimeout
 from whet.types import JSON
 
 T = TypeVar("T")
@@ -35,6 +35,14 @@ class HttpFailure(Exception):
         self.final, self.timeout = final, timeout
 
 
+class ServerFailed(Exception):
+    """A server could not be asked. The text says how it failed."""
+
+
+class ServerLate(ServerFailed, TimeoutError):
+    """A server did not answer in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retries:
     """Number of attempts, and waits between them."""
@@ -45,10 +53,31 @@ class Retries:
 
 
 class JsonClient:
-    """Posts JSON to one address. Each request runs in a thread of its own, whose socket is cut at the deadline."""
+    """Posts JSON to one address. Each request runs in a thread of its own, whose socket is cut at the deadline.
 
-    def __init__(self, url: str, timeout_s: float, max_concurrent: int, headers: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError for an address that is not http or https."""
+    Args:
+        url: the address.
+        timeout_s: seconds of one attempt.
+        max_concurrent: requests under way at once.
+        headers: further headers.
+        failed: error of a request that failed for good.
+        late: error of one whose last attempt met the deadline.
+
+    Raises:
+        ValueError: the address is not http or https.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        max_concurrent: int,
+        headers: Mapping[str, str] | None = None,
+        *,
+        failed: type[Exception] = ServerFailed,
+        late: type[Exception] = ServerLate,
+    ) -> None:
+        self._failed, self._late = failed, late
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT/PATH")
@@ -63,7 +92,7 @@ class JsonClient:
         """The answer as read by `read`, after as many attempts as necessary. `read` raises ValueError
         for an unusable answer.
 
-        Raises RewardTimeout if the last attempt's deadline passed, RewardError if it failed otherwise; both say how.
+        Raises `late` if the last attempt's deadline passed, `failed` if it failed otherwise; both say how.
         """
         body = json.dumps(payload).encode()
         for attempt in range(1, retries.attempts + 1):
@@ -78,11 +107,11 @@ class JsonClient:
             if self._closed:
                 break
             if failure.final or attempt == retries.attempts:
-                kind = RewardTimeout if failure.timeout else RewardError
+                kind = self._late if failure.timeout else self._failed
                 raise kind(f"{what}: {self._url}: {failure} (attempt {attempt} of {retries.attempts})") from failure
             wait_s = min(retries.backoff_s * 2 ** (attempt - 1), MAX_BACKOFF_S)
             await asyncio.sleep(wait_s * (1 + random.random()))
-        raise RewardError(f"{what}: the reward is closed")
+        raise self._failed(f"{what}: the reward is closed")
 
     def close(self) -> None:
         """Cut the requests that are under way and end the threads."""
@@ -166,3 +195,13 @@ class _Line:
             if self._socket is not None:
                 with contextlib.suppress(OSError):  # it is closed already
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def bearer(variable: str | None) -> dict[str, str]:
+    """The header with the key that an environment variable holds. Raises ValueError if it is not set."""
+    if variable is None:
+        return {}
+    key = os.environ.get(variable)
+    if not key:
+        raise ValueError(f"the environment variable {variable} (api_key_env) is not set")
+    return {"Authorization": f"Bearer {key}"}
