@@ -214,7 +214,9 @@ class EnvTable(TypedDict, total=False):
     max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     max_reply_chars: int
-    """Longer tool replies lose their middle."""
+    """Longer replies lose a part: those of tools, of a simulated user, and of other players in a game."""
+    reply_cut: Literal["head", "middle", "tail"]
+    """Part that they lose: the head, the middle or the tail."""
     sandbox: SandboxTable
     """The place of the tools python, shell and files (docs/sandbox.md)."""
     parser: str | Callable[..., Any]
@@ -860,7 +862,9 @@ class TrainSettings(TypedDict, total=False):
     env__max_calls_per_turn: int
     """Tool calls of one turn that are run; further ones are answered with an error."""
     env__max_reply_chars: int
-    """Longer tool replies lose their middle."""
+    """Longer replies lose a part: those of tools, of a simulated user, and of other players in a game."""
+    env__reply_cut: Literal["head", "middle", "tail"]
+    """Part that they lose: the head, the middle or the tail."""
     env__sandbox: SandboxTable
     """The place of the tools python, shell and files (docs/sandbox.md)."""
     env__sandbox__kind: Literal["local", "docker", "fusion"]
