@@ -35,6 +35,7 @@ NO_SETTINGS = {
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
     *("value", "max"),  # HTML's
     *("critic.model.override_config",),  # verl's
+    *("core", "size", "nr_inodes", "uid", "gid", "subset", "status"),  # options of ulimit and mount; a shell's variable
     *("a.b.c", "tool_choice", "rm.toml"),  # stands for any key; a client's; a file of whet init
 }
 GAP = "\x00"
