@@ -36,6 +36,7 @@ NO_SETTINGS = {
     *("value", "max"),  # HTML's
     *("critic.model.override_config",),  # verl's
     *("function", "parameter", "string", "to"),  # written in tool calls
+    *("core", "size", "nr_inodes", "uid", "gid", "subset", "status"),  # options of ulimit and mount; a shell's variable
     *("a.b.c", "tool_choice", "rm.toml"),  # stands for any key; a client's; a file of whet init
 }
 GAP = "\x00"

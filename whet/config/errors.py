@@ -220,7 +220,9 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
             return [f"{path_text(item.path)}: unknown key; {known}"]
         if (not hints or isinstance(item.value, Mapping)) and (lines := _elsewhere(item)):
             return lines
-        return [f"{path_text(item.path)}: unknown key; {hints or _keys_here(item.path, model, data)}"]
+        if not hints or (len(item.path) > 1 and hints.startswith("there is")):  # a key of that name elsewhere may be another thing
+            hints = "; ".join([_keys_here(item.path, model, data), *filter(None, [hints])])
+        return [f"{path_text(item.path)}: unknown key; {hints}"]
     if item.details["type"] in _NO_MEMBER:
         return [_no_member(item, model, data)]
     return [_line(item, model, data)]

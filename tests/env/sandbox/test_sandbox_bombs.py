@@ -10,7 +10,18 @@ import pytest
 from tests.env.sandbox.conftest import PLACES, SMALL, opened, play, program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes of this machine need Linux")
-FORKS = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+FORKS = """
+import os, time
+done, end = 0, time.monotonic() + 5
+while done < 7 and time.monotonic() < end:
+    try:
+        os.fork()
+        done += 1
+    except OSError:
+        pass
+time.sleep(max(0, end - time.monotonic()))
+"""
+"""At most 128 processes for five seconds, even where nothing holds them."""
 DAEMON = """
 import os, sys, time
 for _ in range(2):
@@ -30,7 +41,7 @@ SHARED = (
     "import mmap, time\n"
     "m = mmap.mmap(-1, 400 << 20)\nfor n in range(400): m[n << 20 : (n + 1) << 20] = b'x' * (1 << 20)\ntime.sleep(2)"
 )
-FLOOD = "while True: print('x' * 10000)"
+FLOOD = "for _ in range(20000): print('x' * 10000)"
 BOMBS = {"forks": FORKS, "daemon": DAEMON, "deep": DEEP, "many": MANY, "fill": FILL, "shared": SHARED, "flood": FLOOD}
 
 
