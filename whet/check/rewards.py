@@ -50,7 +50,9 @@ def _reward(context: CheckContext, name: str, config: RewardConfig, env: EnvConf
         try:
             each, together = run_user_code(what, lambda: _build(config, context, ends), IMPORT_DEADLINE_S)
             unasked = [] if env.name in ENVS or context.calls_tools else [UNASKED]
-            if each is not None:
+            if config.name == "roles":
+                yield ok("roles are scored by the game as it is played, so no reply is tried here")
+            elif each is not None:
                 yield run_user_coroutine(what, lambda: _compare(say, each), deadline_s)
                 if env.name in ENVS and readers_of(config):  # others may change tasks
                     yield run_user_coroutine(what, lambda: _labels(context, name, config, rows), IMPORT_DEADLINE_S)
