@@ -320,7 +320,7 @@ def record(config: ServeConfig, folder: Path) -> None:
     quiet_transformers()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with bind(config, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+    with bind(config.host, config.port, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
         sessions = SessionFolder(service, folder)
         app = RecorderApp(sessions.find, by_header=keys.api is None)  # else the header has the server's key
 

@@ -150,6 +150,7 @@ elif sys.argv[1] == "exec":
 """
 
 
+@pytest.mark.long
 def test_a_container_has_no_network_no_rights_and_limits_and_each_call_ends_all_that_it_started(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "work").mkdir()

@@ -90,6 +90,7 @@ def test_bm25_is_the_formula(tmp_path):
         assert found[str(i)] == pytest.approx(score, rel=1e-5)
 
 
+@pytest.mark.long
 @given(st.text(max_size=200))
 @settings(max_examples=100, deadline=None)
 def test_words_of_any_text_can_be_searched_for(text):
