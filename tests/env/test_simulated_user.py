@@ -158,7 +158,7 @@ def test_a_server_plays_the_user_with_a_key_and_what_fails_is_asked_again(monkey
 
 
 @pytest.mark.parametrize(
-    ("answers", "outcome", "kind"), [((500, 500), Outcome.ENV_ERROR, "ServerFailed"), ((401,), Outcome.ENV_ERROR, "ServerFailed")]
+    ("answers", "outcome", "kind"), [((500, 500), Outcome.ENV_ERROR, "RequestFailed"), ((401,), Outcome.ENV_ERROR, "RequestFailed")]
 )
 def test_a_server_that_fails_for_good_is_an_error_of_the_environment(answers, outcome, kind):
     with server(*answers) as (url, asked):
@@ -167,7 +167,7 @@ def test_a_server_that_fails_for_good_is_an_error_of_the_environment(answers, ou
     assert [turn.message.content for turn in found.turns] == ["3"]
 
 
-@pytest.mark.parametrize(("own_s", "trajectory_s", "kind"), [(0.1, None, "ServerLate"), (20, 0.3, "TimeoutError")])
+@pytest.mark.parametrize(("own_s", "trajectory_s", "kind"), [(0.1, None, "RequestLate"), (20, 0.3, "TimeoutError")])
 def test_a_server_that_hangs_is_a_timeout_by_its_own_deadline_or_the_trajectorys(own_s, trajectory_s, kind):
     with server(threading.Event()) as (url, _):
         found, _ = played(config(server={"url": url, "attempts": 1, "timeout_s": own_s}), "3", timeout_s=trajectory_s)

@@ -86,7 +86,7 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
 REFERENCES: dict[str, str] = {
-    "game": "whet.env.game:GameEnv",
+    "game": "whet.env.game:RoleGameEnv",
     "gymnasium": "whet.env.adapters.gymnasium:gymnasium_env",
     "openenv": "whet.env.adapters.openenv:OpenEnv",
     "program": "whet.record.program:ProgramEnv",

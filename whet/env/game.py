@@ -70,7 +70,7 @@ class Game(Protocol):
         ...
 
 
-class GameEnv:
+class RoleGameEnv:
     """The environment `game`.
 
     Args:

@@ -35,11 +35,11 @@ class HttpFailure(Exception):
         self.final, self.timeout = final, timeout
 
 
-class ServerFailed(Exception):
+class RequestFailed(Exception):
     """A server could not be asked. The text says how it failed."""
 
 
-class ServerLate(ServerFailed, TimeoutError):
+class RequestLate(RequestFailed, TimeoutError):
     """A server did not answer in time."""
 
 
@@ -74,8 +74,8 @@ class JsonClient:
         max_concurrent: int,
         headers: Mapping[str, str] | None = None,
         *,
-        failed: type[Exception] = ServerFailed,
-        late: type[Exception] = ServerLate,
+        failed: type[Exception] = RequestFailed,
+        late: type[Exception] = RequestLate,
     ) -> None:
         self._failed, self._late = failed, late
         parts = urlsplit(url)

@@ -18,7 +18,7 @@ from whet.serve.bodies import parse_body
 from whet.serve.calls import Call
 from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar
 from whet.serve.errors import ApiError
-from whet.serve.reply import ReplyParts, SampledReply, one_call
+from whet.serve.reply import AnswerParts, SampledReply, one_call
 from whet.serve.sampling import new_seed
 from whet.serve.service import Service
 from whet.types import JSON, Chunk, Finish, Grammar, ToolCall
@@ -151,7 +151,7 @@ class MessagesAnswer:
         content += [_block(call, dict(call.arguments)) for call in parts.calls]
         return {**self._head(), "content": content, **self._end(parts), "usage": self._usage()}
 
-    def _parts(self) -> ReplyParts:
+    def _parts(self) -> AnswerParts:
         """The reply so far.
 
         Raises:
@@ -174,7 +174,7 @@ class MessagesAnswer:
             "output_tokens": len(sampled.tokens),
         }
 
-    def _end(self, parts: ReplyParts) -> dict[str, JSON]:
+    def _end(self, parts: AnswerParts) -> dict[str, JSON]:
         """Why the message ended."""
         if self._reply.sampled.finish is Finish.LENGTH:
             return {"stop_reason": "max_tokens", "stop_sequence": None}

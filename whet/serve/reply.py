@@ -15,7 +15,7 @@ from whet.types import Finish, Request, SamplingParams, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyParts:
+class AnswerParts:
     """A reply, or its certain beginning."""
 
     thinking: str = ""
@@ -50,27 +50,27 @@ class SampledReply:
         text = self._renderer.decode(sampled.tokens)
         return min((stop for stop in sampled.request.sampling.stop if stop in text), key=text.find, default=None)
 
-    def parts(self) -> ReplyParts:
+    def parts(self) -> AnswerParts:
         """All that it says once it has ended; before, the part that no later token can change. Neither thinking nor words ever shrink."""
         text = self.sampled.text.certain
         if not self._reads:
-            return ReplyParts(words=text)
+            return AnswerParts(words=text)
         return self._begun(text) if self.sampled.finish is None else self._ended(text)
 
-    def _begun(self, text: str) -> ReplyParts:
-        return ReplyParts(*self._replies.visible(text, opened=self._opened))
+    def _begun(self, text: str) -> AnswerParts:
+        return AnswerParts(*self._replies.visible(text, opened=self._opened))
 
-    def _ended(self, text: str) -> ReplyParts:
+    def _ended(self, text: str) -> AnswerParts:
         """A reply with a malformed call stays the text that it is, and so does one with calls that nobody reads."""
         sampled = self.sampled
         parsed = self._renderer.parse(sampled.tokens, self._tools, self._before, sampled.request.sampling.stop)
         message, thinking = parsed.message, parsed.message.reasoning_content or ""
         if message.tool_calls and self._tools and not parsed.malformed:
-            return ReplyParts(thinking, message.content, message.tool_calls)
+            return AnswerParts(thinking, message.content, message.tool_calls)
         if self._replies.format.visible is not None:
-            return ReplyParts(thinking, message.content)
+            return AnswerParts(thinking, message.content)
         body = self._replies.split(text, opened=self._opened).body if self._replies.puts_apart else text
-        return ReplyParts(thinking, body.strip("\n"))
+        return AnswerParts(thinking, body.strip("\n"))
 
 
 def one_call(service: Service, call_id: str, tokens: tuple[int, ...], sampling: SamplingParams, *, stream: bool) -> Call:
