@@ -13,7 +13,7 @@ from whet.reward.build import REWARDS
 from whet.reward.labels import READERS, SHOWN, text_of_faults, unusable_rows
 from whet.types import Task
 
-ANY_ROW = ("overlong", "random", "model", "remote")
+ANY_ROW = ("overlong", "environment", "reasoning_gym", "roles", "random", "model", "remote")
 """These want nothing of a row, or nobody knows beforehand."""
 CRITERIA = {"criteria": [{"text": "is short"}]}
 GOOD: dict[str, Task] = {

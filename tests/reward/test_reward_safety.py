@@ -15,7 +15,7 @@ from whet.reward.math.grammar import Refused
 from whet.reward.published.latex_text import plain_text
 from whet.reward.published.prm800k import decide
 
-WITHOUT_TEXT = {"overlong", "random", "model", "remote", "rubric", "dispatch"}
+WITHOUT_TEXT = {"overlong", "environment", "reasoning_gym", "roles", "random", "model", "remote", "rubric", "dispatch"}
 LOWEST = {"slime_dapo": -1.0, "verl_math_dapo": -1.0}
 METADATA = {"ifeval": {"instruction_id_list": ["detectable_format:title"], "kwargs": [{}]}}
 

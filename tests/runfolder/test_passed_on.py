@@ -21,7 +21,7 @@ from whet.types import Failure, Group, Outcome, Task, Trajectory
         ("differs from the start before: torch 2.13.0 (was 2.11.0)", "differs from the start before: <text of 25 characters>"),
         ("failed with RuntimeError: see end.json", "failed with RuntimeError: see end.json"),
         ("step  3/10  reward 0.412  2.1 s (rollout 60%, backward 30%)  eta 3 s", None),
-        ("step  3/10  Tom 0.412  has apples", "step 3/10  <text of 3 characters> 0.412  <text of 3 characters> <text of 6 characters>"),
+        ("step  3/10  Tom 0.412  sold apples", "step 3/10  <text of 3 characters> 0.412  <text of 4 characters> <text of 6 characters>"),
         ("Tom has 3 apples", "<text of 16 characters>"),
         ("", ""),
         ("  Tom  3", "  <text of 6 characters>"),

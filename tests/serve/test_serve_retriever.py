@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from contextlib import suppress
 from http.client import HTTPConnection
 
 import pytest
@@ -46,7 +47,8 @@ def address(searcher, request):
 def post(address, body, path="/retrieve", method="POST", **more):
     line = HTTPConnection("127.0.0.1", address[0], timeout=30)
     data = body if isinstance(body, str) else json.dumps(body)
-    line.request(method, path, data, {"Content-Type": "application/json", **address[1], **more})
+    with suppress(BrokenPipeError):  # an answer may come before the whole body is sent
+        line.request(method, path, data, {"Content-Type": "application/json", **address[1], **more})
     answer = line.getresponse()
     out = answer.status, json.loads(answer.read())
     line.close()

@@ -306,7 +306,7 @@ def test_a_stream_that_fails_is_told_to_the_receivers(tmp_path):
 
 
 def test_a_version_on_disk_is_a_hugging_face_folder_and_the_last_ones_stay(tmp_path):
-    trained, sending = model(), sender("disk", tmp_path, keep=2, max_buffer_bytes=2**20)
+    trained, sending = model(), sender("disk", tmp_path, max_buffer_bytes=2**20)
     for version in (1, 2, 3):
         step(trained, version)
         with torch.no_grad():
