@@ -196,3 +196,13 @@ def test_siblings_are_scored_together_after_each_by_itself(here, user):
 def test_a_reward_of_siblings_that_cannot_be_is_told(here, user, name, words):
     findings, _ = look(*AREAS, overrides=[f"reward.group.name={user}:{name}"])
     assert words in of(findings, "reward", "FAIL")[0]
+
+
+def test_a_reward_that_an_environment_gives_is_not_tried_on_a_reply(here):
+    path = here / "agent.py"
+    path.write_text("async def agent(task, endpoint):\n    return 1.0\n")
+    env = ["env.name=program", f"env.options.function={path}:agent", "env.tools=[]"]
+    findings, _ = look(*AREAS, overrides=[*env, "reward={name='environment'}"])
+    texts = of(findings, "reward")
+    assert texts[0] == "the reward environment is what the environment gives as it is played, so no reply is tried here"
+    assert not of(findings, "reward", "fail") and not of(findings, "environment", "fail")

@@ -24,6 +24,8 @@ from whet.types.columns import Floats, Ints, Runs
 
 FORMS = ("{}", "\\boxed{{{}}}", "#### {}", "The answer is {}.")
 """Forms of a right answer. The first that scores otherwise than an empty reply counts."""
+GIVEN = ("environment", "roles")
+"""Rewards that environments give."""
 UNASKED = "the environment did not answer what was scored, so turn.reward is None; --tools has it answer"
 
 
@@ -50,8 +52,8 @@ def _reward(context: CheckContext, name: str, config: RewardConfig, env: EnvConf
         try:
             each, together = run_user_code(what, lambda: _build(config, context, ends), IMPORT_DEADLINE_S)
             unasked = [] if env.name in ENVS or context.calls_tools else [UNASKED]
-            if config.name == "roles":
-                yield ok("roles are scored by the game as it is played, so no reply is tried here")
+            if config.name in GIVEN:
+                yield ok(f"the reward {config.name} is what the environment gives as it is played, so no reply is tried here")
             elif each is not None:
                 yield run_user_coroutine(what, lambda: _compare(say, each), deadline_s)
                 if env.name in ENVS and readers_of(config):  # others may change tasks
