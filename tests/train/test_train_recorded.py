@@ -57,9 +57,9 @@ def test_scores_of_a_group_are_those_that_its_advantages_compare():
     given = torch.zeros(20).index_fill(0, torch.tensor([1]), 0.5)
     batch = batch.with_(token_rewards=given, kl_rewards=-0.25 * given)
     found = numbers_of(batch, samples, Update({}, None, 0), 0).groups
-    assert (found["a"].size, found["b"].size) == (2, 1)
-    assert found["a"].mean == pytest.approx((1.375 + 2) / 2) and found["a"].std == pytest.approx((2 - 1.375) / math.sqrt(2))
-    assert (found["b"].mean, found["b"].std) == (4.0, 0.0)
+    assert (found["a", ""].size, found["b", ""].size) == (2, 1)
+    assert found["a", ""].mean == pytest.approx((1.375 + 2) / 2) and found["a", ""].std == pytest.approx((2 - 1.375) / math.sqrt(2))
+    assert (found["b", ""].mean, found["b", ""].std) == (4.0, 0.0)
 
 
 @pytest.mark.parametrize(

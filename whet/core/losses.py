@@ -171,6 +171,7 @@ def value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip: float |
     if clip is None:
         never = torch.zeros_like(plain, dtype=torch.bool)
         return ValueTerms(plain, never, never)
-    bounded = (values + (predicted - values).clamp(-clip, clip) - returns).square()
     moved = (predicted - values).abs() > clip
+    held = torch.where(moved, values + (predicted - values).clamp(-clip, clip), predicted)  # within the range the prediction itself, to the bit
+    bounded = (held - returns).square()
     return ValueTerms(torch.maximum(plain, bounded), (bounded > plain).detach(), moved.detach())
