@@ -172,6 +172,7 @@ def value_loss(predicted: Tensor, values: Tensor, returns: Tensor, clip: float |
         never = torch.zeros_like(plain, dtype=torch.bool)
         return ValueTerms(plain, never, never)
     moved = (predicted - values).abs() > clip
-    held = torch.where(moved, values + (predicted - values).clamp(-clip, clip), predicted)  # within the range the prediction itself, to the bit
+    # Within the range it is the prediction itself, to the bit: a sum that rounds would look clipped.
+    held = torch.where(moved, values + (predicted - values).clamp(-clip, clip), predicted)
     bounded = (held - returns).square()
     return ValueTerms(torch.maximum(plain, bounded), (bounded > plain).detach(), moved.detach())
