@@ -89,6 +89,12 @@ def test_a_start_that_fails_before_anything_leaves_nothing(bench, wrong, command
     assert folders() == []
 
 
+def test_a_start_that_fails_with_a_sandbox_leaves_nothing(bench, monkeypatch):
+    monkeypatch.setattr("whet.runs.commands.record_choice", lambda folder: (folder / "sandbox.json").write_text("{}"))
+    assert bench.start("train", "run.toml", *SMALL, "num_epochs=1")[0] == 2
+    assert folders() == []
+
+
 def test_an_evaluation_names_its_folder_once_it_has_started(bench):
     status, out, err = bench.start("evaluate", "free.toml", "evaluate.sets.test.path=nothing.jsonl")
     assert status == 2 and "a new run in" not in out + err
