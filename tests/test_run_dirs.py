@@ -90,8 +90,12 @@ def test_a_start_that_fails_before_anything_leaves_nothing(bench, wrong, command
 
 
 def test_a_start_that_fails_with_a_sandbox_leaves_nothing(bench, monkeypatch):
-    monkeypatch.setattr("whet.runs.commands.record_choice", lambda folder: (folder / "sandbox.json").write_text("{}"))
-    assert bench.start("train", "run.toml", *SMALL, "num_epochs=1")[0] == 2
+    def fails(folder, *makes):
+        (folder / "sandbox.json").write_text("{}")
+        raise ValueError("something else is wrong")
+
+    monkeypatch.setattr("whet.runs.commands.record_isolation", fails)
+    assert bench.start("train", "run.toml", *SMALL)[0] == 2
     assert folders() == []
 
 

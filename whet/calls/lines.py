@@ -8,10 +8,12 @@ import json
 import os
 import selectors
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import IO
 
 from whet.calls.messages import RemoteCall, RemoteFailure, RemoteResult, answer_of
@@ -123,3 +125,43 @@ class LinePipes:
             return os.write(self._stdin.fileno(), data[:65536])
         except BrokenPipeError:
             raise EOFError("it ended") from None
+
+
+def start_line_worker(
+    module: str, cpu_limit_s: float, what: str, *, ready: bytes, environment: Mapping[str, str], limit_bytes: int, timeout_s: float
+) -> tuple[subprocess.Popen[bytes], LinePipes]:
+    """Start a process that answers line by line, and wait until it is ready. It ends with its input.
+
+    Args:
+        module: its `main` is called with `cpu_limit_s`, the processor time for one answer in seconds.
+        cpu_limit_s: as above.
+        what: what the process does, for an error.
+        ready: its first line.
+        environment: its environment variables.
+        limit_bytes: longest answer.
+        timeout_s: seconds for it to start.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    begin = f"import sys; sys.path.append({root!r}); from {module} import main; main({cpu_limit_s!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", begin],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        bufsize=0,
+        start_new_session=True,  # Ctrl-C does not reach it
+    )
+    pipes = LinePipes(process, limit_bytes)
+    try:
+        if pipes.exchange(b"", timeout_s) != ready:
+            raise EOFError("it answered something else than that it is ready")
+    except (TimeoutError, EOFError, AnswerTooLong) as error:
+        process.kill()
+        process.wait()
+        pipes.close()
+        raise RuntimeError(f"the process that {what} did not start: {error}") from error
+    return process, pipes

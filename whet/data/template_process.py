@@ -7,12 +7,10 @@ import atexit
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
-from whet.calls.lines import AnswerTooLong, LinePipes
+from whet.calls.lines import AnswerTooLong, LinePipes, start_line_worker
 from whet.data.template_worker import READY, TEXT_LIMIT_CHARS
 from whet.runfolder.child_environment import child_environment
 from whet.types import JSON
@@ -85,24 +83,15 @@ class TemplateProcess:
             self._end()
 
     def _start(self) -> LinePipes:
-        root = str(Path(__file__).resolve().parents[2])
-        start = f"import sys; sys.path.append({root!r}); from whet.data.template_worker import main; main({self._cpu_limit_s!r})"
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
+        self._child, self._pipes = start_line_worker(
+            "whet.data.template_worker",
+            self._cpu_limit_s,
+            "renders chat templates",
+            ready=READY,
+            environment=child_environment(),
+            limit_bytes=_REPLY_LIMIT_BYTES,
+            timeout_s=START_LIMIT_S,
         )
-        self._pipes = LinePipes(self._child, _REPLY_LIMIT_BYTES)
-        try:
-            if self._pipes.exchange(b"", START_LIMIT_S) != READY:
-                raise EOFError("it answered something else than that it is ready")
-        except (TimeoutError, EOFError, AnswerTooLong) as error:
-            self._end()
-            raise RuntimeError(f"the process that renders chat templates did not start: {error}") from error
         return self._pipes
 
     def _end(self) -> None:

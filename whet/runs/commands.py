@@ -43,7 +43,7 @@ from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
-from whet.env.sandbox.probe import record_choice
+from whet.env.sandbox.open import record_isolation
 from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
 from whet.observe.build_display import build_display
@@ -92,7 +92,6 @@ def train(
     with open_run(config, command) as session, closing(build_observer(config, session, RL_HEADLINES)) as observer:
         texts = read_texts(config)
         source, held_out = training_source(config, texts), evaluation_tasks(config, texts)
-        record_choice(session.folder)
         num_rollouts = length_of_run(len(source), plan.prompts_per_rollout, config.num_rollouts, config.num_epochs, "num_rollouts")
         num_learning = check_warmup(config, num_rollouts)
         check_labels(config, {**rows_of(source), **held_out})
@@ -106,6 +105,8 @@ def train(
                 backend = build_backend(config.train, parts.model, num_learning * plan.optimizer_steps)
                 learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, controller)
                 scores.load()
+            evaluations = build_evaluations(config, parts, held_out, session.folder)
+            record_isolation(session.folder, parts.runner.make_env, *(each.runner.make_env for each in evaluations))
             policy = learners.policy
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
@@ -122,7 +123,7 @@ def train(
                 recipe=hooks.recipe,
                 learners=learners,
                 publisher=EnginePublisher(policy, parts.model, parts.engine, parts.thread),
-                evaluations=build_evaluations(config, parts, held_out, session.folder),
+                evaluations=evaluations,
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
                 evaluated=evaluated,
@@ -211,12 +212,13 @@ def evaluate(
     ):
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
-        record_choice(session.folder)
         check_labels(config, tasks)
         with build_parts(config, texts, trainable=False, weights=weights, warn=console.warn) as parts:
             for note in notes:
                 console.note(note)
-            values = play_evaluations(config, parts, build_evaluations(config, parts, tasks, folder), session, console, measured)
+            evaluations = build_evaluations(config, parts, tasks, folder)
+            record_isolation(folder, *(each.runner.make_env for each in evaluations))
+            values = play_evaluations(config, parts, evaluations, session, console, measured)
         write_summary(folder / "results.json", {"weights": measured, **values})
     return values
 
@@ -267,6 +269,7 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         build_parts(config, texts, trainable=False, warn=display.warn) as parts,
     ):
         writer = RecordWriter(output)
+        record_isolation(output, parts.runner.make_env)
 
         async def work() -> Metrics:
             metrics: Metrics = {}
@@ -289,7 +292,19 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
 
 def serve(config: ServeConfig) -> None:
     """`whet serve`: answer requests over HTTP until asked to end."""
+    _serve("serve", config, None)
+
+
+def record(config: ServeConfig, folder: Path) -> None:
+    """`whet record`: answer requests as `whet serve` does, and write every call into a folder."""
+    _serve("record", config, folder)
+
+
+def _serve(command: str, config: ServeConfig, folder: Path | None) -> None:
+    """Answer requests until asked to end; with a folder their calls are recorded in it."""
     try:
+        from whet.record.app import RecorderApp
+        from whet.record.folder import SessionFolder
         from whet.serve.access import Keys
         from whet.serve.server import address_of, bind, run_server
     except ModuleNotFoundError as error:
@@ -299,41 +314,22 @@ def serve(config: ServeConfig) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with bind(config.host, config.port, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
+        sessions = None if folder is None else SessionFolder(service, folder)
+        # The header has the server's key, if there is one; else it names the session.
+        app = None if sessions is None else RecorderApp(sessions.find, by_header=keys.api is None)
+        where = address_of(bound) if folder is None else f"{address_of(bound)}/s/SESSION/v1, into {folder}"
 
         def ready(_: object) -> None:
-            display.note(f"whet serve: {service.name} at {address_of(bound)} (keys: {keys.words()}); Ctrl-C ends it")
-
-        asyncio.run(ending(run_server(service, bound, keys, ready), service.engine.close))
-        display.note("whet serve: ended")
-
-
-def record(config: ServeConfig, folder: Path) -> None:
-    """`whet record`: answer requests as `whet serve` does, and write every call into a folder."""
-    try:
-        from whet.record.app import RecorderApp
-        from whet.record.folder import SessionFolder
-        from whet.serve.access import Keys
-        from whet.serve.server import address_of, bind, run_server
-    except ModuleNotFoundError as error:
-        raise ValueError(f"recording needs the package {error.name}: pip install 'whet[serve]'") from error
-    keys = Keys.from_environment(os.environ)
-    quiet_transformers()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    with bind(config.host, config.port, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
-        sessions = SessionFolder(service, folder)
-        app = RecorderApp(sessions.find, by_header=keys.api is None)  # else the header has the server's key
-
-        def ready(_: object) -> None:
-            where = f"{address_of(bound)}/s/SESSION/v1, into {folder}"
-            display.note(f"whet record: {service.name} at {where} (keys: {keys.words()}); Ctrl-C ends it")
+            display.note(f"whet {command}: {service.name} at {where} (keys: {keys.words()}); Ctrl-C ends it")
 
         async def close() -> None:
-            await sessions.close()
+            if sessions is not None:
+                await sessions.close()
             await service.engine.close()
 
-        asyncio.run(ending(run_server(sessions.service, bound, keys, ready, app), close))
-        display.note("whet record: ended")
+        answering = service if sessions is None else sessions.service
+        asyncio.run(ending(run_server(answering, bound, keys, ready, app), close))
+        display.note(f"whet {command}: ended")
 
 
 def warn_failures(display: Display, groups: Sequence[Group]) -> None:

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from tests.env.sandbox.conftest import LAUNCHES, PLACES, opened, play, program, rung
+from whet.env.build import EnvConfig, build_env_factory
+from whet.env.sandbox import open as opening
 from whet.env.sandbox import probe
 from whet.env.sandbox.base import PathRefused, SandboxRefused
 from whet.env.sandbox.holder import HolderRefused
@@ -52,9 +54,11 @@ def test_where_nothing_isolates_it_refuses_unless_it_is_told_to_go_on(monkeypatc
         probe.choose(launch=launch)
     choice = probe.choose(unsafe=True, launch=launch)
     assert choice.rung.name == "unsafe" and "without isolation" in choice.summary()
-    probe.record_choice(tmp_path)
+    monkeypatch.setattr(opening, "choose", lambda unsafe: choice)
+    opening.record_isolation(tmp_path, build_env_factory(EnvConfig(name="tools", tools=["calculator"])))
+    assert not list(tmp_path.iterdir()), "a run without sandboxes has none to tell of"
+    opening.record_isolation(tmp_path, build_env_factory(EnvConfig(name="tools", tools=["shell"])))
     assert json.loads((tmp_path / "sandbox.json").read_text())["rung"] == "unsafe"
-    probe._CHOSEN.pop()
 
 
 @pytest.mark.parametrize("place", PLACES)

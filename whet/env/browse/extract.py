@@ -8,12 +8,10 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import threading
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from whet.calls.lines import AnswerTooLong, LinePipes
+from whet.calls.lines import AnswerTooLong, LinePipes, start_line_worker
 from whet.env.browse.extract_worker import MAX_CHARS, READY, bounded
 from whet.runfolder.child_environment import child_environment
 
@@ -79,14 +77,14 @@ class Extractor:
             return plain_text(body, charset)
         line = json.dumps({"form": form, "charset": charset, "body": base64.b64encode(body).decode()}).encode() + b"\n"
         with self._places:
-            child = self._idle.pop() if self._idle else _Child(self._cpu_limit_s)
+            child = self._idle.pop() if self._idle else _Child.started(self._cpu_limit_s)
             try:
                 answer = json.loads(child.pipes.exchange(line, REPLY_LIMIT_S))
             except (TimeoutError, EOFError, AnswerTooLong, ValueError) as error:
                 child.end()
                 limit = f"{self._cpu_limit_s:g} s of the processor's time"
                 raise Unreadable(f"its {form.upper()} cannot be read: it took over {limit}, or the reader died of it") from error
-            except BaseException:
+            except BaseException:  # an interrupt: its answer would be read as the next page's
                 child.end()
                 raise
             self._idle.append(child)
@@ -110,29 +108,23 @@ class Extractor:
 class _Child:
     """A process that reads pages."""
 
-    cpu_limit_s: float
-    process: subprocess.Popen[bytes] = field(init=False)
-    pipes: LinePipes = field(init=False)
+    process: subprocess.Popen[bytes]
+    pipes: LinePipes
 
-    def __post_init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[3])
-        begin = f"import sys; sys.path.append({root!r}); from whet.env.browse.extract_worker import main; main({self.cpu_limit_s!r})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", begin],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C does not reach it; it ends with its input
+    @classmethod
+    def started(cls, cpu_limit_s: float) -> _Child:
+        """A new one, with the processor time for one page in seconds."""
+        return cls(
+            *start_line_worker(
+                "whet.env.browse.extract_worker",
+                cpu_limit_s,
+                "reads pages",
+                ready=READY,
+                environment=child_environment(),
+                limit_bytes=_REPLY_LIMIT_BYTES,
+                timeout_s=START_LIMIT_S,
+            )
         )
-        self.pipes = LinePipes(self.process, _REPLY_LIMIT_BYTES)
-        try:
-            if self.pipes.exchange(b"", START_LIMIT_S) != READY:
-                raise EOFError("it answered something else than that it is ready")
-        except (TimeoutError, EOFError, AnswerTooLong) as error:
-            self.end()
-            raise RuntimeError(f"the process that reads pages did not start: {error}") from error
 
     def end(self) -> None:
         self.process.kill()

@@ -105,7 +105,7 @@ class Holder:
         with other:
             try:
                 await self._send([other.fileno(), *descriptors])
-            except BaseException:
+            except BaseException:  # also a cancellation: nobody else closes this end
                 mine.close()
                 raise
         reader, writer = await asyncio.open_connection(sock=mine)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 from whet.env.base import EnvFactory
 from whet.env.sandbox.base import Sandbox, SandboxFailed
@@ -12,7 +14,8 @@ from whet.env.sandbox.config import SandboxConfig
 from whet.env.sandbox.docker import DockerSandbox
 from whet.env.sandbox.fusion import FusionSandbox
 from whet.env.sandbox.local import LocalSandbox
-from whet.env.sandbox.probe import Isolation, choose
+from whet.env.sandbox.probe import RECORD, Isolation, choose
+from whet.files import replace_file
 from whet.types import Task
 
 _OPENERS: dict[str, Callable[[Task], AbstractAsyncContextManager[Sandbox]]] = {}
@@ -75,3 +78,11 @@ def chosen(make: EnvFactory) -> Isolation | None:
     """The isolation of an environment's sandboxes; None: it has none on this machine."""
     configs = [_CONFIGS[resource.open] for resource in make.needs.values() if resource.open in _CONFIGS]
     return choose(unsafe=configs[0].unsafe) if configs and configs[0].kind == "local" else None
+
+
+def record_isolation(folder: Path, *makes: EnvFactory) -> None:
+    """Write `sandbox.json` into a run's folder, if one of its environments has sandboxes on this machine."""
+    for choice in (found for make in makes if (found := chosen(make)) is not None):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / RECORD, json.dumps(choice.to_dict(), indent=2) + "\n")
+        return

@@ -24,7 +24,6 @@ from whet.env.sandbox.config import SandboxConfig
 from whet.env.sandbox.holder import Launch
 from whet.env.sandbox.inside import landlock
 from whet.env.sandbox.local import LocalSandbox, Rung
-from whet.files import replace_file
 from whet.types import JSON
 
 RUNGS = ("namespaces", "landlock")
@@ -34,8 +33,7 @@ PROBE = SandboxConfig(memory_mb=128, max_processes=16, disk_mb=4, timeout_s=30)
 ATTEMPTS = (Path(__file__).parent / "inside/attempts.py").read_text()
 PROBE_S = 120.0
 RECORD = "sandbox.json"
-_CHOSEN: list[Isolation] = []
-"""Choices of this process."""
+"""File in a run's folder that says how its sandboxes isolate."""
 VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", "PWD")
 """Variables that a command may have; python and sh make the last two themselves."""
 
@@ -88,15 +86,7 @@ def choose(*, unsafe: bool = False, launch: Launch | None = None) -> Isolation:
     Raises:
         SandboxRefused: nothing isolates as it must.
     """
-    choice = _on_thread(_choose(unsafe, launch or Launch()))
-    _CHOSEN.append(choice)
-    return choice
-
-
-def record_choice(folder: Path) -> None:
-    """Write `sandbox.json` into a run's folder, where this process has sandboxes of this machine."""
-    if _CHOSEN:
-        replace_file(folder / RECORD, json.dumps(_CHOSEN[-1].to_dict(), indent=2) + "\n")
+    return _on_thread(_choose(unsafe, launch or Launch()))
 
 
 async def _choose(unsafe: bool, launch: Launch) -> Isolation:
