@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from contextlib import aclosing
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +22,7 @@ from whet.env.limits import Limits
 from whet.env.resources import Resources
 from whet.env.rollout import TrajectoryRun
 from whet.rollout.samples import samples_of
-from whet.types import Finish, Message, Origin, Outcome, Rewards, SamplingParams, Task
+from whet.types import Finish, Message, Origin, Outcome, SamplingParams, Task
 
 TASK = Task("t", (Message("system", "Be brief."), Message("user", "12*3?")), "36", {"level": 2})
 LIMITS = Limits(max_turns=40, max_tokens=2000, max_turn_tokens=200)
@@ -360,8 +362,36 @@ def test_a_command_plays_and_is_scored_by_its_end_or_its_file(monkeypatch, score
         return
     assert (trajectory.outcome, trajectory.turns[-1].reward) == (Outcome.COMPLETED, expected), trajectory.error
     assert trajectory.turns[-1].notes[-1].attachments == {"exit": status, "stdout": "36\n", "stderr": ""}
-    assert samples_of(trajectory)[0].valid is False  # no reward function has scored it
-    assert trajectory.rewards is None or isinstance(trajectory.rewards, Rewards)
+    assert trajectory.rewards is None and samples_of(trajectory)[0].valid is False, "no reward has scored it yet"
+
+
+LEAVES = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"],
+                         start_new_session=True, stdout=subprocess.PIPE)
+print(child.stdout.readline().decode().strip(), flush=True)
+sys.exit(3)
+"""
+
+
+def test_what_a_program_leaves_behind_ends_with_it(tmp_path):
+    options = {"command": [sys.executable, "-c", LEAVES], "score": "none"}
+    make = build_env_factory(EnvConfig(name="program", options=options))
+
+    async def main():
+        async with aclosing(Resources()) as resources:
+            own = resources.of_group(TASK).of_trajectory()
+
+            async def open_env():
+                return make(**await own.open(make.needs))
+
+            return await TrajectoryRun("t/0", TASK, FakeEngine(), RENDERER, PARAMS, LIMITS).to_end(open_env)
+
+    trajectory = run(main())
+    assert trajectory.outcome is Outcome.ENV_ERROR
+    (pid,) = re.findall(r"ended with status 3: (\d+)", trajectory.error.message)
+    assert not Path(f"/proc/{pid}").exists(), "its keeper ended the child, which has a session of its own"
 
 
 @pytest.mark.parametrize(

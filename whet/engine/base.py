@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,16 @@ def nats_apart(one: Scored, other: Scored) -> float:
     """Largest difference in nats between two scores of the same tokens; NaN if one of them has a NaN."""
     found = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
     return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
+
+
+@asynccontextmanager
+async def closing_reply(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+    """Close an engine's reply as the context ends, not when it is collected: the engine takes the request out as its generator ends."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
 
 
 class EngineRefused(ValueError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.engine.base import Engine
+from whet.engine.base import Engine, closing_reply
 from whet.env.deadline import Deadline
 from whet.types import Finish, ReplyLatency, Request
 from whet.types.columns import Floats, Growing, Ints, Ragged
@@ -85,14 +85,9 @@ async def in_time(work: asyncio.Future[Any], deadline: Deadline) -> bool:
 
 
 async def _read(engine: Engine, request: Request, reply: Reply) -> None:
-    stream = engine.generate(request)
-    try:
+    async with closing_reply(engine.generate(request)) as stream:
         async for chunk in stream:
             reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], chunk.nucleus)
             if chunk.finish is not None:
                 reply.finish, reply.latency = chunk.finish, chunk.latency
                 break
-    finally:
-        # Now, not when it is collected: the engine takes the request out as its generator ends.
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from whet.engine.base import closing_reply
 from whet.files import AppendedLines
 from whet.record.session import CurrentSession, Session
 from whet.record.tree import RecordedCall
@@ -67,8 +68,9 @@ class SessionFolder:
         engine = self.service.engine
 
         async def stream(request: Request, number: int) -> AsyncIterator[Chunk]:
-            async for chunk in engine.generate(replace(request, conversation=f"record/{name}")):
-                yield chunk
+            async with closing_reply(engine.generate(replace(request, conversation=f"record/{name}"))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
         def on_call(call: RecordedCall, request: Request) -> None:
             file.append(json.dumps({"session": name, **line_of(call, request)}, ensure_ascii=False))

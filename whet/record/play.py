@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whet.engine.base import EngineFailed
+from whet.engine.base import EngineFailed, closing_reply
 from whet.engine.embedded.grammar import Grammars
 from whet.env.rollout import Aborted, TrajectoryRun, turn_seed
 from whet.record.server import Recorder
@@ -127,7 +126,7 @@ class _Calls:
         began = time.monotonic()
         try:
             mine = replace(request, sampling=sampling, conversation=run.id, rank=run.rank)
-            async with aclosing(_generator(run.engine.generate(mine))) as chunks:
+            async with closing_reply(run.engine.generate(mine)) as chunks:
                 async for chunk in chunks:
                     if chunk.finish is Finish.ABORT:
                         self.stopped.set()
@@ -138,10 +137,6 @@ class _Calls:
             raise
         finally:
             run.charge("engine", began)
-
-
-def _generator(stream: AsyncIterator[Chunk]) -> Any:
-    return stream
 
 
 def _service(run: TrajectoryRun, session: Session, recorder: Recorder) -> Service:

@@ -9,13 +9,13 @@ from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 from starlette.responses import Response
 
 from whet.data.parsers import ToolSchemas
 from whet.data.replies import TAIL
 from whet.data.template import Renderer
+from whet.engine.base import closing_reply
 from whet.record.tree import CallTree, RecordedCall, Rule, Spec, digest_of
 from whet.serve.answers import Event
 from whet.serve.endpoint import Handle, Prepare
@@ -28,6 +28,8 @@ SampleCall = Callable[[Request, int], AsyncIterator[Chunk]]
 """Samples a request; the number is that of the call in its session."""
 MAX_ANSWERS = 4096
 """Answers of a session that are kept for a client that asks again."""
+ABORT_GRACE_S = 5.0
+"""Seconds for the engine to hand over what it sampled, once a session is closed."""
 _SPEC: ContextVar[Spec] = ContextVar("spec")
 _SESSION: ContextVar[Session] = ContextVar("session")
 
@@ -91,7 +93,7 @@ class Session:
         """Every call that trains, sample by sample; one that is being sampled is there as far as it got."""
         calls = list(self.tree.trained())
         return [
-            call.turn(first=i == 0, nucleus=self._nucleus, decode=self._renderer.decode(call.reply.tokens.column()))
+            call.turn(first=i == 0, nucleus=self._nucleus, text=self._renderer.decode(call.reply.tokens.column()))
             for i, call in enumerate(calls)
         ]
 
@@ -181,7 +183,7 @@ class Session:
         call = self.tree.begin(spec)
         self._running[call.number] = call
         try:
-            async with aclosing(_closable(self._stream(request, call.number))) as chunks:
+            async with closing_reply(self._stream(request, call.number)) as chunks:
                 async for chunk in chunks:
                     nucleus = chunk.nucleus if self._nucleus else None
                     call.reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], nucleus)
@@ -257,14 +259,3 @@ class CurrentSession:
 
     def generate(self, request: Request) -> AsyncIterator[Chunk]:
         return _SESSION.get().generate(request)
-
-
-ABORT_GRACE_S = 5.0
-"""Seconds for the engine to hand over what it sampled, once a session is closed."""
-
-
-def _closable(stream: AsyncIterator[Chunk]) -> Any:
-    assert hasattr(stream, "aclose"), "an engine's reply is an async generator"
-    return stream
-
-

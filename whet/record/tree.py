@@ -74,13 +74,13 @@ class RecordedCall:
         """Prompt and reply."""
         return Ints.join((self.spec.prompt, self.reply.tokens.column()))
 
-    def turn(self, *, first: bool, nucleus: bool, decode: str) -> Turn:
+    def turn(self, *, first: bool, nucleus: bool, text: str) -> Turn:
         """Its part of the trajectory.
 
         Args:
             first: it is the trajectory's first.
             nucleus: the run records the tokens that each was drawn from.
-            decode: text of the reply, for one that was cut.
+            text: the reply's, for one that was cut.
         """
         context = self.spec.context if self.continues else self.spec.prompt
         return Turn(
@@ -90,7 +90,7 @@ class RecordedCall:
             logprobs=self.reply.logprobs.column(),
             versions=Runs[int].from_runs(self.reply.versions),
             nucleus=Ragged.join(self.reply.nucleus) if nucleus else None,
-            message=self.message or Message("assistant", decode),
+            message=self.message or Message("assistant", text),
             finish=self.reply.finish or Finish.ABORT,
             restart=not (self.continues or first),
         )

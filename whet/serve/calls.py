@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from whet.engine.base import Engine, EngineFailed, EngineRefused
+from whet.engine.base import Engine, EngineFailed, EngineRefused, closing_reply
 from whet.serve.errors import ApiError
 from whet.serve.gate import Admission, Gate
 from whet.types import Chunk, Finish, Request, Scored
@@ -139,15 +139,11 @@ class Calls:
         if call.abort_reason or not call.generate:  # the engine never sees it
             yield Chunk(Ints(), Floats(), self._engine.version, Finish.ABORT if call.abort_reason else Finish.LENGTH)
             return
-        stream = (self._generate or self._engine.generate)(request)
-        try:
+        async with closing_reply((self._generate or self._engine.generate)(request)) as stream:
             async for chunk in stream:
                 yield chunk
                 if chunk.finish is not None:
                     return
-        finally:
-            if isinstance(stream, AsyncGenerator):  # now, not when it is collected: the engine takes the request out as it ends
-                await stream.aclose()
 
     async def _score(self, call: Call, request: Request) -> Scored:
         if request.tokens not in call.scoring:
