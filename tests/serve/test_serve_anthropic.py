@@ -67,7 +67,7 @@ def ask(server, **options):
 
 
 def test_a_message_counts_its_tokens_and_says_why_it_ended(server):
-    done = ask(server, max_tokens=7, seed=1)
+    done = ask(server, max_tokens=7, seed=1, ignore_eos=True)
     prompt = server.service.renderer.encode("<|im_start|>user\nHow many pens are 3 and 4?<|im_end|>\n<|im_start|>assistant\n")
     assert (done["type"], done["role"], done["model"], done["stop_reason"]) == ("message", "assistant", "tiny", "max_tokens")
     usage = done["usage"]
