@@ -152,7 +152,7 @@ async def attempts(rung: Rung) -> dict[str, str]:
         sandbox = await LocalSandbox.open(rung, PROBE)
         try:
             found: dict[str, str] = json.loads(await _output(sandbox, "escapes", json.dumps(targets)))
-            forks = await _output(sandbox, "forks")
+            forks = await _output(sandbox, "forks", str(PROBE.max_processes))
             most = 2 * PROBE.memory_mb
             memory = await _output(sandbox, "memory", str(most))
         finally:
