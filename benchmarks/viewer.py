@@ -17,6 +17,7 @@ import re
 import resource
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ from urllib.parse import urlencode
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.view.browser.conftest import find_chromium
 from tests.view.served import serving
