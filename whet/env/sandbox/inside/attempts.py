@@ -219,7 +219,7 @@ def forks(most: int) -> int:
     """Processes that could be started at a time.
 
     Args:
-        most: allowed ones. More of them stay, so that whoever watches over the program sees them.
+        most: allowed ones. More of them stay until the watcher has seen them.
     """
     number = 0
     with suppress(OSError):
