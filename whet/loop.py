@@ -18,7 +18,7 @@ from whet.core.batch import TrainBatch, batch_of
 from whet.engine.publish import Publisher
 from whet.evaluate.evaluation import EvaluationSet, set_folders
 from whet.observe.display import Display
-from whet.observe.metrics import Mean, Metrics, flatten, merge_metrics
+from whet.observe.metrics import Mean, Metrics, Total, flatten, merge_metrics
 from whet.observe.peaks import memory
 from whet.observe.records import RecordThread, drop_records
 from whet.observe.replies import TABLE_ROWS, chosen_replies
@@ -30,6 +30,7 @@ from whet.rollout.metrics import further_metrics, new_failures, require_valid, r
 from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.scheduler import RolloutResult, Rollouts
+from whet.rollout.tokens import DROPPED, UNACCOUNTED, num_dropped, unaccounted
 from whet.runfolder.journal import Journal
 from whet.stop import Stop, Stopped
 from whet.threads import ThreadWatch
@@ -225,7 +226,7 @@ async def train_rl(run: RolloutRun) -> dict[str, float]:
         with phases.span("publish"):
             published = await run.publisher.publish(progress.version)
         run.rollouts.on_trained()
-        found = {**taken.metrics, **left_out, **credit, **run.engine_metrics(), **published.metrics()}
+        found = {**merge_metrics(taken.metrics, left_out), **credit, **run.engine_metrics(), **published.metrics()}
         with phases.span("record"):
             await run.compute(lambda: record(run, progress, taken, samples, batch, update))  # noqa: B023
         values = log_update(run, progress, taken, update, found)
@@ -324,6 +325,13 @@ def log_update(run: RolloutRun, progress: Progress, taken: RolloutResult, update
     """Write the update's line of `metrics.jsonl`: from there on the update counts."""
     if not update.num_tokens:
         run.observer.display.warn(f"rollout {progress.rollout_id - 1} trained nothing: no valid trajectory has another to compare with")
+    missing = unaccounted(found)
+    if missing:
+        run.observer.display.warn(
+            f"rollout {progress.rollout_id - 1}: {missing} tokens that were sampled were neither trained nor dropped nor held; that is "
+            "a fault of whet: please report it"
+        )
+    found |= {DROPPED: Total(num_dropped(found)), UNACCOUNTED: Total(missing)}
     counters = {"run/optimizer_step": float(progress.optimizer_step), "run/version": float(progress.version)}
     metrics = merge_metrics(merge_metrics(found, update.metrics), {name: Mean(value, 1) for name, value in counters.items()})
     return run.observer.log(progress.rollout_id, merge_metrics(rollout_metrics(taken.groups), metrics))

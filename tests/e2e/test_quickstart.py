@@ -73,6 +73,17 @@ def test_engine_and_trainer_agree_at_every_step(quickstart):
         assert row["mismatch/logprob_max"] < 1e-4
 
 
+def test_every_sampled_token_is_trained_dropped_or_held(quickstart):
+    folder, _, _ = quickstart
+    rows = [json.loads(line) for line in (folder / "run/rl/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "policy/loss" in row]
+    for row in steps:
+        assert row["tokens/unaccounted"] == 0 < row["tokens/trained"]
+        assert row["tokens/sampled"] == row["tokens/trained"] + row["tokens/dropped"] and not row["tokens/held"]
+    recorded = list(read_records(folder / "run/rl/rollouts"))
+    assert sum(row["tokens/trained"] for row in steps) == sum(sum(row["loss_mask"]) for row in recorded if row["valid"])
+
+
 def test_every_step_reports_what_users_look_for(quickstart):
     folder, _, _ = quickstart
     rows = [json.loads(line) for line in (folder / "run/rl/metrics.jsonl").read_text().splitlines()]

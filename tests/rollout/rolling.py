@@ -14,10 +14,13 @@ from tests.fakes import FakeEngine, repeats
 from tests.rollout.scripted import RENDERER, STOP, ids
 from whet.env.base import EnvFactory, SingleTurn
 from whet.env.limits import Limits
+from whet.observe.metrics import flatten, merge_metrics
 from whet.rollout.control import ControlConfig
 from whet.rollout.filters import Selection
+from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, Rollouts, RolloutSpec
+from whet.rollout.tokens import unaccounted
 from whet.types import Group, Message, Progress, Rewards, SamplingParams, Task
 
 WORDS = (*ids("The answer is 36."), STOP)
@@ -150,10 +153,17 @@ class World:
         found.update(self.dropped)
         assert found == Counter(self.source.given), (self.places(), self.learned, self.dropped)
 
+    def check_tokens(self, taken: RolloutResult) -> None:
+        """Every token that the engine handed over was trained, dropped or kept for later."""
+        _, used = Recipe(max_staleness=self.control.max_staleness).samples(taken.groups, self.progress.version)
+        found = merge_metrics(taken.metrics, used)
+        assert unaccounted(found) == 0, flatten(found)
+
     async def take(self) -> RolloutResult:
         taken = None
         try:
             taken = await self.rollouts.take(self.progress)
+            self.check_tokens(taken)
             return taken
         finally:
             if taken is not None and not self.control.refill:

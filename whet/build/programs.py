@@ -118,6 +118,9 @@ RL_HEADLINES = (
     Headline("outcome/truncated", "cut", ".2f"),
     Headline("outcome/failed", "failed", ".2f"),
     Headline("mismatch/logprob_max", "mismatch", ".1e"),
+    Headline("tokens/sampled", "sampled", ",.0f"),
+    Headline("tokens/trained", "trained", ",.0f"),
+    Headline("tokens/dropped", "dropped", ",.0f"),
     Headline("tokens_per_second/rollout", "tok/s", ".0f"),
 )
 

@@ -16,7 +16,7 @@ from whet.data.special import SPELLED
 from whet.engine.base import EngineFailed
 from whet.env.rollout import PLAY, Aborted, PromptTooLong, TrajectoryRun, turn_seed
 from whet.env.sampling import ABORT_GRACE_S, Reply, read_reply
-from whet.types import JSON, Finish, Message, Origin, Request, Turn, TurnNote
+from whet.types import JSON, UNTRAINED_TOKENS, Finish, Message, Origin, Request, Turn, TurnNote
 from whet.types.columns import Growing, Ints, Ragged, Runs
 
 
@@ -148,6 +148,9 @@ class Dialogues:
             await self._end_all()
         finally:
             self.publish()
+            left_out = sum(len(turn.tokens) for each in self._all if not each.trains for turn in each.turns)
+            if left_out:
+                self._run.counts[UNTRAINED_TOKENS] = left_out
         if failure is not None and not isinstance(error, asyncio.CancelledError):
             if isinstance(failure, EngineFailed):
                 self._run.place = "engine"
@@ -228,7 +231,7 @@ class Dialogues:
             run.place, run.request = "engine", name
             if run.deadline.left_s == 0:
                 raise run.deadline.error("the engine")
-            in_time = await read_reply(run.engine, self._request(conversation, name, room), run.deadline, reply)
+            in_time = await read_reply(run.engine, name, run.stream(self._request(conversation, name, room)), run.deadline, reply)
             if not in_time:
                 raise run.deadline.error("the engine")
             if not reply.tokens and reply.finish is None:

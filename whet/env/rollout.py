@@ -20,14 +20,14 @@ from whet.config import ConfigError
 from whet.data.parsers import Parsed, ToolSchemas
 from whet.data.special import SPELLED
 from whet.data.template import Renderer
-from whet.engine.base import Engine, EngineFailed, EngineRefused
+from whet.engine.base import Engine, EngineFailed, EngineRefused, closing_reply
 from whet.env.base import Appraising, Env, Resumable, Step
 from whet.env.deadline import Deadline
 from whet.env.failure import failure_of
 from whet.env.history import THINKING_LEFT_OUT, MessageHistory
 from whet.env.limits import CLOSE_TIMEOUT_S, Limits
 from whet.env.sampling import Reply, in_time, read_reply
-from whet.types import Failure, Finish, Message, Origin, Outcome, ReplyLatency, Request, SamplingParams, Task, Trajectory, Turn
+from whet.types import Chunk, Failure, Finish, Message, Origin, Outcome, ReplyLatency, Request, SamplingParams, Task, Trajectory, Turn
 from whet.types.columns import Growing, Ints, Ragged, Runs
 
 PLAY = "rollout.play"
@@ -57,6 +57,13 @@ class _Next:
 
 
 @dataclass(slots=True)
+class TokenCount:
+    """Number of tokens that an engine handed over."""
+
+    total: int = 0
+
+
+@dataclass(slots=True)
 class TrajectoryRun:
     """A trajectory on its way. It can be asked at any moment what there is of it."""
 
@@ -76,6 +83,10 @@ class TrajectoryRun:
     chunk_tokens: int = 0
     """Tokens after which the engine hands over a chunk; 0: at the end of a turn. `so_far` returns the
     tokens handed over."""
+    sampled: TokenCount = field(default_factory=TokenCount)
+    """Counts what the engine hands over, for this trajectory and others."""
+    num_tokens: int = 0
+    """Its tokens: those that it continues from, and those that the engine handed over since."""
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Counts of events, except for those of the answer to the last turn."""
@@ -104,6 +115,7 @@ class TrajectoryRun:
         """Begin with what an earlier run of the same trajectory left; its last turn may have been cut by an abort."""
         self.task, self.turns = interrupted.task, list(interrupted.turns)
         self.counts, self.seconds = Counter(interrupted.counts), dict(interrupted.timings)
+        self.num_tokens = interrupted.num_tokens_played
 
     async def to_end(self, open_env: Callable[[], Awaitable[Env]], play: Play | None = None) -> Trajectory:
         """Play the task to its end, or go on from the turns that there are.
@@ -342,7 +354,8 @@ class TrajectoryRun:
             if self.deadline.left_s == 0:
                 raise self.deadline.error("the engine")
             if len(reply.tokens) < room:
-                in_time = await read_reply(self.engine, self._request(reply, room), self.deadline, reply)
+                request = self._request(reply, room)
+                in_time = await read_reply(self.engine, request.id, self.stream(request), self.deadline, reply)
             else:  # the limits are lower than when it was started
                 in_time, reply.finish = True, Finish.LENGTH
         finally:
@@ -357,6 +370,14 @@ class TrajectoryRun:
         if not reply.tokens and reply.finish is None:
             raise EngineFailed("the engine ended a reply without a token and without a reason")
         return self._read(coming, reply)
+
+    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
+        """The engine's reply to a request, each of its tokens counted."""
+        async with closing_reply(self.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                self.sampled.total += len(chunk.tokens)
+                self.num_tokens += len(chunk.tokens)
+                yield chunk
 
     def _read(self, coming: _Next, reply: Reply) -> Parsed:
         """Keep a whole reply as a turn; its message is the plain text if a parser of the user's fails."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from whet.engine.base import Engine, closing_reply
 from whet.env.deadline import Deadline
-from whet.types import Finish, ReplyLatency, Request
+from whet.types import Chunk, Finish, ReplyLatency
 from whet.types.columns import Floats, Growing, Ints, Ragged
 
 ABORT_GRACE_S = 5.0
@@ -44,13 +44,14 @@ LEAST_WAIT_S = 0.05
 """Between two looks at a deadline that a pause may have moved."""
 
 
-async def read_reply(engine: Engine, request: Request, deadline: Deadline, reply: Reply) -> bool:
+async def read_reply(engine: Engine, request_id: str, chunks: AsyncIterator[Chunk], deadline: Deadline, reply: Reply) -> bool:
     """Fill `reply` with the tokens that the engine samples. If this raises or is cancelled, the tokens
     so far are in it.
 
     Args:
         engine: samples the tokens.
-        request: the request to continue.
+        request_id: names the request, to end it.
+        chunks: the engine's reply to it, closed here.
         deadline: time at which the engine is asked to stop and to hand over its tokens.
         reply: filled here.
 
@@ -59,15 +60,15 @@ async def read_reply(engine: Engine, request: Request, deadline: Deadline, reply
     """
     if deadline.left_s is None:
         await asyncio.sleep(0)  # siblings open their conversations before the first request
-        await _read(engine, request, reply)
+        await _read(chunks, reply)
         return True
-    reading = asyncio.ensure_future(_read(engine, request, reply))
+    reading = asyncio.ensure_future(_read(chunks, reply))
     try:
         ended = await in_time(reading, deadline)
         if not ended:
             with suppress(TimeoutError):  # an engine that hangs does not answer an abort either
                 async with asyncio.timeout(ABORT_GRACE_S):
-                    await engine.abort(request.id)
+                    await engine.abort(request_id)
                     await asyncio.wait({reading})
         if reading.done():
             reading.result()
@@ -84,8 +85,8 @@ async def in_time(work: asyncio.Future[Any], deadline: Deadline) -> bool:
     return work.done()
 
 
-async def _read(engine: Engine, request: Request, reply: Reply) -> None:
-    async with closing_reply(engine.generate(request)) as stream:
+async def _read(chunks: AsyncIterator[Chunk], reply: Reply) -> None:
+    async with closing_reply(chunks) as stream:
         async for chunk in stream:
             reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], chunk.nucleus)
             if chunk.finish is not None:

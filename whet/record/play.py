@@ -17,7 +17,7 @@ from whet.record.tree import Rule
 from whet.serve.errors import ApiError
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig, ServerLimits
-from whet.types import JSON, Chunk, Finish, Outcome, Request, Task, Turn, TurnNote
+from whet.types import JSON, UNTRAINED_TOKENS, Chunk, Finish, Outcome, Request, Task, Turn, TurnNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,10 @@ async def play_recorded(run: TrajectoryRun, recorder: Recorder, training: Traini
         await session.close()
         run.turns[:] = session.turns()
         run.counts.update({f"calls_{rule}": sum(call.spec.rule is rule for call in session.tree.calls) for rule in Rule})
-        run.counts["calls_untrained"] += sum(not call.spec.trained for call in session.tree.calls)
+        untrained = [call for call in session.tree.calls if not call.spec.trained]
+        run.counts["calls_untrained"] += len(untrained)
+        if untrained:
+            run.counts[UNTRAINED_TOKENS] = sum(len(call.reply.tokens) for call in untrained)
         run.counts["calls_retried"] += session.num_retries
     if not run.turns:
         where = "does it use the address in OPENAI_BASE_URL or ANTHROPIC_BASE_URL?"
@@ -126,7 +129,7 @@ class _Calls:
         began = time.monotonic()
         try:
             mine = replace(request, sampling=sampling, conversation=run.id, rank=run.rank)
-            async with closing_reply(run.engine.generate(mine)) as chunks:
+            async with closing_reply(run.stream(mine)) as chunks:
                 async for chunk in chunks:
                     if chunk.finish is Finish.ABORT:
                         self.stopped.set()

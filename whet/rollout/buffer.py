@@ -44,6 +44,12 @@ class Buffer:
     """Without refills: groups of the current rollout that filters dropped."""
     num_started: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all groups but the taken ones."""
+        groups = (*self.waiting, *self.playing, *self.ready, *(each.group_run for each in self.fallbacks))
+        return sum(group_run.num_tokens for group_run in groups)
+
     def next(self, source: Source) -> GroupRun:
         """The group to begin now.
 

@@ -70,6 +70,12 @@ class GroupRun:
         yield from (t for id, t in self.interrupted.items() if id not in self.runs)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled for its trajectories so far."""
+        still = [t for id, t in self.interrupted.items() if id not in self.runs]
+        return sum(t.num_tokens_played for t in (*self.ended.values(), *still)) + sum(run.num_tokens for run in self.runs.values())
+
+    @property
     def oldest(self) -> int | None:
         """Version that sampled its oldest token; None: it has no tokens."""
         trajectories = chain(self.ended.values(), (t for id, t in self.interrupted.items() if id not in self.runs))

@@ -10,9 +10,12 @@ from typing import Protocol, runtime_checkable
 
 from whet.config import Hook
 from whet.data.source import Source
+from whet.env.rollout import TokenCount
+from whet.observe.metrics import Total
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, RolloutSpec
 from whet.rollout.stats import RolloutStats
+from whet.rollout.tokens import CARRIED, HELD, SAMPLED
 from whet.types import JSON, UNSAMPLED, Group, Progress, Trajectory
 
 
@@ -64,7 +67,10 @@ class OwnRollouts:
     """
 
     def __init__(self, hook: Hook, source: Source, runner: TrajectoryRunner, wanted: RolloutSpec, seed: int) -> None:
-        self._hook, self._source, self._runner, self._wanted, self._seed = hook, source, runner, wanted, seed
+        self._hook, self._source, self._wanted, self._seed = hook, source, wanted, seed
+        self._runner = replace(runner, sampled=TokenCount())
+        self._num_sampled = self._num_held = 0
+        """Tokens sampled when the last rollout was taken, and those of them that no rollout had returned."""
         self._entry: tuple[JSON, JSON] | None = None
         """Source and state before the rollout that is under way, or not learned from yet."""
 
@@ -88,6 +94,11 @@ class OwnRollouts:
             if group.dropped is not None:
                 stats.dropped(group, group.dropped)
         dropped, metrics = stats.take(num_ready=0, num_playing=0)
+        sampled, carried = self._runner.sampled.total - self._num_sampled, self._num_held
+        self._num_sampled += sampled
+        held = carried + sampled - sum(t.num_tokens_played for group in groups for t in group.played)
+        carried, self._num_held = carried - min(0, held), max(0, held)  # more than was sampled: of its state, from an earlier start
+        metrics |= {SAMPLED: Total(sampled), CARRIED: Total(carried), HELD: Total(self._num_held)}
         return RolloutResult(kept, dropped, metrics)
 
     def on_trained(self) -> None:

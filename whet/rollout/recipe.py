@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
@@ -13,6 +14,7 @@ from whet.observe.metrics import Metrics, Total
 from whet.rollout.control import TooOld
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.staleness import bounded
+from whet.rollout.tokens import TRAINED, dropped_metrics, dropped_of_taken, num_trained
 from whet.train.batching import TrainOn
 from whet.types import Group, Sample
 from whet.types.columns import in_step, num_true
@@ -43,11 +45,15 @@ class Recipe:
             HookFailed: `batch.process` raised, or returned what is no sample of the rollout.
         """
         samples = samples_of_groups(groups, self.train_on)
+        num = [num_trained(samples)]
         found: Metrics = {}
         if self.process is not None:
             samples, found = processed(self.process, samples, groups)
+        num.append(num_trained(samples))
         samples, aged = bounded(samples, version, self.max_staleness, self.too_old)
-        return samples, {**found, **aged}
+        num.append(num_trained(samples))
+        dropped = dropped_of_taken(groups) + Counter(process=num[0] - num[1], stale=num[1] - num[2])
+        return samples, {**found, **aged, TRAINED: Total(num[2]), **dropped_metrics(dropped)}
 
 
 def processed(hook: Hook, samples: Sequence[Sample], groups: Sequence[Group]) -> tuple[list[Sample], Metrics]:

@@ -17,7 +17,7 @@ from whet.env.deadline import Deadline, Pauses
 from whet.env.failure import failure_of
 from whet.env.limits import Limits
 from whet.env.resources import Resources
-from whet.env.rollout import Play, TrajectoryRun
+from whet.env.rollout import Play, TokenCount, TrajectoryRun
 from whet.reward.base import GroupReward, LabelError, Reward, RewardTimeout, place_token_rewards, read_score
 from whet.rollout.siblings import judge_siblings
 from whet.types import Group, Outcome, RunFailed, SamplingParams, Task, Trajectory
@@ -82,6 +82,8 @@ class TrajectoryRunner:
     """Plays each trajectory in place of taking turns with its environment."""
     group_reward: GroupReward | None = None
     """Reward of siblings together."""
+    sampled: TokenCount = field(default_factory=TokenCount)
+    """Tokens of all trajectories that it began."""
     resources: Resources = field(default_factory=Resources)
     """Resources of the run. Groups have their own; a trajectory that is played by itself is a group of one."""
 
@@ -168,6 +170,7 @@ class TrajectoryRunner:
             rank=spec.rank,
             deadline=Deadline.after(self.timeout_s, per_wait=self.deterministic, pauses=pauses),
             chunk_tokens=self.chunk_tokens,
+            sampled=self.sampled,
         )
         if interrupted is not None:
             run.resume_from(interrupted)

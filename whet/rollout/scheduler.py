@@ -7,10 +7,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whet.data.source import Source
 from whet.env.deadline import Pauses
+from whet.env.rollout import TokenCount
 from whet.observe.metrics import Metrics, Total
 from whet.rollout.buffer import Buffer, FilteredGroup
 from whet.rollout.control import ControlConfig
@@ -20,6 +21,7 @@ from whet.rollout.metrics import RolloutFailed
 from whet.rollout.order import start_order
 from whet.rollout.runner import TrajectoryRunner, TrajectorySpec
 from whet.rollout.stats import RolloutStats
+from whet.rollout.tokens import CARRIED, HELD, SAMPLED
 from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
 RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIMEOUT)
@@ -71,7 +73,8 @@ class Rollouts:
         selection: Selection = Selection(),  # noqa: B008
         played_by: str = "",
     ) -> None:
-        self._source, self._runner, self._control, self._wanted, self._seed = source, runner, control, wanted, seed
+        self._source, self._control, self._wanted, self._seed = source, control, wanted, seed
+        self._runner = replace(runner, sampled=TokenCount())
         self._played_by = played_by
         self._num_rollouts = num_rollouts
         self._resumable = runner.resumable
@@ -87,6 +90,8 @@ class Rollouts:
         self._scored: dict[GroupRun, Group] = {}
         """Groups that have ended, as they were scored; no filter has seen them yet."""
         self._stats = RolloutStats()
+        self._num_sampled = self._num_held = 0
+        """Tokens sampled, and held, when the last rollout was taken."""
         self._pauses = Pauses()
         self._changed: asyncio.Event = asyncio.Event()
         self._slots: asyncio.Semaphore = runner.slots()
@@ -137,7 +142,14 @@ class Rollouts:
         self._stats.busy(busy_s)
         dropped, metrics = self._stats.take(num_ready=len(self._buffer.ready), num_playing=len(self._buffer.playing))
         metrics["rollout/tokens"] = Total(sum(t.num_tokens_sampled for group in groups for t in group.played))
+        metrics |= self._flow()
         return RolloutResult(groups, dropped, metrics)
+
+    def _flow(self) -> Metrics:
+        """Tokens sampled since the last rollout was taken, held then, and held now."""
+        sampled, carried = self._runner.sampled.total - self._num_sampled, self._num_held
+        self._num_sampled, self._num_held = self._runner.sampled.total, self._buffer.num_tokens
+        return {SAMPLED: Total(sampled), CARRIED: Total(carried), HELD: Total(self._num_held)}
 
     def on_trained(self) -> None:
         """Forget the taken groups: the trainer has learned from them, and the engine has the new
@@ -159,6 +171,7 @@ class Rollouts:
             self.restore(own)
             self._entry = None
         else:
+            self._num_held += sum(group_run.num_tokens for group_run in self._buffer.taken)
             self._buffer.put_back()
 
     async def close(self) -> None:
@@ -182,6 +195,7 @@ class Rollouts:
         if state["played_by"] != self._played_by:
             self._buffer.restart_all()
         self._stats = RolloutStats.restored(state["stats"], self._source.find)
+        self._num_sampled, self._num_held = self._runner.sampled.total, self._buffer.num_tokens + self._stats.num_tokens
 
     # Starting.
 
@@ -250,7 +264,10 @@ class Rollouts:
         while True:
             async with self._slots:
                 earlier = group_run.interrupted.pop(spec.id, None)
-                run = group_run.runs[spec.id] = self._runner.begin(spec, earlier if self._resumable else None, self._pauses)
+                if earlier is not None and not self._resumable:
+                    self._stats.restarted(earlier)
+                    earlier = None
+                run = group_run.runs[spec.id] = self._runner.begin(spec, earlier, self._pauses)
                 try:
                     trajectory = await self._runner.finish(run, group_run.resources)
                     if group_run.withdrawn and not trajectory.outcome.valid:

@@ -10,6 +10,7 @@ from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.group_run import GroupRun, group_restored, group_state
 from whet.rollout.metrics import RolloutFailed, failure_lines, failures_text
+from whet.rollout.tokens import dropped_metrics
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 
@@ -98,13 +99,23 @@ class RolloutStats:
         self.groups.append(Group(trajectory.task, (trajectory,), dropped="retried"))
         return True
 
+    def restarted(self, trajectory: Trajectory) -> None:
+        """An interrupted trajectory is played from its beginning."""
+        if trajectory.num_tokens_played:
+            self.groups.append(Group(trajectory.task, (trajectory,), dropped="restarted"))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the groups that no rollout has reported yet."""
+        return sum(t.num_tokens_played for group in self.groups for t in group.played)
+
     def dropped(self, group: Group, reason: str) -> None:
         self.reasons[reason] += 1
         self.groups.append(replace(group, dropped=reason))
 
     def cut(self, group_run: GroupRun, reason: str) -> None:
         """Count the tokens of an interrupted group as dropped."""
-        there = tuple(t for t in group_run.there if t.turns)
+        there = tuple(t for t in group_run.there if t.turns or t.num_tokens_untrained)
         if there:
             self.dropped(Group(group_run.task, there), reason)
 
@@ -128,10 +139,13 @@ class RolloutStats:
                 in flight, apart from the taken ones.
         """
         groups, self.groups = self.groups, []
-        tokens = sum(t.num_tokens_sampled for group in groups for t in group.played)
+        tokens: Counter[str] = Counter()
+        for group in groups:
+            tokens[group.dropped or ""] += sum(t.num_tokens_played for t in group.played)
         metrics: Metrics = {
             "groups/kept": Mean(self.num_kept, self.num_kept + self.reasons.total()),
-            "rollout/dropped_tokens": Total(tokens),
+            "rollout/dropped_tokens": Total(tokens.total()),
+            **dropped_metrics(tokens),
             "rollout/retries": Total(self.num_retries),
             "time/engine_busy_s": Total(self.busy_s),
             "rollout/ready_groups": Last(num_ready),

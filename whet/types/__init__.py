@@ -4,6 +4,7 @@ from whet.types.errors import STOPS, RunFailed
 from whet.types.records import (
     JSON,
     UNSAMPLED,
+    UNTRAINED_TOKENS,
     Failure,
     Finish,
     Group,
@@ -26,6 +27,7 @@ __all__ = [
     "JSON",
     "STOPS",
     "UNSAMPLED",
+    "UNTRAINED_TOKENS",
     "Chunk",
     "Failure",
     "Finish",

@@ -241,6 +241,10 @@ class Turn:
             raise ValueError(f"a turn's per-token fields differ in length: {lengths}")
 
 
+UNTRAINED_TOKENS = "tokens_untrained"
+"""In a trajectory's counts: tokens that were sampled for agents and calls that do not train."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One run of a policy through a task."""
@@ -268,6 +272,16 @@ class Trajectory:
     @property
     def num_tokens_sampled(self) -> int:
         return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def num_tokens_untrained(self) -> int:
+        """Tokens that were sampled for agents and calls that do not train; no turn has them."""
+        return self.counts.get(UNTRAINED_TOKENS, 0)
+
+    @property
+    def num_tokens_played(self) -> int:
+        """All tokens that were sampled for it."""
+        return self.num_tokens_sampled + self.num_tokens_untrained
 
     @property
     def oldest(self) -> int | None:
