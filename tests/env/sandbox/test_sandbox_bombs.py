@@ -4,12 +4,15 @@ import asyncio
 import os
 import sys
 import time
+import uuid
 
 import pytest
 
 from tests.env.sandbox.conftest import PLACES, SMALL, opened, play, program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes of this machine need Linux")
+MARK = f"# {uuid.uuid4().hex}"
+"""In the command line of this module's programs: other tests have sandboxes of theirs."""
 FORKS = """
 import os, time
 done, end = 0, time.monotonic() + 5
@@ -45,6 +48,10 @@ FLOOD = "for _ in range(20000): print('x' * 10000)"
 BOMBS = {"forks": FORKS, "daemon": DAEMON, "deep": DEEP, "many": MANY, "fill": FILL, "shared": SHARED, "flood": FLOOD}
 
 
+def marked(text):
+    return program(f"{MARK}\n{text}")
+
+
 def processes():
     """Command lines of every process, but for threads of the kernel."""
     found = {}
@@ -57,29 +64,29 @@ def processes():
     return found
 
 
-def sandboxes():
-    marks = ("whet.env.sandbox.inside", "time.sleep(1000)", "os.fork()")
-    return {pid for pid, line in processes().items() if any(mark in line for mark in marks)}
+def ended_all(holders):
+    """Whether every holder, and every program of this module, ends within ten seconds."""
 
+    def left():
+        return [line for pid, line in processes().items() if MARK in line or (int(pid) in holders and "whet.env.sandbox.inside" in line)]
 
-def ended_all(before):
-    """Whether every sandbox's process that is not of before ends, within ten seconds."""
     end = time.monotonic() + 10
-    while not sandboxes() <= before and time.monotonic() < end:
+    while left() and time.monotonic() < end:
         time.sleep(0.05)
-    return sandboxes() <= before
+    return not left()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 def test_bombs_are_ended_and_nothing_of_them_is_left(place):
-    before, descriptors = sandboxes(), len(os.listdir("/proc/self/fd"))
+    descriptors, holders = len(os.listdir("/proc/self/fd")), []
 
     async def run():
         async with opened(place) as sandbox:
+            holders.append(sandbox._holder.pid)
             ended = {}
             for name, text in BOMBS.items():
-                done = await sandbox.exec(program(text), timeout_s=1.5 if name == "forks" else 15)
+                done = await sandbox.exec(marked(text), timeout_s=1.5 if name == "forks" else 15)
                 ended[name] = done
                 assert (await sandbox.exec(["sh", "-c", "echo on"])).stdout == "on\n", name
                 await sandbox.exec(["sh", "-c", "rm -rf d f*"])
@@ -92,7 +99,7 @@ def test_bombs_are_ended_and_nothing_of_them_is_left(place):
     assert ended["shared"].reason == "memory"
     assert ended["fill"].reason == "disk" or "No space left" in ended["fill"].stderr
     assert ended["many"].reason == "disk" or int(ended["many"].stdout) < 5000
-    assert ended_all(before) and len(os.listdir("/proc/self/fd")) <= descriptors
+    assert ended_all(holders) and len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -111,13 +118,13 @@ def test_a_program_that_goes_on_is_ended_at_its_time_with_all_that_it_started(pl
 def test_a_call_that_is_cancelled_ends_its_program():
     async def run():
         async with opened("here-namespaces") as sandbox:
-            task = asyncio.create_task(sandbox.exec(program("import time; open('x', 'w'); time.sleep(1000)")))
+            task = asyncio.create_task(sandbox.exec(marked("import time; open('x', 'w'); time.sleep(1000)")))
             while "x" not in await sandbox.list():
                 await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             async with asyncio.timeout(20):
-                while any("time.sleep(1000)" in line for line in processes().values()):
+                while any(MARK in line for line in processes().values()):
                     await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -153,11 +160,12 @@ def test_an_archive_bomb_is_bounded_by_the_folder(place):
 def test_sixty_four_at_once():
     async def one(number):
         async with opened("here-namespaces") as sandbox:
+            holders.append(sandbox._holder.pid)
             return (await sandbox.exec(["sh", "-c", f"echo {number}"])).stdout
 
     async def run():
         return await asyncio.gather(*(one(number) for number in range(64)))
 
-    before = sandboxes()
+    holders = []
     assert asyncio.run(run()) == [f"{number}\n" for number in range(64)]
-    assert ended_all(before)
+    assert len(holders) == 64 and ended_all(holders)
