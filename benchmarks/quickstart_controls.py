@@ -27,7 +27,7 @@ from machine import RESULTS, machine
 from whet.env.tool_env import ToolEnv
 from whet.env.tools import Tool
 from whet.quickstart.run import QuickstartConfig, rl_config
-from whet.rollout.own import Ask
+from whet.rollout.user_rollouts import Ask
 from whet.runs.commands import evaluate, train
 from whet.settings.rl import RunConfig
 from whet.types import Group, Trajectory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whet.data.special import SPELLED_METRIC
 from whet.env.rollout import CUT_BY_ANSWER
-from whet.rollout import tokens
+from whet.rollout import token_account
 from whet.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,7 +15,7 @@ NAME = re.compile(r"[a-z_*@]+(/[a-z0-9_*@]+)*")
 KINDS = {"Mean", "Max", "Min", "Total", "Last", "_mean", "mean", "distribution"}
 """Makers of metrics."""
 CONSTANTS = {"SPELLED_METRIC": SPELLED_METRIC, "CUT_BY_ANSWER": CUT_BY_ANSWER}
-CONSTANTS |= {name: getattr(tokens, name) for name in ("SAMPLED", "CARRIED", "TRAINED", "HELD", "DROPPED", "UNACCOUNTED")}
+CONSTANTS |= {name: getattr(token_account, name) for name in ("SAMPLED", "CARRIED", "TRAINED", "HELD", "DROPPED", "UNACCOUNTED")}
 PREFIXES = {"evaluate/evaluation.py": "eval/*/"}
 """Beginning of the names of a file."""
 NO_METRICS = {"*/*", "master/*"}

@@ -27,10 +27,10 @@ from whet.observe.trackers import ReplyTracker, Tracker
 from whet.observe.watch import Watch
 from whet.rollout.constant import RewardGuard
 from whet.rollout.metrics import further_metrics, new_failures, require_valid, rollout_metrics
-from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.scheduler import RolloutResult, Rollouts
-from whet.rollout.tokens import DROPPED, UNACCOUNTED, num_dropped, unaccounted
+from whet.rollout.token_account import DROPPED, UNACCOUNTED, num_dropped, unaccounted
+from whet.rollout.user_rollouts import OwnRollouts
 from whet.runfolder.journal import Journal
 from whet.stop import Stop, Stopped
 from whet.threads import ThreadWatch

@@ -20,7 +20,7 @@ from whet.rollout.filters import Selection
 from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, Rollouts, RolloutSpec
-from whet.rollout.tokens import unaccounted
+from whet.rollout.token_account import unaccounted
 from whet.types import Group, Message, Progress, Rewards, SamplingParams, Task
 
 WORDS = (*ids("The answer is 36."), STOP)

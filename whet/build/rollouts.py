@@ -16,10 +16,10 @@ from whet.env.build import ENVS
 from whet.reward import LabelError
 from whet.reward.labels import text_of_faults, unusable_rows
 from whet.rollout.filters import Selection, build_selection
-from whet.rollout.own import OwnRollouts
 from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
+from whet.rollout.user_rollouts import OwnRollouts
 from whet.settings.rl import RunConfig, evaluation_env, evaluation_reward, evaluation_rows, training_rows
 from whet.types import Task
 

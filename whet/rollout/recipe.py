@@ -14,7 +14,7 @@ from whet.observe.metrics import Metrics, Total
 from whet.rollout.control import TooOld
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.staleness import bounded
-from whet.rollout.tokens import TRAINED, dropped_metrics, dropped_of_taken, num_trained
+from whet.rollout.token_account import TRAINED, dropped_metrics, dropped_of_taken, num_trained
 from whet.train.batching import TrainOn
 from whet.types import Group, Sample
 from whet.types.columns import in_step, num_true

@@ -21,7 +21,7 @@ from whet.rollout.metrics import RolloutFailed
 from whet.rollout.order import start_order
 from whet.rollout.runner import TrajectoryRunner, TrajectorySpec
 from whet.rollout.stats import RolloutStats
-from whet.rollout.tokens import CARRIED, HELD, SAMPLED
+from whet.rollout.token_account import CARRIED, HELD, SAMPLED
 from whet.types import JSON, Group, Outcome, Progress, Trajectory
 
 RETRIED = (Outcome.ABORTED, Outcome.ENV_ERROR, Outcome.REWARD_ERROR, Outcome.TIMEOUT)

@@ -10,7 +10,7 @@ from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.rollout.control import ControlConfig
 from whet.rollout.group_run import GroupRun, group_restored, group_state
 from whet.rollout.metrics import RolloutFailed, failure_lines, failures_text
-from whet.rollout.tokens import dropped_metrics
+from whet.rollout.token_account import dropped_metrics
 from whet.types import JSON, Failure, Group, Task, Trajectory
 
 

@@ -15,9 +15,9 @@ from whet.env.limits import Limits
 from whet.observe.metrics import flatten
 from whet.reward import LabelError
 from whet.rollout.control import ControlConfig
-from whet.rollout.own import OwnRollouts
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
+from whet.rollout.user_rollouts import OwnRollouts
 from whet.types import Message, Outcome, Progress, Rewards, SamplingParams, Task
 
 PARAMS = SamplingParams(50, stop_token_ids=(STOP,))

@@ -15,7 +15,7 @@ from whet.observe.metrics import Total
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import RolloutResult, RolloutSpec
 from whet.rollout.stats import RolloutStats
-from whet.rollout.tokens import CARRIED, HELD, SAMPLED
+from whet.rollout.token_account import CARRIED, HELD, SAMPLED
 from whet.types import JSON, UNSAMPLED, Group, Progress, Trajectory
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from whet.observe.metrics import Total, flatten
 from whet.rollout.recipe import Recipe
-from whet.rollout.tokens import CARRIED, HELD, SAMPLED, TRAINED, unaccounted
+from whet.rollout.token_account import CARRIED, HELD, SAMPLED, TRAINED, unaccounted
 from whet.types import UNTRAINED_TOKENS, Finish, Group, Message, Origin, Outcome, Rewards, Task, Trajectory, Turn
 
 TASK = Task("t", "q")
