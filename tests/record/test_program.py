@@ -256,6 +256,19 @@ def test_a_limit_refuses_a_call_and_the_trajectory_is_truncated(agent, limits, w
     check_whole(trajectory, engine)
 
 
+def test_a_program_that_ends_at_a_limit_s_error_is_truncated_too(agent):
+    async def goes_on(task, endpoint):
+        client, messages = client_of(endpoint), asked(task)
+        while True:
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "12"}]
+
+    trajectory, engine = agent(goes_on, *["The answer is 36."] * 9, limits=Limits(2, 2000, 200))
+    assert (trajectory.outcome, trajectory.error, len(trajectory.turns)) == (Outcome.TRUNCATED, None, 2)
+    assert "rollout.max_turns = 2" in trajectory.turns[-1].notes[-1].attachments["ended_by"]
+    check_whole(trajectory, engine)
+
+
 def test_an_engine_that_is_lost_aborts_the_trajectory_whatever_the_program_does(agent):
     async def stubborn(task, endpoint):
         client = client_of(endpoint, max_retries=0)

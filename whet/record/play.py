@@ -86,6 +86,9 @@ async def _played(run: TrajectoryRun, calls: _Calls, playing: Playing, endpoint:
             raise calls.failure
         if calls.stopped.is_set():
             raise Aborted(run.id)
+        fault = working.exception()
+        if calls.cut and isinstance(fault, Exception):  # most programs end at an error of the API, which a limit of the run was
+            return Ended(attachments={"ended_by": f"{type(fault).__name__}: {fault}"})
         return working.result()
     finally:
         for task in (working, stopped):
