@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.agents.environments import python_of
 from tests.agents.programs import AGENTS, CHAT, LOGPROBS, MESSAGES, MINI, RESPONSES, RETRIES
+from tests.agents.records import counted, rows_of
 from tests.e2e.tiny_run import metrics_of, over, weights_of
 from whet.init.make import make_started
 from whet.runs.commands import train
@@ -60,20 +60,13 @@ def trained(folder, name, environment, program, **changes):
     steps = [row for row in metrics_of(folder / name) if "policy/loss" in row]
     assert len(steps) == NUM_ROLLOUTS and max(row["mismatch/logprob_max"] for row in steps) < 1e-3, steps
     assert weights_of(folder / name) != (folder / "model/model.safetensors").read_bytes()
-    rows = [row for path in sorted((folder / name / "rollouts").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    rows = rows_of(folder / name)
     assert len({(row["rollout_id"], row["trajectory"]) for row in rows}) == 4 * NUM_ROLLOUTS
     assert {row["outcome"] for row in rows} <= {"completed", "truncated"}, [row["error"] for row in rows]
     for row in rows:
-        assert [origin == 1 for origin in row["origin"]] == row["loss_mask"], "what was sampled trains, and nothing else does"
         for place, trains in enumerate(row["loss_mask"]):
             assert not trains or row["first_logprobs"][place] == pytest.approx(row["logprobs"][place], abs=1e-3)
     return rows
-
-
-def counted(rows, name):
-    """The events of this name, of all trajectories."""
-    found = {(row["rollout_id"], row["trajectory"]): dict(row["counts"]).get(name, 0) for row in rows}
-    return sum(found.values())
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
