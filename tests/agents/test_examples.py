@@ -75,6 +75,10 @@ def desk_talks(orders):
     return talks * 10
 
 
+def asked_by(message):
+    return Message(**message)
+
+
 @pytest.mark.parametrize("job", ["find", "write", "change"])
 def test_the_mcp_server_filesystem_does_the_jobs_of_its_example(job):
     task = tasks()[job]
@@ -86,11 +90,12 @@ def test_the_mcp_server_filesystem_does_the_jobs_of_its_example(job):
 
 
 def test_a_run_trains_in_folders_of_the_mcp_server_filesystem(here):
-    module("data").write_all(here / "runs/mcp_files")
-    called = ToolCall("read_text_file", {"path": "teams/blue.txt"})
-    found = Message("tool", "Team: blue\nLead: Ada\n", name="read_text_file")
-    talk = Message("user", "In which room?"), Message("assistant", "", (called,)), found, Message("assistant", "It is room 214.")
-    make_started(here / "model", [talk] * 200, num_steps=80)
+    data, rng = module("data"), random.Random(0)
+    data.write_all(here / "runs/mcp_files")
+    listed = Message("tool", "[FILE] blue.txt\n[FILE] red.txt", name="list_directory")
+    said = Message("assistant", "", (ToolCall("list_directory", {"path": "teams"}),)), listed, Message("assistant", "It is room 214.")
+    talks = [(*map(asked_by, data.make_row(rng, data.NAMES)["prompt"]), *said) for _ in range(200)]
+    make_started(here / "model", talks, factory(SERVER)().tools, num_steps=80)
     settings = [*SMALL, *FEW, *VARIED, f"env.tools={tools(SERVER)}", "rollout.max_turn_tokens=48", "rollout.max_turns=3"]
     train(load_config(RunConfig, EXAMPLE / "real.toml", settings))
     assert counted(trained("mcp_files"), "tool_calls") > 0
