@@ -15,11 +15,6 @@ AGENTS = Path(os.environ.get("WHET_TEST_AGENTS", ".agents")).absolute()
 NODE = AGENTS / "node" / "node_modules" / "@modelcontextprotocol"
 
 
-def python_of(name):
-    """The interpreter of an environment."""
-    return str(AGENTS / name / "bin" / "python")
-
-
 def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

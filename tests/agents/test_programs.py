@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from tests.agents.environments import python_of
+from tests.agents.programs import AGENTS, CHAT, IMPATIENT, MESSAGES, MINI, RESPONSES
 from tests.fakes import FakeEngine
 from tests.rollout.scripted import RENDERER, STOP, run
 from whet.env.build import EnvConfig, build_env_factory
@@ -22,106 +23,9 @@ TASK = Task("t", (Message("user", "12*3?"),), "36")
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*3"}}\n</tool_call>'
 TWO = f"{CALL}\n{CALL}"
 
-CHAT = """
-import json, sys
-from openai import OpenAI
-client, messages = OpenAI(), [{"role": "user", "content": sys.stdin.read()}]
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": PARAMETERS}}]
-for _ in range(3):
-    if STREAM:
-        calls, text = {}, ""
-        for event in client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS, stream=True):
-            delta = event.choices[0].delta
-            text += delta.content or ""
-            for call in delta.tool_calls or []:
-                calls[call.index] = call
-        message = {"role": "assistant", "content": text, "tool_calls": [call.model_dump(exclude={"index"}) for call in calls.values()]}
-    else:
-        message = client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS).choices[0].message.model_dump()
-    messages.append(message)
-    if not message["tool_calls"]:
-        break
-    messages += [{"role": "tool", "tool_call_id": call["id"], "content": "36"} for call in message["tool_calls"]]
-print(message["content"])
-"""
-RESPONSES = """
-import json, sys
-from openai import OpenAI
-client, items = OpenAI(), [{"role": "user", "content": sys.stdin.read()}]
-PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
-TOOLS = [{"type": "function", "name": "calculator", "strict": False, "parameters": PARAMETERS}]
-for _ in range(3):
-    if STREAM:
-        with client.responses.stream(model="gpt-5", input=items, tools=TOOLS, store=False) as stream:
-            answer = stream.get_final_response()
-    else:
-        answer = client.responses.create(model="gpt-5", input=items, tools=TOOLS, store=False)
-    items += [item.model_dump(exclude_none=True) for item in answer.output]
-    calls = [item for item in answer.output if item.type == "function_call"]
-    if not calls:
-        break
-    items += [{"type": "function_call_output", "call_id": call.call_id, "output": "36"} for call in calls]
-print(answer.output_text)
-"""
-MESSAGES = """
-import sys
-from anthropic import Anthropic
-client, messages = Anthropic(), [{"role": "user", "content": sys.stdin.read()}]
-TOOLS = [{"name": "calculator", "input_schema": {"type": "object", "properties": {"expression": {"type": "string"}}}}]
-for _ in range(3):
-    ask = dict(model="claude", max_tokens=300, messages=messages, tools=TOOLS)
-    assert client.messages.count_tokens(model="claude", messages=messages, tools=TOOLS).input_tokens > 5
-    if STREAM:
-        with client.messages.stream(**ask) as stream:
-            answer = stream.get_final_message()
-    else:
-        answer = client.messages.create(**ask)
-    messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]})
-    calls = [block for block in answer.content if block.type == "tool_use"]
-    if not calls:
-        break
-    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "36"} for call in calls]})
-print(answer.content[0].text)
-"""
-AGENTS = """
-import asyncio, sys
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
-from openai import AsyncOpenAI
-set_tracing_disabled(True)
-
-@function_tool
-def calculator(expression: str) -> str:
-    "Computes."
-    return "36"
-
-def agent(name):
-    how = {} if STREAM else {"model": OpenAIChatCompletionsModel("gpt-5", AsyncOpenAI())}
-    return Agent(name=name, instructions=f"You are {name}.", tools=[calculator], **how)
-
-async def main():
-    asked = sys.stdin.read()
-    found = await asyncio.gather(*(Runner.run(agent(name), asked) for name in ("12", "3", "36")))
-    print([each.final_output for each in found])
-
-asyncio.run(main())
-"""
-MINI = """
-import os, sys
-os.environ["MSWEA_COST_TRACKING"] = "ignore_errors"
-from minisweagent.agents.default import DefaultAgent
-from minisweagent.environments.local import LocalEnvironment
-from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
-model = LitellmTextbasedModel(model_name="openai/gpt-5", cost_tracking="ignore_errors",
-    observation_template="{{output.output}} ({{output.returncode}})")
-agent = DefaultAgent(model, LocalEnvironment(), system_template="Use bash.", instance_template="{{task}}")
-print(agent.run(sys.stdin.read()))
-"""
-
-
-def played(environment, program, replies, *, stream=False):
+def played(environment, program, replies, *, stream=False, pace_s=0.0):
     """The trajectory of a program and its samples. `replies`: texts, one for each request; or the text for a prompt."""
-    engine = FakeEngine()
+    engine = FakeEngine(pace_s=pace_s)
 
     def script(request):
         text = replies(RENDERER.decode(request.tokens)) if callable(replies) else replies.pop(0)
@@ -180,3 +84,9 @@ def test_mini_swe_agent_goes_on_behind_the_reply_that_it_threw_away():
     trajectory, samples = played("mini_swe", MINI, [bash, "no command", end])
     assert len(samples) == 2 and (trajectory.counts["calls_extends"], trajectory.counts["calls_branch"]) == (1, 1)
     assert "Submitted" in trajectory.turns[-1].notes[-1].attachments["stdout"]
+
+
+def test_a_client_that_gives_up_and_asks_again_gets_the_reply_that_was_sampled():
+    trajectory, samples = played("clients", IMPATIENT, ["12 36", "36"], pace_s=0.25)
+    assert len(samples) == 2 and trajectory.counts["calls_retried"] >= 2
+    assert trajectory.turns[-1].notes[-1].attachments["stdout"] == "12 36\n36\n"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.places import AGENTS, NODE, free_port, python_of, run, says, serving
+from tests.agents.environments import python_of
+from tests.agents.places import AGENTS, NODE, free_port, run, says, serving
 from tests.fakes import FakeEngine
 from tests.rollout.scripted import RENDERER, STOP
 from whet.data.own import own_source

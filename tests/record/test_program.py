@@ -256,6 +256,19 @@ def test_a_limit_refuses_a_call_and_the_trajectory_is_truncated(agent, limits, w
     check_whole(trajectory, engine)
 
 
+def test_a_program_that_ends_at_a_limit_s_error_is_truncated_too(agent):
+    async def goes_on(task, endpoint):
+        client, messages = client_of(endpoint), asked(task)
+        while True:
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "12"}]
+
+    trajectory, engine = agent(goes_on, *["The answer is 36."] * 9, limits=Limits(2, 2000, 200))
+    assert (trajectory.outcome, trajectory.error, len(trajectory.turns)) == (Outcome.TRUNCATED, None, 2)
+    assert "rollout.max_turns = 2" in trajectory.turns[-1].notes[-1].attachments["ended_by"]
+    check_whole(trajectory, engine)
+
+
 def test_an_engine_that_is_lost_aborts_the_trajectory_whatever_the_program_does(agent):
     async def stubborn(task, endpoint):
         client = client_of(endpoint, max_retries=0)
@@ -323,6 +336,17 @@ def test_a_key_opens_its_own_session_alone_and_nothing_once_it_is_over(agent):
     assert len(kept[0].key) >= 32
 
 
+async def played_alone(make, engine):
+    """A trajectory of the factory's environment, in resources of its own."""
+    async with aclosing(Resources()) as resources:
+        own = resources.of_group(TASK).of_trajectory()
+
+        async def open_env():
+            return make(**await own.open(make.needs))
+
+        return await TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS).to_end(open_env)
+
+
 PROGRAM = """
 import json, os, sys, urllib.request
 task = json.load(open(os.environ["WHET_TASK"]))
@@ -344,25 +368,23 @@ def test_a_command_plays_and_is_scored_by_its_end_or_its_file(monkeypatch, score
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.setenv("WITH", str(status))
     options = {"command": [sys.executable, "-c", PROGRAM], "score": score, "variables": ["WITH"]}
-    make = build_env_factory(EnvConfig(name="program", options=options))
-    engine = FakeEngine(script("36"))
-
-    async def main():
-        async with aclosing(Resources()) as resources:
-            own = resources.of_group(TASK).of_trajectory()
-
-            async def open_env():
-                return make(**await own.open(make.needs))
-
-            return await TrajectoryRun("t/0", TASK, engine, RENDERER, PARAMS, LIMITS).to_end(open_env)
-
-    trajectory = run(main())
+    trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine(script("36"))))
     if expected == "error":
         assert trajectory.outcome is Outcome.ENV_ERROR and "ended with status 3" in trajectory.error.message
         return
     assert (trajectory.outcome, trajectory.turns[-1].reward) == (Outcome.COMPLETED, expected), trajectory.error
     assert trajectory.turns[-1].notes[-1].attachments == {"exit": status, "stdout": "36\n", "stderr": ""}
     assert trajectory.rewards is None and samples_of(trajectory)[0].valid is False, "no reward has scored it yet"
+
+
+def test_a_command_names_files_of_the_folder_where_the_run_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"there is no file \./agent\.py in .*env\.options\.command"):
+        build_env_factory(EnvConfig(name="program", options={"command": [sys.executable, "./agent.py"]}))()
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    options = {"command": [sys.executable, "./agent.py"], "score": "file"}
+    trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine(script("36"))))
+    assert (trajectory.outcome, trajectory.turns[-1].reward) == (Outcome.COMPLETED, 0.25), trajectory.error
 
 
 LEAVES = """
@@ -377,18 +399,7 @@ sys.exit(3)
 
 def test_what_a_program_leaves_behind_ends_with_it(tmp_path):
     options = {"command": [sys.executable, "-c", LEAVES], "score": "none"}
-    make = build_env_factory(EnvConfig(name="program", options=options))
-
-    async def main():
-        async with aclosing(Resources()) as resources:
-            own = resources.of_group(TASK).of_trajectory()
-
-            async def open_env():
-                return make(**await own.open(make.needs))
-
-            return await TrajectoryRun("t/0", TASK, FakeEngine(), RENDERER, PARAMS, LIMITS).to_end(open_env)
-
-    trajectory = run(main())
+    trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine()))
     assert trajectory.outcome is Outcome.ENV_ERROR
     (pid,) = re.findall(r"ended with status 3: (\d+)", trajectory.error.message)
     assert not Path(f"/proc/{pid}").exists(), "its keeper ended the child, which has a session of its own"

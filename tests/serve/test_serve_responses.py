@@ -98,6 +98,21 @@ def test_a_seed_says_what_it_says_as_chat(client):
     assert ask(client, max_output_tokens=24, extra_body={"seed": 5}).output_text == chat
 
 
+def test_logprobs_are_those_of_chat_whole_and_streamed(client):
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 12, "extra_body": {"seed": 5}}
+    messages = [{"role": "user", "content": QUESTION}]
+    chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, seed=5, logprobs=True, top_logprobs=2)
+    expected = [(each.token, each.logprob, len(each.top_logprobs)) for each in chat.choices[0].logprobs.content]
+    assert len(expected) == 12
+    ((part,),) = (item.content for item in ask(client, **wanted).output)
+    assert [(each.token, each.logprob, len(each.top_logprobs)) for each in part.logprobs] == expected
+    found = list(client.responses.create(**ASK, **wanted, stream=True))
+    (done,) = [event for event in found if event.type == "response.output_text.done"]
+    assert [each.token for each in done.logprobs] == [token for token, _, _ in expected]
+    told = [each.token for event in found if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert told == [token for token, _, _ in expected][: len(told)] and told, "each at most once, in their order"
+
+
 def test_nothing_said_is_an_empty_message(models):
     with Live(scripted(models[0], "")) as server, client_of(server) as client:
         done = ask(client)
@@ -178,7 +193,9 @@ REFUSED = [
     ({"store": True}, "keeps no responses"),
     ({"conversation": "conv_1"}, "conversation is not supported"),
     ({"background": True}, "background"),
-    ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+    ({"include": ["file_search_call.results"]}, "file_search_call"),
+    ({"top_logprobs": 2}, "message.output_text.logprobs in include"),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": -1}, "temperature"),

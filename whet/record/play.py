@@ -89,6 +89,9 @@ async def _played(run: TrajectoryRun, calls: _Calls, playing: Playing, endpoint:
             raise calls.failure
         if calls.stopped.is_set():
             raise Aborted(run.id)
+        fault = working.exception()
+        if calls.cut and isinstance(fault, Exception):  # most programs end at an error of the API, which a limit of the run was
+            return Ended(attachments={"ended_by": f"{type(fault).__name__}: {fault}"})
         return working.result()
     finally:
         for task in (working, stopped):
@@ -113,7 +116,9 @@ class _Calls:
         if number >= limits.max_turns or room < 1:
             self.cut = True
             which = f"rollout.max_turns = {limits.max_turns}" if number >= limits.max_turns else f"rollout.max_tokens = {limits.max_tokens}"
-            raise ApiError(400, f"the trajectory is at its limit ({which})", code="context_length_exceeded")
+            # Clients know this sentence: they do not ask again after it.
+            words = f"this model's maximum context length is used up: the trajectory is at its limit ({which})"
+            raise ApiError(400, words, code="context_length_exceeded")
         asked = request.sampling
         sampling = replace(
             run.sampling,

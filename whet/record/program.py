@@ -45,9 +45,10 @@ class ProgramEnv:
     """The environment `program`.
 
     Args:
-        command: the program and its arguments. It runs in a folder of its own with the prompt's last message on standard input; the
-            variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead to the model, WHET_TASK names a JSON
-            file with `id`, `prompt` and `metadata` of the task, WHET_SCORE a file that the program may write.
+        command: the program and its arguments; `./NAME` is a file of the folder in which the run was started. It runs in a folder of its
+            own with the prompt's last message on standard input. OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY
+            lead to the model, WHET_TASK names a JSON file with `id`, `prompt` and `metadata` of the task, WHET_SCORE a file that the
+            program may write.
         function: in place of a command: import reference to `async (task, endpoint) -> score or None`.
         score: the last turn's reward from the environment. exit: 1 if the program ends with status 0, else 0; file: the number in the file
             that WHET_SCORE names; none: a reward function scores the trajectory.
@@ -57,7 +58,7 @@ class ProgramEnv:
         recorder: the run's server.
 
     Raises:
-        ValueError: neither a command nor a function is given, or both; or a rule does not exist.
+        ValueError: neither a command nor a function is given, or both; or a rule, or a file of the command, does not exist.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class ProgramEnv:
             raise ValueError(f"score is none, exit or file, not {score!r}")
         if unknown := sorted(set(untrained_rules) - {*Rule}):
             raise ValueError(f"there is no rule {unknown[0]!r}: rules of calls are {', '.join(Rule)}")
-        self._command, self._score, self._variables, self._recorder = command, score, tuple(variables), recorder
+        self._command = None if command is None else [_placed(part) for part in command]
+        self._score, self._variables, self._recorder = score, tuple(variables), recorder
         self._function: AgentFunction | None = None
         if function is not None:
             self._function = resolve_callable(function, kind="program", given=["task", "endpoint"])
@@ -127,6 +129,20 @@ class ProgramEnv:
         if status != 0:
             raise RuntimeError(f"the program {command[0]} ended with status {status}: {errors[-800:] or out[-800:] or 'it wrote nothing'}")
         return Ended(_score_in(scored) if self._score == "file" else None, tail)
+
+
+def _placed(part: str) -> str:
+    """A part of a command: its file, where it begins with `./`. The program's own folder, which is empty, cannot be meant.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not part.startswith("./"):
+        return part
+    path = Path(part).absolute()
+    if not path.exists():
+        raise ValueError(f"there is no file {part} in {Path.cwd()} (env.options.command)")
+    return str(path)
 
 
 def _score_in(file: Path) -> float:

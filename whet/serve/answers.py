@@ -8,7 +8,7 @@ from typing import Protocol
 
 from whet.serve.calls import Call
 from whet.serve.errors import ApiError
-from whet.serve.text import TextStream
+from whet.serve.text import DecodeText, TextStream, token_fields
 from whet.types import JSON, Chunk, Finish, Request
 
 Event = Mapping[str, JSON]
@@ -98,6 +98,14 @@ class Sampled:
         self.text.push(chunk.tokens[:-1] if cut else chunk.tokens)
         if chunk.finish is not None:
             self.text.end()
+
+    def told_logprobs(self, decode: DecodeText, num_last: int) -> list[JSON]:
+        """Log-probs of the last `num_last` tokens under the model's own distribution, as OpenAI tells them. The request asked for them."""
+        told: list[JSON] = []
+        for i in range(len(self.tokens) - num_last, len(self.tokens)):
+            top = [token_fields(decode, *pair) for pair in self.top_logprobs[i]]
+            told.append({**token_fields(decode, self.tokens[i], self.raw_logprobs[i]), "top_logprobs": top})
+        return told
 
     @property
     def matched_token(self) -> int | None:

@@ -23,7 +23,7 @@ from whet.serve.constraints import ToolChoice, native_grammars, reply_grammar, r
 from whet.serve.errors import ApiError
 from whet.serve.openai_body import OpenAIBody, params_of, requests_of
 from whet.serve.service import Service
-from whet.serve.text import TextStream, token_fields
+from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Message, ToolCall
 
 
@@ -184,12 +184,7 @@ class ChatAnswer(PlainEvents):
         """Log-probs of the last `num_last` tokens, under the model's own distribution."""
         if not self._body.logprobs:
             return None
-        decode, sampled = self._service.renderer.decode, choice.sampled
-        content: list[Event] = []
-        for i in range(len(sampled.tokens) - num_last, len(sampled.tokens)):
-            top = [token_fields(decode, *pair) for pair in sampled.top_logprobs[i]]
-            content.append({**token_fields(decode, sampled.tokens[i], sampled.raw_logprobs[i]), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return {"content": choice.sampled.told_logprobs(self._service.renderer.decode, num_last), "refusal": None}
 
     def _certain(self, choice: _Choice) -> tuple[str, str]:
         """Parts of the thinking and of the content that no later token can change."""

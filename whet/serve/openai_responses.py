@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from whet.data.parsers import ToolSchemas
 from whet.serve.answers import Event
 from whet.serve.bodies import parse_body
+from whet.serve.bounds import check_alternatives
 from whet.serve.calls import Call
 from whet.serve.constraints import native_grammars, reply_grammar
 from whet.serve.errors import ApiError
 from whet.serve.reply import SampledReply, one_call
 from whet.serve.responses_body import ResponsesBody
-from whet.serve.responses_input import check_stateless, choice_of, format_of, messages_of, tools_of
+from whet.serve.responses_input import alternatives_of, check_stateless, choice_of, format_of, messages_of, tools_of
 from whet.serve.responses_items import ItemStream, call_item, message_item, reasoning_item
 from whet.serve.sampling import new_seed
 from whet.serve.service import Service
@@ -43,13 +44,18 @@ async def prepare_response(service: Service, value: JSON) -> ResponseAnswer:
         message = "reasoning.effort cannot be none: the model's chat template begins every reply with thinking"
         raise ApiError(400, message, param="reasoning.effort", code="unsupported_parameter")
     grammar = await reply_grammar(service, choice_of(body), tools, parallel=body.parallel_tool_calls, formats=formats, opened=opened)
-    room = service.room(tokens, "input")
+    room, alternatives = service.room(tokens, "input"), alternatives_of(body)
+    max_tokens = room if body.max_output_tokens is None else min(room, body.max_output_tokens)
+    if alternatives is not None:
+        check_alternatives(max_tokens, alternatives, "top_logprobs")
     sampling = body.params(
         service.renderer.stop_token_ids,
         {},
-        max_tokens=room if body.max_output_tokens is None else min(room, body.max_output_tokens),
+        max_tokens=max_tokens,
         grammar=grammar,
         seed=new_seed() if body.seed is None else body.seed,
+        raw_logprobs=alternatives is not None,
+        top_logprobs=alternatives,
     )
     call = one_call(service, f"resp_{uuid.uuid4().hex}", tokens, sampling, stream=body.stream)
     return ResponseAnswer(service, body, call, tools=tools)
@@ -75,7 +81,10 @@ class ResponseAnswer:
         self._began_s = int(time.time())
 
     def take(self, place: int, chunk: Chunk) -> None:
-        self._reply.sampled.take(chunk)
+        sampled = self._reply.sampled
+        sampled.take(chunk)
+        if sampled.request.sampling.raw_logprobs:
+            self._items.logprobs += sampled.told_logprobs(self._service.renderer.decode, sampled.num_new)
 
     def events(self, place: int) -> list[Event]:
         items, parts = self._items, self._reply.parts()
@@ -107,7 +116,7 @@ class ResponseAnswer:
         if parts.thinking:
             self._items.done.append(reasoning_item(parts.thinking, ended))
         if parts.words or not parts.calls:
-            self._items.done.append(message_item(parts.words, ended))
+            self._items.done.append(message_item(parts.words, ended, self._items.logprobs))
         self._items.done += map(call_item, parts.calls)
         return self._response(status, error)
 

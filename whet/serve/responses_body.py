@@ -152,7 +152,7 @@ class ResponsesBody(SamplingBody):
     store: bool | None = None
     previous_response_id: Name | None = None
     include: Annotated[list[Name], Field(max_length=16)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     max_tool_calls: Count | None = None

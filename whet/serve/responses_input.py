@@ -32,8 +32,9 @@ from whet.types import JSON, Grammar, Message, ToolCall
 BETWEEN = "\n\n"
 """Text between two messages of the system that become one."""
 KEPT = "this server keeps no responses: send the earlier items in input, and set store to false"
-SENT_ANYWAY = ("reasoning.encrypted_content",)
-"""Names in `include` that change nothing: thinking is sent as it is."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = ("reasoning.encrypted_content", LOGPROBS)
+"""Names in `include`. The first one changes nothing: thinking is sent as it is."""
 
 
 def messages_of(body: ResponsesBody) -> tuple[Message, ...]:
@@ -111,8 +112,21 @@ def check_stateless(body: ResponsesBody) -> None:
     if body.store:
         raise ApiError(400, f"store: {KEPT}", param="store", code="unsupported_parameter")
     for name in body.include or ():
-        if name not in SENT_ANYWAY:
+        if name not in INCLUDED:
             raise ApiError(400, f"include: {name[:100]!r} is not sent by this server", param="include", code="unsupported_parameter")
+
+
+def alternatives_of(body: ResponsesBody) -> int | None:
+    """Alternatives told of each token; None: no log-probs are wanted.
+
+    Raises:
+        ApiError: 400, alternatives of log-probs that are not wanted.
+    """
+    if LOGPROBS in (body.include or ()):
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", param="top_logprobs")
+    return None
 
 
 def _tool(value: JSON, where: str) -> Mapping[str, JSON]:

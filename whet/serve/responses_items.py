@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from whet.serve.answers import Event
 from whet.types import JSON, ToolCall
@@ -19,8 +19,8 @@ def reasoning_item(text: str, status: str, item_id: str | None = None) -> Event:
     return {"type": "reasoning", "id": item_id or _id("rs"), "summary": [], "content": content, "encrypted_content": None, "status": status}
 
 
-def message_item(text: str, status: str, item_id: str | None = None) -> Event:
-    content = [] if status == "in_progress" else [_part("message", text)]
+def message_item(text: str, status: str, logprobs: Sequence[JSON] = (), item_id: str | None = None) -> Event:
+    content = [] if status == "in_progress" else [_part("message", text, logprobs)]
     return {"type": "message", "id": item_id or _id("msg"), "role": "assistant", "status": status, "content": content}
 
 
@@ -44,6 +44,9 @@ class ItemStream:
         self.num_events = 0
         self.done: list[Event] = []
         """Items that are whole."""
+        self.logprobs: list[JSON] = []
+        """Log-probs of all tokens so far, markup included, where the request asks for them."""
+        self._num_told = 0
         self._sent = {"reasoning": "", "message": ""}
         self._open = self._id = ""
         """Type and id of the item that is being written; empty: none is."""
@@ -60,7 +63,7 @@ class ItemStream:
             return []
         out = self.opened(kind)
         self._sent[kind] = text
-        return [*out, self._of_part(f"response.{PARTS[kind]}.delta", delta=new, **_no_logprobs(kind))]
+        return [*out, self._of_part(f"response.{PARTS[kind]}.delta", delta=new, **self._new_logprobs(kind))]
 
     def opened(self, kind: str) -> list[Event]:
         """Events that begin an item of type `kind`, unless it is the one that is being written."""
@@ -77,8 +80,8 @@ class ItemStream:
             return []
         kind, text = self._open, self._sent[self._open]
         out = [
-            self._of_part(f"response.{PARTS[kind]}.done", text=text, **_no_logprobs(kind)),
-            self._of_part("response.content_part.done", part=_part(kind, text)),
+            self._of_part(f"response.{PARTS[kind]}.done", text=text, **_logprobs(kind, self.logprobs)),
+            self._of_part("response.content_part.done", part=_part(kind, text, self.logprobs)),
         ]
         self._open = ""
         return [*out, self._whole(self._item(kind, text, status))]
@@ -102,17 +105,22 @@ class ItemStream:
         return self.event(event, item_id=self._id, output_index=len(self.done), content_index=0, **fields)
 
     def _item(self, kind: str, text: str, status: str) -> Event:
-        return (reasoning_item if kind == "reasoning" else message_item)(text, status, self._id)
+        return reasoning_item(text, status, self._id) if kind == "reasoning" else message_item(text, status, self.logprobs, self._id)
+
+    def _new_logprobs(self, kind: str) -> dict[str, JSON]:
+        """Log-probs that no words were sent with yet."""
+        told = _logprobs(kind, self.logprobs[self._num_told :])
+        self._num_told = len(self.logprobs) if told else self._num_told
+        return told
 
 
-def _part(kind: str, text: str) -> Event:
-    words: Mapping[str, JSON] = {"annotations": [], "logprobs": []} if kind == "message" else {}
-    return {"type": PARTS[kind], "text": text, **words}
+def _part(kind: str, text: str, logprobs: Sequence[JSON] = ()) -> Event:
+    words: Mapping[str, JSON] = {"annotations": [], **_logprobs(kind, logprobs)}
+    return {"type": PARTS[kind], "text": text, **(words if kind == "message" else {})}
 
 
-def _no_logprobs(kind: str) -> dict[str, JSON]:
-    """The log-probs of words, which only `/v1/chat/completions` reports."""
-    return {"logprobs": []} if kind == "message" else {}
+def _logprobs(kind: str, logprobs: Sequence[JSON]) -> dict[str, JSON]:
+    return {"logprobs": list(logprobs)} if kind == "message" else {}
 
 
 def _id(prefix: str) -> str:
