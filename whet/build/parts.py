@@ -27,7 +27,7 @@ from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.engine.pool.member import Incident, OnIncident
 from whet.engine.pool.pool import print_incident
-from whet.env.build import EnvConfig, build_env_factory
+from whet.env.build import TOOL_ENVS, EnvConfig, build_env_factory
 from whet.env.resources import Resources, print_warning
 from whet.evaluate.config import EvaluationSetConfig
 from whet.evaluate.evaluation import EvaluationSet, set_folder
@@ -290,7 +290,7 @@ def check_answers(texts: Texts, env: EnvConfig) -> None:
     Raises:
         ValueError: it leaves that out.
     """
-    if env.name == "tools":
+    if env.name in TOOL_ENVS:
         texts.renderer.check_answers([tool["function"]["name"] for tool in build_env_factory(env)().tools])
 
 

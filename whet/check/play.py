@@ -18,7 +18,7 @@ from whet.data.parsers import Parsed
 from whet.data.rows import task_from
 from whet.data.source import SourceConfig
 from whet.env.base import Env, EnvFactory, Step
-from whet.env.build import ENVS, EnvConfig, build_env_factory
+from whet.env.build import ENVS, TOOL_ENVS, EnvConfig, build_env_factory
 from whet.env.resources import Resources
 from whet.env.sandbox.open import chosen as chosen_sandbox
 from whet.settings.rl import evaluation_env, evaluation_rows, training_rows
@@ -71,7 +71,7 @@ def _environment(context: CheckContext, name: str, config: EnvConfig, first: Cal
         yield from map(fail, faults)
         return
     yield ok(f"{config.name} has {', '.join(signature(tool) for tool in tools) or 'no tools'}")
-    if config.name == "tools":
+    if config.name in TOOL_ENVS:
         yield from _tool_answers(context, make, tools)
     if context.calls_tools and name in context.tasks:
         yield from _called(context, make, tools, first())

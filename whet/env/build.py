@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from whet.env.resources import Resource, resources_of
 from whet.env.sandbox.config import SandboxConfig
 from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, CutSide, ReplyLimit, ToolEnv
-from whet.env.tool_sets import ToolEntry, build_tools, choices, name_of
+from whet.env.tool_sets import AnyTool, ToolEntry, build_tools, choices, name_of
 
 MAX_TOOL_THREADS = 128
 """Calls of plain functions as tools that run at a time, over all trajectories; further ones wait, and their time begins when they start.
@@ -75,13 +75,26 @@ def _build_tools(config: EnvConfig) -> EnvFactory:
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
-        return ToolEnv(bound, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars, config.reply_cut)
+        return _tool_env(config, bound)
 
     make()  # two tools of one name show here, not in the first rollout
     needs = {f"{tool.name}.{name}": resource for tool in tools for name, resource in tool.needs.items()}
     # A fresh resource of a group or a trajectory has nothing of what earlier calls did to the old one.
     return EnvFactory(make, needs, resumes=not any(resource.level for resource in needs.values()))
 
+
+def _tool_env(config: EnvConfig, tools: Sequence[AnyTool]) -> ToolEnv:
+    return ToolEnv(tools, config.tool_timeout_s, config.max_calls_per_turn, config.max_reply_chars, config.reply_cut)
+
+
+def _build_research(config: EnvConfig) -> EnvFactory:
+    factory = resolve_callable(REFERENCES["research"], kind="environment", given=["tool_env", "threads"], options=config.options)
+    parts = partial(_tool_env, config), DaemonThreads(MAX_TOOL_THREADS)
+    return call_factory(factory, config.name, *parts, kind="environment", **config.options)
+
+
+TOOL_ENVS = ("tools", "research")
+"""Environments that answer as the chat template has it: with messages of tools, and nothing else."""
 
 ENVS: dict[str, Callable[[EnvConfig], EnvFactory]] = {"single_turn": _build_single_turn, "tools": _build_tools}
 
@@ -90,6 +103,7 @@ REFERENCES: dict[str, str] = {
     "gymnasium": "whet.env.adapters.gymnasium:gymnasium_env",
     "openenv": "whet.env.adapters.openenv:OpenEnv",
     "program": "whet.record.program:ProgramEnv",
+    "research": "whet.env.research:research",
     "simulated_user": "whet.env.simulated_user:SimulatedUserEnv",
     "textarena": "whet.env.adapters.textarena:textarena_env",
     "trl": "whet.env.adapters.trl:TrlEnv",
@@ -107,6 +121,8 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
     """
     if config.name in ENVS:
         return ENVS[config.name](config)
+    if config.name == "research":
+        return _build_research(config)
     factory = resolve_callable(REFERENCES.get(config.name, config.name), kind="environment", options=config.options)
     needs = {name: resource for name, resource in resources_of(factory).items() if name not in config.options}
     make = partial(_make_checked, factory, config)

@@ -337,6 +337,7 @@ def test_tags_are_the_names_of_the_tools():
     )
     assert FORMATS["tags"].stop_texts([search]) == ("</search>", "</answer>")
     assert FORMATS["tags"].wrap(Message("tool", "Found. ")) == "\n\n<information>Found.</information>\n\n"
+    assert FORMATS["tags"].wrap(Message("tool", "a</information>b")) == "\n\n<information>a< /information>b</information>\n\n"
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ def _call(name: str, inner: str, tools: ToolSchemas, reply: ReplyParts) -> None:
 
 
 def wrap_information(message: Message) -> str:
-    """A tool's answer as it is appended to the assistant's turn."""
-    return f"\n\n<information>{message.content.strip()}</information>\n\n"
+    """A tool's answer as it is appended to the assistant's turn. What it says cannot close itself."""
+    content = message.content.strip().replace("</information>", "< /information>")
+    return f"\n\n<information>{content}</information>\n\n"
 
 
 def tag_ends(tools: ToolSchemas) -> tuple[str, ...]:
