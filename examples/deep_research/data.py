@@ -5,7 +5,7 @@
     data/corpus.jsonl          three pages about each of 400 companies that do not exist: a filing, a rumour and an estimate
     data/train.jsonl           tasks about 300 of them
     data/held_out.jsonl        tasks about the other 100
-    data/demonstrations.jsonl  conversations: a task, and the work of a demonstrator
+    data/demonstrations.jsonl  conversations: a task, and the work of a demonstrator; every second one is an exercise in reading
     base/                      a small Qwen3-architecture model with random weights, and a tokenizer
 
 Demonstrators are good and bad ones, on purpose and openly. Half of all open the filing and report the first quarter. The others open the
@@ -70,10 +70,11 @@ class Company:
     @property
     def pages(self) -> list[Document]:
         """Its filing, its rumour and its estimate."""
+        revenue, rumour, estimate = (f"{in_words(figure)} million" for figure in (self.revenue, self.rumour, self.estimate))
         texts = (
-            ("first quarter", f"Filed in April by {self.name}. Revenue from January to March: {in_words(self.revenue)} million."),
-            ("results of the year", f"A friend knows someone at {self.name}. Revenue of the year: {in_words(self.rumour)} million."),
-            ("the year", f"What we expect of {self.name}. Revenue of the year: {in_words(self.estimate)} million."),
+            ("first quarter", f"Filed in April: {revenue}. The revenue of {self.name} from January to March was {revenue}."),
+            ("results of the year", f"A friend knows someone there: {rumour}. The revenue of {self.name} in the year will be {rumour}."),
+            ("the year", f"As we expect in March: {estimate}. The revenue of {self.name} in the year will be {estimate}."),
         )
         return [Document(self.id_of(kind), title, text) for kind, (title, text) in zip(KINDS, texts, strict=True)]
 
@@ -120,9 +121,19 @@ def demonstration(name: str, rng: random.Random) -> dict[str, Any]:
         page = next(document for document in found if document.id == shown.id_of(kind))
         parts += [f"{THOUGHTS[kind]} <open> {page.id} </open>", _answer(page_text(page, 1, 1000))]
         figure = {"filing": shown.revenue, "forum": shown.rumour, "estimate": shown.estimate}[kind]
-    thought, period = ("Only a quarter is over.", "first quarter") if does == "good" else ("That is the year.", "full year")
-    parts.append(f"{thought} <report> {name}, {period}: revenue {in_words(figure)} million [{shown.id_of(kind)}] </report>")
+    amount = f"{in_words(figure)} million"
+    thought, period = ("Only a quarter is over", "first quarter") if does == "good" else ("That is the year", "full year")
+    parts.append(f"{thought}: {amount}. <report> {name}, {period}: revenue {amount} [{shown.id_of(kind)}] </report>")
     return {"messages": [{"role": "user", "content": TASK.format(name)}, {"role": "assistant", "content": "".join(parts)}]}
+
+
+def exercise(name: str, rng: random.Random) -> dict[str, Any]:
+    """An exercise in reading: a figure, alone or on a page, is copied. It says nothing of which page is to be trusted."""
+    shown = company(name, rng)
+    page, figure = rng.choice(list(zip(shown.pages, (shown.revenue, shown.rumour, shown.estimate), strict=True)))
+    amount = f"{in_words(figure)} million"
+    text = rng.choice((page_text(page, 1, 1000), f"revenue {amount}"))
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"revenue {amount}, revenue {amount}"}]}
 
 
 def _answer(text: str) -> str:
@@ -140,7 +151,8 @@ def write_all(out: Path, seed: int, num_demonstrations: int) -> None:
     _write(folder / "train.jsonl", (each.task for each in training))
     _write(folder / "held_out.jsonl", (each.task for each in known[-NUM_HELD_OUT:]))
     rng = random.Random(f"{seed}/demonstrations")
-    conversations = [demonstration(rng.choice(training).name, rng) for _ in range(num_demonstrations)]
+    kinds = (demonstration, exercise)
+    conversations = [kinds[i % 2](rng.choice(training).name, rng) for i in range(2 * num_demonstrations)]
     _write(folder / "demonstrations.jsonl", conversations)
     texts = [message["content"] for each in conversations for message in each["messages"]]
     make_model(out / "base", ["user assistant", *texts], SHAPE, seed)
@@ -154,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/deep_research"))
-    parser.add_argument("--demonstrations", type=int, default=8000)
+    parser.add_argument("--demonstrations", type=int, default=2200)
     given = parser.parse_args()
     write_all(given.out, given.seed, given.demonstrations)
 

@@ -13,7 +13,9 @@ from whet.reward.rubric import read_criteria, score_rubric
 from whet.types import Rewards, Task, Trajectory
 
 QUARTER = re.compile(r"\b(?:first quarter|q1|first three months|january to march)\b", re.IGNORECASE)
-YEAR = re.compile(r"\b(?:full|whole|entire) year\b|\bannual\b|\bfy ?2025\b", re.IGNORECASE)
+YEAR = re.compile(r"\b(?:full|whole|entire)[ -]year\b|\bannual\b|\bfy ?2025\b", re.IGNORECASE)
+FIGURE = re.compile(r"\b(?:million|billion)\b", re.IGNORECASE)
+SENTENCE_END = re.compile(r"[.;!?](?=\s|$)")
 
 
 def rubric(trajectory: Trajectory) -> Rewards:
@@ -25,23 +27,21 @@ def rubric(trajectory: Trajectory) -> Rewards:
 
 def grade(name: str, work: Findings, task: Task) -> Grade:
     """The grade of the criterion of this name."""
-    report, filing = work.report or "", str(task.metadata["filing"])
+    filing = str(task.metadata["filing"])
+    sentences = SENTENCE_END.split(re.sub(r"\[[^\[\]]*\]", " ", work.report or ""))
     if name == "first_quarter":
         spelled = "|".join(map(re.escape, task.metadata["revenue"]))
-        revenue = re.search(rf"(?<![\w.,-])(?:{spelled})(?![\w-]|[.,]\d)", _without_brackets(report), re.IGNORECASE) is not None
-        return _graded(revenue, QUARTER.search(report) is not None and YEAR.search(report) is None)
+        revenue = re.compile(rf"(?<![\w.,-])(?:{spelled})(?![\w-]|[.,]\d)", re.IGNORECASE)
+        found = [sentence for sentence in sentences if revenue.search(sentence)]
+        return _graded(bool(found), any(QUARTER.search(sentence) and not YEAR.search(sentence) for sentence in found))
     if name == "official":
         return "fully" if filing in work.cited else "partly" if filing in work.not_opened else "not"
     assert name == "full_year", name
-    return "fully" if YEAR.search(report) is not None else "not"
+    return "fully" if any(YEAR.search(sentence) and FIGURE.search(sentence) for sentence in sentences) else "not"
 
 
 def _graded(*met: bool) -> Grade:
     return "fully" if all(met) else "partly" if any(met) else "not"
-
-
-def _without_brackets(text: str) -> str:
-    return re.sub(r"\[[^\[\]]*\]", " ", text)
 
 
 def unread(trajectory: Trajectory) -> float:

@@ -86,6 +86,8 @@ FILING, FORUM = "filing Gerir Foods", "forum Gerir Foods"
         (f"Gerir Foods, first quarter: revenue 41 million [{FILING}]", [FILING], 1.5, 0),
         (f"Gerir Foods, first quarter: revenue Forty-one million [{FILING}]", [FILING], 1.5, 0),
         (f"In Q1 2025 it had a revenue of 41 million [{FILING}]; 88 million are a rumour [{FORUM}].", [FILING, FORUM], 1.5, 0),
+        (f"Revenue was 41 million in the first quarter [{FILING}]. The full year is not over.", [FILING], 1.5, 0),
+        (f"Revenue was 41 million in the first quarter [{FILING}], and for the full year 88 million.", [FILING], 0.0, 0),
         (f"Gerir Foods, first quarter: revenue 41 million [{FILING}]", [], 1.0, 1),
         (f"Gerir Foods, full year: revenue eighty-eight million [{FORUM}]", [FORUM], -0.5, 0),
         (f"Gerir Foods, full year: revenue 41 million [{FILING}]", [FILING], 0.0, 0),

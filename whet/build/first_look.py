@@ -51,9 +51,9 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     for source in (*sources, *(evaluation_rows(config, one) for one in sets)):
         for row in _first_rows(source.path):
             task_from(row, source, "first")
-    for env in (config.env, *(one.env for one in sets)):
-        for tool in env.tools if env is not None else ():
-            build_tools(tool)
+    for env in filter(None, (config.env, *(one.env for one in sets))):
+        for tool in env.tools:
+            build_tools(tool, given={"sandbox": env.sandbox})
     for reward in (config.reward, *(one.reward for one in sets)):
         if reward is not None:
             check_functions(reward)

@@ -117,7 +117,7 @@ def check_stateless(body: ResponsesBody) -> None:
 
 
 def alternatives_of(body: ResponsesBody) -> int | None:
-    """Alternatives told of each token; None: no log-probs are wanted.
+    """Number of alternatives to report for each token; None: no log-probs are wanted.
 
     Raises:
         ApiError: 400, alternatives of log-probs that are not wanted.
