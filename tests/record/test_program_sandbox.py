@@ -13,8 +13,9 @@ from contextlib import aclosing
 import pytest
 
 from tests.env.sandbox.conftest import SYSTEM_PYTHON
-from tests.env.sandbox.test_sandbox_bombs import SHARED, ended_all, sandboxes
+from tests.env.sandbox.test_sandbox_bombs import SHARED
 from tests.fakes import HANG, FakeEngine
+from tests.left import Left
 from tests.record.test_program import LIMITS, PARAMS, PROGRAM, TASK, script
 from tests.rollout.scripted import RENDERER, run
 from whet.config import ConfigError
@@ -43,7 +44,7 @@ def factory(text, limits=SMALL, python=sys.executable, **options):
 
 def played(make, engine=None, timeout_s=None):
     """The trajectory, with nothing left of it."""
-    before, files = sandboxes(), len(os.listdir("/proc/self/fd"))
+    before = Left()
     engine = engine or FakeEngine(script("36"))
 
     async def main():
@@ -58,7 +59,7 @@ def played(make, engine=None, timeout_s=None):
 
     trajectory = run(main())
     engine.check_idle()
-    assert ended_all(before) and len(os.listdir("/proc/self/fd")) <= files + 3
+    before.check()
     return trajectory
 
 

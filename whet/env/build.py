@@ -71,7 +71,7 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
 
 def _build_tools(config: EnvConfig) -> EnvFactory:
     threads = DaemonThreads(MAX_TOOL_THREADS)
-    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandbox": config.sandbox})]
+    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandboxes": config.sandbox})]
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]

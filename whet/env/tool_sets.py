@@ -92,7 +92,7 @@ def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS, given: Mappi
     Args:
         entry: its name, or a table.
         threads: threads for functions that are not async.
-        given: what a built-in factory gets in addition to its options where it has a parameter of the name, such as `sandbox`.
+        given: what a built-in factory gets in addition to its options where it has a parameter of the name, such as `sandboxes`.
 
     Raises:
         ValueError: nothing has this name, it does not take the options, or it cannot be a tool.

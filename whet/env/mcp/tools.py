@@ -8,11 +8,16 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from whet.env.mcp.listed import note_listed
+from whet.env.mcp.pipes import CommandRoom
 from whet.env.mcp.results import text_of
 from whet.env.mcp.server import McpServer, McpSession, ServerFailed, changes, digest_of, innermost, require_mcp
 from whet.env.resources import Resource, per_group, per_run, per_trajectory
+from whet.env.sandbox.config import SandboxConfig
+from whet.env.sandbox.open import for_command, isolating
 from whet.env.tools import ToolArgumentError, ToolResult
 from whet.types import JSON
 
@@ -34,6 +39,9 @@ def mcp_tools(
     prefix: str = "",
     only: Sequence[str] = (),
     start_timeout_s: float = 60.0,
+    sandbox: bool = False,
+    *,
+    sandboxes: SandboxConfig | None = None,
 ) -> list[McpTool]:
     """The tools of an MCP server, which is asked for them once, now. Later sessions must offer the same.
 
@@ -46,14 +54,23 @@ def mcp_tools(
         prefix: beginning of the tools' names, which tells those of several servers apart.
         only: names of the tools to offer; none: all.
         start_timeout_s: seconds for the server to start and to list its tools.
+        sandbox: each session's program runs in a sandbox of its own, without network.
+        sandboxes: limits of these sandboxes.
 
     Raises:
-        ValueError: the options do not fit together, the server cannot be started, or it has no such tools.
+        ValueError: the options do not fit together, the server cannot be started, or it has no such tools; or nothing on this machine
+            isolates a server that is to run in a sandbox.
     """
     if isinstance(command, str) or session not in SESSIONS:
         raise ValueError(f"an MCP server has a command that is a list of texts, and a session of {', '.join(SESSIONS)}")
     require_mcp()
     server = McpServer(tuple(command), url, dict(env or {}), dict(headers_env or {}), start_timeout_s)
+    if sandbox not in (True, False) or (sandbox and url):
+        raise ValueError(f"sandbox is true or false, and belongs to the command of an MCP server; not {sandbox!r}")
+    if sandbox:
+        config = sandboxes or SandboxConfig()
+        whole, paths = for_command(config, server.command, server.environment, network=False)
+        server = replace(server, room=CommandRoom(whole, paths, config))
     found = _now(server)
     names = tuple(only) or tuple(found)
     if missing := [name for name in names if name not in found]:
@@ -94,6 +111,9 @@ def _sessions(server: McpServer, digests: Mapping[str, str], session: str) -> Re
                 raise ServerFailed(f"the MCP server {server.name} offers other tools than when the run was built: {changed}")
             yield opened
 
+    if server.room is not None:
+        isolating(mcp_session, server.room.config)
+    note_listed(mcp_session, server.name, digests)
     resource: Any = SESSIONS[session](mcp_session)
     return resource
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from whet.env.sandbox.fusion import FusionSandbox
 from whet.env.sandbox.inside import landlock
 from whet.env.sandbox.local import LocalSandbox
 from whet.env.sandbox.needed import needed_by
-from whet.env.sandbox.probe import RECORD, Isolation, choose, open_to_all
+from whet.env.sandbox.probe import RECORD, Isolation, choose
 from whet.files import replace_file
 from whet.types import Task
 
@@ -93,9 +94,15 @@ def for_command(
     if choice.rung.name == "landlock":
         if network and landlock.version() < landlock.WITH_PORTS:
             raise SandboxRefused(f"the kernel's Landlock (version {landlock.version()}) cannot open one port alone; Linux 6.7 can")
-        if os.geteuid() == 0 and (closed := [path for path in paths if not open_to_all(Path(path))]):
+        if os.geteuid() == 0 and (closed := [path for path in paths if not _readable_to_all(Path(path))]):
             raise SandboxRefused(f"programs in the sandbox have a user of their own, who cannot reach {closed[0]} (chmod o+rx its folders)")
     return whole, paths
+
+
+def _readable_to_all(path: Path) -> bool:
+    """True if every user can read a file, or list a folder."""
+    needed = stat.S_IROTH | stat.S_IXOTH if path.is_dir() else stat.S_IROTH
+    return os.stat(path).st_mode & needed == needed and all(os.stat(one).st_mode & stat.S_IXOTH for one in path.parents)
 
 
 def isolating(open: Opener, config: SandboxConfig) -> Opener:

@@ -129,7 +129,7 @@ def rung_of(name: str, launch: Launch) -> Rung:
         SandboxFailed: they can run none.
     """
     base = Path(os.path.realpath(launch.python))
-    if name == "landlock" and os.geteuid() == 0 and not open_to_all(base):  # its programs have another user, and the same files
+    if name == "landlock" and os.geteuid() == 0 and not _open_to_all(base):  # its programs have another user, and the same files
         other = shutil.which("python3", path="/usr/local/bin:/usr/bin")
         if other is None:
             raise SandboxFailed(f"other users cannot run {base}, and there is no other python3: open its folders (chmod o+rx)")
@@ -137,7 +137,7 @@ def rung_of(name: str, launch: Launch) -> Rung:
     return Rung(name, str(base), (sys.base_prefix,) if launch.python == sys.executable else (), launch)
 
 
-def open_to_all(path: Path) -> bool:
+def _open_to_all(path: Path) -> bool:
     """True if every user can run a file."""
     return all(os.stat(one).st_mode & stat.S_IXOTH for one in (path, *path.parents))
 
