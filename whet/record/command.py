@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from whet.calls import keeper
 from whet.env.resources import Resource, per_run, per_trajectory
@@ -45,13 +46,23 @@ class _Flood(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CommandRoom:
+class ProgramSandbox:
     """A sandbox for one run of a command."""
 
     sandbox: LocalSandbox
     command: tuple[str, ...]
     """With the full path of its program."""
     config: SandboxConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlace:
+    """The place where a trajectory's program runs."""
+
+    recorder: Recorder
+    """The run's server."""
+    inside: ProgramSandbox | None = None
+    """None: it has the rights of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,17 @@ def passed(variables: Sequence[str]) -> dict[str, str]:
     return {name: value for name in (*PASSED, *variables) if (value := os.environ.get(name)) is not None}
 
 
-def command_room(command: Sequence[str], variables: Sequence[str], config: SandboxConfig) -> Resource:
+@asynccontextmanager
+async def _program_place(recorder: Recorder = per_run(open_recorder)) -> AsyncIterator[ProgramPlace]:
+    yield ProgramPlace(recorder)
+
+
+def unisolated_place() -> Resource:
+    """The resource of a run that is the place of programs with the rights of this process."""
+    return cast(Resource, per_run(_program_place))
+
+
+def isolated_place(command: Sequence[str], variables: Sequence[str], config: SandboxConfig) -> Resource:
     """The resource of a trajectory that opens the sandbox of its program: it reaches the recorder, reads what the command needs and
     `env.sandbox.paths`, and writes into its folder.
 
@@ -82,16 +103,14 @@ def command_room(command: Sequence[str], variables: Sequence[str], config: Sandb
     whole, paths = for_command(config, command, passed(variables), network=True)
 
     @asynccontextmanager
-    async def program_sandbox(task: Task, recorder: Recorder = per_run(open_recorder)) -> AsyncIterator[CommandRoom]:
+    async def program_sandbox(task: Task, recorder: Recorder = per_run(open_recorder)) -> AsyncIterator[ProgramPlace]:
         async with open_local(config, paths=paths, loopback=recorder.place) as sandbox:
-            yield CommandRoom(sandbox, whole, config)
+            yield ProgramPlace(recorder, ProgramSandbox(sandbox, whole, config))
 
-    resource: object = per_trajectory(isolating(program_sandbox, config))
-    assert isinstance(resource, Resource)
-    return resource
+    return cast(Resource, per_trajectory(isolating(program_sandbox, config)))
 
 
-async def run_inside(room: CommandRoom, variables: Sequence[str], task: Task, endpoint: Endpoint) -> CommandEnd:
+async def run_inside(room: ProgramSandbox, variables: Sequence[str], task: Task, endpoint: Endpoint) -> CommandEnd:
     """Run the command in its sandbox.
 
     Raises:

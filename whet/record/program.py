@@ -13,12 +13,11 @@ from typing import Any, Literal, cast
 from whet.config import ConfigError, resolve_callable
 from whet.data.parsers import Parsed
 from whet.env.base import Step
-from whet.env.resources import Resource, per_run
+from whet.env.resources import Resource
 from whet.env.rollout import TrajectoryRun
 from whet.env.sandbox.config import SandboxConfig
-from whet.record.command import CommandEnd, CommandRoom, command_room, run_inside, run_outside, score_of
+from whet.record.command import CommandEnd, ProgramPlace, isolated_place, run_inside, run_outside, score_of, unisolated_place
 from whet.record.play import Ended, Endpoint, play_recorded
-from whet.record.server import Recorder, open_recorder
 from whet.record.session import Training
 from whet.record.tree import Rule
 from whet.types import JSON, Outcome, Task
@@ -46,8 +45,7 @@ class ProgramEnv:
             `env.sandbox.paths`, and writes into its folder. False: with the rights of the run's user. Left out: true for a command.
         untrained_models: patterns of model names (`*haiku*`) whose calls do not train: titles, summaries of a small model.
         untrained_rules: rules whose calls do not train (docs/programs.md): extends, branch, rewritten, other.
-        recorder: the run's server.
-        room: the sandbox of this trajectory's command.
+        place: the run's server, and the sandbox of this trajectory's command.
 
     Raises:
         ValueError: neither a command nor a function is given, or both; a rule does not exist; or a function is to run in a sandbox.
@@ -63,8 +61,7 @@ class ProgramEnv:
         untrained_rules: Sequence[str] = (),
         sandbox: bool | None = None,
         *,
-        recorder: Recorder = per_run(open_recorder),
-        room: CommandRoom | None = None,
+        place: ProgramPlace | None = None,
     ) -> None:
         if (command is None) == (function is None) or (command is not None and not _is_command(command)):
             raise ValueError("the environment program needs a command (a list of texts) or a function, one of them, in env.options")
@@ -74,8 +71,8 @@ class ProgramEnv:
             raise ValueError(f"there is no rule {unknown[0]!r}: rules of calls are {', '.join(Rule)}")
         if sandbox not in (None, True, False) or (sandbox and command is None):
             raise ValueError(f"sandbox is true or false, and a function runs in the run's own process, without one; not {sandbox!r}")
-        self._command, self._score, self._variables, self._recorder = command, score, tuple(variables), recorder
-        self._isolated, self._room = sandbox is not False, room
+        self._command, self._score, self._variables, self._place = command, score, tuple(variables), place
+        self._isolated = command is not None and sandbox is not False
         self._function: AgentFunction | None = None
         if function is not None:
             self._function = resolve_callable(function, kind="program", given=["task", "endpoint"])
@@ -93,7 +90,8 @@ class ProgramEnv:
         pass
 
     async def play(self, run: TrajectoryRun) -> Outcome:
-        return await play_recorded(run, self._recorder, self._training, self._program)
+        assert self._place is not None, "programs that play have a place"
+        return await play_recorded(run, self._place.recorder, self._training, self._program)
 
     async def _program(self, task: Task, endpoint: Endpoint) -> Ended:
         if self._function is not None:
@@ -101,11 +99,12 @@ class ProgramEnv:
             if found is not None and (isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found)):
                 raise ValueError(f"the program's function returned {found!r}: return a finite number, the score, or None")
             return Ended(None if found is None else float(found))
-        assert self._command is not None
-        if not self._isolated:
-            return self._ended(await run_outside(self._command, self._variables, task, endpoint))
-        assert self._room is not None, "a program that is to run in a sandbox has one"
-        return self._ended(await run_inside(self._room, self._variables, task, endpoint))
+        assert self._command is not None and self._place is not None
+        inside = self._place.inside
+        assert (inside is not None) == self._isolated, "a program that is to run in a sandbox has one"
+        if inside is not None:
+            return self._ended(await run_inside(inside, self._variables, task, endpoint))
+        return self._ended(await run_outside(self._command, self._variables, task, endpoint))
 
     def _ended(self, end: CommandEnd) -> Ended:
         tail = {"exit": end.status, "stdout": end.stdout, "stderr": end.stderr}
@@ -123,16 +122,16 @@ def _is_command(command: object) -> bool:
 
 
 def program_needs(options: Mapping[str, Any], sandbox: SandboxConfig) -> dict[str, Resource]:
-    """Resources of the environment in addition to the recorder: the sandbox of a command, unless its options want none.
+    """Resources of the environment: the recorder, and the sandbox of a command unless its options want none.
 
     Raises:
         ValueError: nothing on this machine isolates as it must, or there is no such program.
     """
     command = options.get("command")
     if options.get("sandbox", True) is False or not _is_command(command):
-        return {}
+        return {"place": unisolated_place()}
     try:
-        return {"room": command_room(cast(list[str], command), options.get("variables", ()), sandbox)}
+        return {"place": isolated_place(cast(list[str], command), options.get("variables", ()), sandbox)}
     except ValueError as error:
         way_out = "env.options.sandbox=false runs the program without isolation, with all your rights"
         raise ConfigError([f"the environment program (env.options.command): {error}; {way_out}"]) from error

@@ -58,7 +58,7 @@ class ServerPipes:
     _reading: asyncio.Task[None] | None = None
 
     def last_words(self) -> str:
-        """What is wrong with its output, or the end of what it wrote to its errors."""
+        """The fault of its output, or the end of what it wrote to its errors."""
         return self.fault or self._words.decode(errors="replace").strip()
 
     def listen(self) -> asyncio.Task[None]:
@@ -131,7 +131,7 @@ async def _kept(command: Sequence[str], environment: Mapping[str, str]) -> Async
 
 
 async def _gone(process: asyncio.SubprocessTransport, seconds: float) -> None:
-    """Wait for a process to end, whoever still has its pipes open."""
+    """Wait for a process to end, even if another one still has its pipes open."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while process.get_returncode() is None and loop.time() < deadline:

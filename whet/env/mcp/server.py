@@ -103,7 +103,7 @@ class McpServer:
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
-        """What carries a session's messages, and the last words of its program."""
+        """The transport of a session's messages, and a function for the last words of its program."""
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 

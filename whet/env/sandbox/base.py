@@ -108,7 +108,7 @@ class SandboxProgram:
     ended: asyncio.Task[Executed]
     """Done when it has ended, with its status and without its output. Cancelling it ends the program."""
     transports: tuple[asyncio.BaseTransport, ...] = ()
-    """Of the pipes."""
+    """Transports of the pipes."""
 
     async def close(self) -> None:
         """End the program, if it runs, and close the pipes."""
