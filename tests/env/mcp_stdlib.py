@@ -8,15 +8,33 @@ log from which on it counts.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 OPTIONS = dict(each.split("=", 1) for each in sys.argv[1:])
 INTEGER = {"type": "integer"}
 ADD = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "required": ["a"], "additionalProperties": False}
 PLAIN = {"type": "object", "properties": {"path": {"type": "string"}}}
-NAMES = ("note", "table", "picture", "link", "fail", "refuse", "break", "hang", "crash", "garbage", "spawn", "variables")
+NAMES = (
+    "note",
+    "table",
+    "picture",
+    "link",
+    "fail",
+    "refuse",
+    "break",
+    "hang",
+    "crash",
+    "garbage",
+    "spawn",
+    "variables",
+    "flood",
+    "babble",
+    "peek",
+)
 notes: list[str] = []
 
 
@@ -47,6 +65,17 @@ def spawn(path):
     return text("started")
 
 
+def peek(path):
+    """What it can reach of a path, and of a port of the machine that the path's name ends with."""
+    found, port = [], path.rpartition("-")[2]
+    for attempt in (lambda: Path(path).read_text(), lambda: socket.create_connection(("127.0.0.1", int(port)), timeout=5)):
+        try:
+            found.append(str(attempt()))
+        except (OSError, ValueError) as error:
+            found.append(type(error).__name__)
+    return text(" ".join([*found, os.getcwd(), str(os.getuid())]))
+
+
 def call(name, arguments):
     if name == "add":
         return text(str(arguments["a"] + arguments.get("b", 1)))
@@ -66,6 +95,16 @@ def call(name, arguments):
         return text(" ".join(sorted(os.environ)))
     if name == "hang":
         time.sleep(600)
+    if name == "flood":
+        sys.stdout.write("x" * (17 << 20))
+        sys.stdout.flush()
+        time.sleep(600)
+    if name == "babble":
+        for _ in range(1000):
+            print("{{{ no json \ufffd\x00", flush=True)
+        time.sleep(600)
+    if name == "peek":
+        return peek(arguments["path"])
     if name == "spawn":
         return spawn(arguments["path"])
     if name == "crash":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from tests.rollout.scripted import run
 from whet.config import ConfigError
 from whet.data.parsers import Parsed
 from whet.env.build import EnvConfig, build_env_factory
+from whet.env.mcp.listed import record_tools
 from whet.env.mcp.server import McpServer, ServerFailed
 from whet.env.resources import ResourceFailed, Resources
 from whet.types import Message, Task, ToolCall
@@ -25,8 +27,8 @@ STDLIB = [sys.executable, "-S", str(HERE / "mcp_stdlib.py")]
 TASK = Task("q", "p", origin="rows.jsonl:7")
 
 
-def factory(*options, timeout_s=20.0, **more):
-    entry = {"name": "mcp", "command": [*STDLIB, *options], **more}
+def factory(*options, timeout_s=20.0, command=STDLIB, **more):
+    entry = {"name": "mcp", "command": [*command, *options], **more}
     return build_env_factory(EnvConfig(name="tools", tools=[entry], tool_timeout_s=timeout_s))
 
 
@@ -88,6 +90,7 @@ def test_a_session_is_a_trajectory_s_or_a_group_s(make):
         ("crash", "failed in the tool crash: MCPError: Connection closed; its last words: out of cheese"),
         ("garbage", "failed in the tool garbage: MCPError: Connection closed"),
         ("break", "failed in the tool break: MCPError: the database is gone"),
+        ("flood", "failed in the tool flood: MCPError: Connection closed; its last words: it wrote a line of more than 16 MiB"),
     ],
 )
 def test_what_fails_in_the_server_is_an_error_of_the_environment(make, name, words):
@@ -95,9 +98,10 @@ def test_what_fails_in_the_server_is_an_error_of_the_environment(make, name, wor
         run(ask(make, (name, {})))
 
 
-def test_a_call_that_hangs_is_a_timeout():
-    with pytest.raises(TimeoutError, match=r"tool hang took longer than 0.2 s \(env.tool_timeout_s\)"):
-        run(ask(factory(timeout_s=0.2, only=["hang"]), ("hang", {})))
+@pytest.mark.parametrize("name", ["hang", "babble"])
+def test_a_call_that_is_never_answered_is_a_timeout(name):
+    with pytest.raises(TimeoutError, match=rf"tool {name} took longer than 0.2 s \(env.tool_timeout_s\)"):
+        run(ask(factory(timeout_s=0.2, only=[name]), (name, {})))
 
 
 def alive(pids):
@@ -157,12 +161,29 @@ def test_tools_that_change_are_refused(tmp_path):
         ({"command": STDLIB, "only": ["sub"]}, "has no tool sub; it has add, note"),
         ({"command": STDLIB, "session": "turn"}, "a session of trajectory, group, run"),
         ({"command": STDLIB, "start_timeout": 3}, "unexpected keyword argument 'start_timeout'"),
+        ({"url": "http://x/mcp", "sandbox": True}, "sandbox is true or false, and belongs to the command"),
+        ({"command": STDLIB, "sandbox": "yes"}, "sandbox is true or false"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_run_is_built(options, words):
     with pytest.raises(ConfigError) as error:
         build_env_factory(EnvConfig(name="tools", tools=[{"name": "mcp", **options}]))
     assert words in str(error.value)
+
+
+def test_a_server_whose_tools_are_not_those_of_the_last_start_is_named(tmp_path):
+    make = factory(only=["add", "note"])
+    assert record_tools(tmp_path, build_env_factory(EnvConfig(name="tools", tools=["calculator"]))) == [] == list(tmp_path.iterdir())
+    assert record_tools(tmp_path, make, make) == [] == record_tools(tmp_path, make)
+    path = tmp_path / "mcp_tools.json"
+    ((name, digests),) = json.loads(path.read_text()).items()
+    assert name == " ".join(STDLIB) and set(digests) == {"add", "note"} and all(len(digest) == 64 for digest in digests.values())
+    path.write_text(json.dumps({name: {"add": "0", "old": "0"}, "another": {}}))
+    words = "add has another description or schema"
+    assert record_tools(tmp_path, make) == [
+        f"the MCP server {name} offers other tools than at the last start here: old is gone, note is new, {words}"
+    ]
+    assert record_tools(tmp_path, make) == [] and set(json.loads(path.read_text())) == {name, "another"}
 
 
 def test_names_of_several_servers_are_told_apart_by_a_prefix():

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whet.evaluate.recorded import read_trajectories
+from whet.observe.record_query import RecordQuery
 from whet.observe.records import (
     COMPUTED,
     SCHEMA,
@@ -22,6 +23,7 @@ from whet.observe.records import (
     read_table,
     writer,
 )
+from whet.observe.records.query import choose, read_chosen
 from whet.observe.retention import RecordsConfig
 from whet.types import (
     UNSAMPLED,
@@ -71,9 +73,7 @@ SOLVED = Trajectory(
     timings={"engine": 0.5, "env": 0.125},
     counts={"tool_calls": 1},
 )
-FAILED = Trajectory(
-    "train:3/1", TASK, (CALL, ANSWER), Outcome.ENV_ERROR, error=Failure("KeyError", "no 'b'", "env:step", "Traceback…")
-)
+FAILED = Trajectory("train:3/1", TASK, (CALL, ANSWER), Outcome.ENV_ERROR, error=Failure("KeyError", "no 'b'", "env:step", "Traceback…"))
 EMPTY = Trajectory("train:4/0", PLAIN, (), Outcome.REFUSED)
 GROUPS = [Group(TASK, (SOLVED, FAILED)), Group(PLAIN, (EMPTY,))]
 SAMPLE = Sample(
@@ -107,6 +107,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "dropped": None,
         "trajectory": "train:3/0",
         "order": 0,
+        "role": None,
         "baseline": False,
         "outcome": "completed",
         "valid": True,
@@ -244,11 +245,11 @@ def test_a_folder_reads_in_order_whatever_columns_each_file_has(tmp_path):
 
 def test_records_have_a_version_and_one_that_is_not_known_is_refused(tmp_path):
     path = RecordWriter(tmp_path).write(1, GROUPS, [SAMPLE])
-    assert pq.read_schema(path).metadata[b"whet.records_version"] == b"2"
+    assert pq.read_schema(path).metadata[b"whet.records_version"] == b"3"
     table = pq.read_table(path)
-    for version in (b"3", b"0", b"two"):
+    for version in (b"4", b"0", b"two"):
         pq.write_table(table.replace_schema_metadata({b"whet.records_version": version}), path)
-        what = rf"rollout_000001.parquet has records of version '{version.decode()}'; this whet reads versions 1 to 2"
+        what = rf"rollout_000001.parquet has records of version '{version.decode()}'; this whet reads versions 1 to 3"
         for read in (lambda: read_table(path), lambda: read_table(path.parent), lambda: list(read_trajectories(str(path)))):
             with pytest.raises(ValueError, match=what):
                 read()
@@ -266,6 +267,34 @@ def test_records_without_a_version_are_of_version_1_and_read_with_newer_ones(tmp
     assert [{**row, "rollout_id": 1, "file": new.name} for row in index[:3]] == index[3:]
     assert [row["notes"] for row in read_records(old.parent)] == [None] * 3 + [[]] * 3
     assert [(t.id, t.stop) for t in read_trajectories(str(old.parent))] == 2 * [(t.id, None) for g in GROUPS for t in g.trajectories]
+
+
+def test_samples_of_a_game_have_their_role_and_its_reward(tmp_path):
+    ((first, *_), *_) = (group.trajectories for group in GROUPS)
+    played = replace(first, rewards=Rewards(0.0, by_role={"asker": 0.25, "guesser": 1.0}))
+    samples = [replace(SAMPLE, order=i, role=role) for i, role in enumerate(("asker", "guesser", "guesser"))]
+    groups = [replace(GROUPS[0], trajectories=(played, *GROUPS[0].trajectories[1:])), *GROUPS[1:]]
+    path = RecordWriter(tmp_path).write(0, groups, samples)
+    rows = [row for row in read_records(path) if row["trajectory"] == played.id]
+    assert [(row["role"], row["reward"]) for row in rows] == [("asker", 0.25), ("guesser", 1.0), ("guesser", 1.0)]
+    index = read_index(path.parent)
+    assert [(row["roles"], row["role_rewards"]) for row in index.to_pylist()] == [
+        (["asker", "guesser"], [0.25, 1.0]),
+        (None, None),
+        (None, None),
+    ]
+    chosen = choose(path.parent, RecordQuery(role="guesser"))
+    assert [(row["trajectory"], row["reward"]) for row in chosen.to_pylist()] == [(played.id, 1.0)]
+    (table,) = read_chosen(path.parent, chosen, "guesser")
+    assert table.column("order").to_pylist() == [1, 2]
+    with pytest.raises(ValueError, match="--role judge: no trajectory has it; there are asker, guesser"):
+        choose(path.parent, RecordQuery(role="judge"))
+    kept = path.parent / "index" / path.name
+    pq.write_table(pq.read_table(kept).drop_columns(["roles", "role_rewards"]), kept)
+    older = read_index(path.parent)
+    assert older.schema.names == index.schema.names and older.column("roles").null_count == len(index)
+    with pytest.raises(ValueError, match="--role asker: no trajectory has it; there are none at all"):
+        choose(path.parent, RecordQuery(role="asker"))
 
 
 def test_a_rollout_of_nothing_is_an_empty_file(tmp_path):
@@ -396,7 +425,7 @@ def test_the_index_says_what_each_trajectory_was_and_where_it_is(tmp_path, monke
     assert rows[0] == {
         "rollout_id": 3, "group": 0, "task_id": "train:3", "trajectory": "train:3/0", "reward": 0.75, "outcome": "completed",
         "num_tokens": 3, "num_turns": 2, "dropped": None, "baseline": False, "mean_abs_advantage": 2.0, "error": None,
-        "file": "rollout_000003.parquet", "row_group": 0, "row": 0, "num_rows": 1,
+        "file": "rollout_000003.parquet", "row_group": 0, "row": 0, "num_rows": 1, "roles": None, "role_rewards": None,
     }  # fmt: skip
     assert [(row["trajectory"], row["error"], row["row_group"], row["row"]) for row in rows[1:]] == [
         ("train:3/1", "KeyError", 1, 1), ("train:4/0", None, 2, 2)

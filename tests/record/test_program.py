@@ -361,13 +361,14 @@ sys.exit(int(os.environ.get("WITH", "0")))
 """
 
 
+@pytest.mark.parametrize("sandbox", [True, False])
 @pytest.mark.parametrize(
     "score, status, expected", [("file", 0, 0.25), ("exit", 0, 1.0), ("exit", 3, 0.0), ("none", 0, None), ("none", 3, "error")]
 )
-def test_a_command_plays_and_is_scored_by_its_end_or_its_file(monkeypatch, score, status, expected):
+def test_a_command_plays_and_is_scored_by_its_end_or_its_file(monkeypatch, score, status, expected, sandbox):
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.setenv("WITH", str(status))
-    options = {"command": [sys.executable, "-c", PROGRAM], "score": score, "variables": ["WITH"]}
+    options = {"command": [sys.executable, "-c", PROGRAM], "score": score, "variables": ["WITH"], "sandbox": sandbox}
     trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine(script("36"))))
     if expected == "error":
         assert trajectory.outcome is Outcome.ENV_ERROR and "ended with status 3" in trajectory.error.message
@@ -398,7 +399,7 @@ sys.exit(3)
 
 
 def test_what_a_program_leaves_behind_ends_with_it(tmp_path):
-    options = {"command": [sys.executable, "-c", LEAVES], "score": "none"}
+    options = {"command": [sys.executable, "-c", LEAVES], "score": "none", "sandbox": False}
     trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine()))
     assert trajectory.outcome is Outcome.ENV_ERROR
     (pid,) = re.findall(r"ended with status 3: (\d+)", trajectory.error.message)
@@ -412,9 +413,13 @@ def test_what_a_program_leaves_behind_ends_with_it(tmp_path):
         ({"command": ["a"], "function": "os:getcwd"}, "one of them"),
         ({"command": ["a"], "score": "best"}, "score is none, exit or file"),
         ({"command": ["a"], "untrained_rules": ["branches"]}, "there is no rule 'branches'"),
+        ({"command": "a b"}, "a list of texts"),
+        ({"function": "os:getcwd", "sandbox": True}, "a function runs in the run's own process"),
+        ({"command": ["a"], "sandbox": "no"}, "sandbox is true or false"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, words):
+def test_options_that_do_not_fit_are_refused(monkeypatch, options, words):
+    monkeypatch.setattr("whet.record.program.program_needs", lambda options, sandbox: {})
     make = build_env_factory(EnvConfig(name="program", options=options))
     with pytest.raises(ValueError, match=words):
         make()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_toml
+from whet.env.mcp import listed
 from whet.env.sandbox.probe import RECORD
 from whet.runfolder.journal import END, FAILURES, LOG, STARTS
 from whet.runfolder.lock import LOCK, OWNER, owner_of
@@ -27,7 +28,7 @@ FRESH = "fresh"
 """Value of `checkpoint.resume` by which a run begins again from the start."""
 RUNS = Path("runs")
 """Parent of the folders that no setting names."""
-OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER, RECORD}
+OF_A_START = {"config.toml", "metrics.jsonl", STARTS, LOG, FAILURES, END, LOCK, OWNER, RECORD, listed.RECORD}
 """Files that a start makes first."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.config import Config, ConfigError, call_factory, resolve_callable
+from whet.config import Config, ConfigError, call_factory, resolve, resolve_callable
 from whet.env.base import Env, EnvFactory, SingleTurn
 from whet.env.resources import Resource, resources_of
 from whet.env.sandbox.config import SandboxConfig
@@ -40,7 +40,7 @@ class EnvConfig(Config):
     reply_cut: CutSide = "middle"
     """Part that they lose: the head, the middle or the tail."""
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
-    """The place of the tools python, shell and files (docs/sandbox.md)."""
+    """The place of the tools python, shell and files, of programs, and of servers that are to run in it (docs/sandbox.md)."""
     parser: str = "auto"
     """Format of the model's tool calls. auto: as its chat template tells; hermes, qwen_xml, llama3, deepseek_v3, deepseek_v31, dsml, glm,
     kimi, harmony, tags, none (docs/tool_formats.md), or an import reference to a function."""
@@ -71,7 +71,7 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
 
 def _build_tools(config: EnvConfig) -> EnvFactory:
     threads = DaemonThreads(MAX_TOOL_THREADS)
-    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandbox": config.sandbox})]
+    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandboxes": config.sandbox})]
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
@@ -111,6 +111,9 @@ REFERENCES: dict[str, str] = {
 }
 """Built-in environments with options, by reference: each is made as one of the user's own would be."""
 
+NEEDS: dict[str, str] = {"program": "whet.record.program:program_needs"}
+"""For some of them a function, by reference, that makes of the options and of `env.sandbox` further resources which they need."""
+
 
 def build_env_factory(config: EnvConfig) -> EnvFactory:
     """A factory of fresh environments, one for each trajectory.
@@ -125,6 +128,8 @@ def build_env_factory(config: EnvConfig) -> EnvFactory:
         return _build_research(config)
     factory = resolve_callable(REFERENCES.get(config.name, config.name), kind="environment", options=config.options)
     needs = {name: resource for name, resource in resources_of(factory).items() if name not in config.options}
+    if config.name in NEEDS:
+        needs |= resolve(NEEDS[config.name], kind="resources")(config.options, config.sandbox)
     make = partial(_make_checked, factory, config)
     if config.name in ("game", "simulated_user"):
         make = partial(make, limit=ReplyLimit(config.max_reply_chars, config.reply_cut))

@@ -53,12 +53,21 @@ class AnyTool(Protocol):
         ...
 
 
+@runtime_checkable
+class ToolMaker(Protocol):
+    """The options of a factory, as a record."""
+
+    def make(self) -> Sequence[AnyTool]:
+        """Make the tools."""
+        ...
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
 """Built-in tools that are one function."""
 
 FACTORIES: Mapping[str, str] = {
     "browse": "whet.env.browse.tool:browse",
-    "mcp": "whet.env.mcp.tools:mcp_tools",
+    "mcp": "whet.env.mcp.tools:McpTools",
     "search": "whet.env.search.tool:search",
     **{name: f"whet.env.sandbox.tools:{name}" for name in ("python", "shell", "files")},
 }
@@ -92,7 +101,7 @@ def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS, given: Mappi
     Args:
         entry: its name, or a table.
         threads: threads for functions that are not async.
-        given: what a built-in factory gets in addition to its options where it has a parameter of the name, such as `sandbox`.
+        given: what a built-in factory gets in addition to its options where it has a parameter of the name, such as `sandboxes`.
 
     Raises:
         ValueError: nothing has this name, it does not take the options, or it cannot be a tool.
@@ -107,7 +116,8 @@ def build_tools(entry: ToolEntry, threads: DaemonThreads = THREADS, given: Mappi
         takes = inspect.signature(resolve(FACTORIES[name], kind="tool")).parameters
         options = {**options, **{key: value for key, value in (given or {}).items() if key in takes}}
     factory = resolve_callable(FACTORIES.get(name, name), kind="tool", options=options)
-    return _tools_of(call_factory(factory, name, kind="tool", **options), name, threads)
+    made = call_factory(factory, name, kind="tool", **options)
+    return _tools_of(call_factory(made.make, name, kind="tool") if isinstance(made, ToolMaker) else made, name, threads)
 
 
 def _tools_of(found: object, name: str, threads: DaemonThreads) -> list[AnyTool]:

@@ -17,6 +17,7 @@ class RecordQuery:
     rollout: str | None = field(default=None, metadata=_option("Only this rollout, or a range: 12, 10:20.", metavar="N"))
     task: str | None = field(default=None, metadata=_option("Only tasks whose id has this text.", metavar="ID"))
     outcome: str | None = field(default=None, metadata=_option("Only this outcome: completed, truncated, env_error ..."))
+    role: str | None = field(default=None, metadata=_option("Only samples of this role of a game, with its rewards.", metavar="ROLE"))
     dropped: bool | None = field(
         default=None, metadata=_option("Only groups that were dropped, or only the others.", flag="--dropped/--kept")
     )

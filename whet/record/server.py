@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -31,6 +32,13 @@ class Recorder:
     """Thread that tokenizes texts."""
     sessions: dict[str, Session] = field(default_factory=dict[str, Session])
     """By key."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.address)
+        assert parts.hostname is not None and parts.port is not None
+        return parts.hostname, parts.port
 
     @contextmanager
     def opened(self, session: Session) -> Iterator[str]:

@@ -43,6 +43,7 @@ from whet.data.own import own_source
 from whet.data.source import Source, TaskSource
 from whet.engine.pool.pool import EnginePool
 from whet.engine.publish import EnginePublisher
+from whet.env.mcp.listed import record_tools
 from whet.env.sandbox.open import record_isolation
 from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
@@ -106,7 +107,10 @@ def train(
                 learners = build_learners(config, backend, parts.folder, algorithm, plan, num_rollouts, controller)
                 scores.load()
             evaluations = build_evaluations(config, parts, held_out, session.folder)
-            record_isolation(session.folder, parts.runner.make_env, *(each.runner.make_env for each in evaluations))
+            makes = parts.runner.make_env, *(each.runner.make_env for each in evaluations)
+            record_isolation(session.folder, *makes)
+            for changed in record_tools(session.folder, *makes):
+                observer.display.warn(changed)
             policy = learners.policy
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)

@@ -49,7 +49,7 @@ def export_records(run: Path, query: RecordQuery, file: Path, display: Display) 
     """Write the rows of the chosen trajectories to a file of JSON lines. Returns the number of trajectories."""
     folder = records_folder(run)
     found = choose(folder, query).slice(0, query.limit)
-    display.note(f"{file}: {write_jsonl(folder, found, file)} rows of {len(found)} trajectories")
+    display.note(f"{file}: {write_jsonl(folder, found, file, query.role)} rows of {len(found)} trajectories")
     return len(found)
 
 
@@ -70,7 +70,7 @@ def show_trajectory(run: Path, query: RecordQuery, display: Display) -> None:
         near = choose(folder, RecordQuery(task=(query.trajectory or "").partition("/")[0])).column("trajectory").to_pylist()
         hint = f"there is {', '.join(dict.fromkeys(near[:5]))}" if near else f"whet records {run} lists them"
         raise ValueError(f"no trajectory {query.trajectory!r} is in these records; {hint}")
-    (table,) = read_chosen(folder, found.slice(len(found) - 1, 1))
+    (table,) = read_chosen(folder, found.slice(len(found) - 1, 1), query.role)
     if unknown := [name for name in columns if name not in table.column_names or name == "tokens"]:
         known = [name for name in table.column_names if name in {**SAMPLED, **COMPUTED} and name != "tokens"]
         raise ValueError(f"--columns: there is no per-token column {', '.join(unknown)}; there are {', '.join(known)}")
@@ -82,6 +82,7 @@ def show_trajectory(run: Path, query: RecordQuery, display: Display) -> None:
     text_of = _texts(run)
     for row in rows:
         title = "tokens" if len(rows) == 1 else f"tokens of sample {row['order']}"
+        title += f" ({row['role']})" if row.get("role") else ""
         if row["tokens"] is None:
             display.note("its tokens were not recorded (observe.records.trajectories)")
             continue

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from whet.calls import keeper
 from whet.config import ConfigError
+from whet.env.mcp.pipes import CommandRoom, messages, started
 from whet.runfolder.child_environment import child_environment
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import Tool as Listed
 
-LAST_WORDS_BYTES = 2048
-"""End of what a server writes to its errors that a report shows."""
+PLACES = ("HOME", "TMPDIR", "TEMP", "TMP", "PWD")
+"""Variables whose folders a sandbox has of its own."""
 MAX_TOOLS, MAX_TOOL_CHARS = 512, 65536
 """Tools of one server, and the JSON of each of them."""
 MAX_PAGES = 64
@@ -51,6 +49,8 @@ class McpServer:
     """Headers of requests to the address: for each the variable of this process's environment that holds its value."""
     start_timeout_s: float = 60.0
     """Seconds to start, to shake hands, and to list the tools."""
+    room: CommandRoom | None = None
+    """The sandbox of the program; None: it has the rights of this process."""
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -74,7 +74,11 @@ class McpServer:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the program: paths and languages, and the named variables."""
-        return child_environment({name: _variable(value[1:]) if value.startswith("$") else value for name, value in self.env.items()})
+        named = {name: _variable(value[1:]) if value.startswith("$") else value for name, value in self.env.items()}
+        found = child_environment()
+        if self.room is not None:
+            found = {name: value for name, value in found.items() if name not in PLACES and not name.startswith("XDG_")}
+        return found | named
 
     def _headers(self) -> dict[str, str]:
         return {header: _variable(name) for header, name in self.headers_env.items()}
@@ -86,37 +90,40 @@ class McpServer:
         Raises:
             ServerFailed: it could not be started, or did not shake hands in time.
         """
-        async with _last_words() as (errors, last_words):
-            session: McpSession | None = None
-            try:
-                async with self._client(errors) as client:
-                    session = McpSession(self, client, last_words)
-                    yield session
-            except Exception as error:  # of another process
-                if session is not None:
-                    raise innermost(error) from None  # the SDK's task groups put errors into groups
-                raise ServerFailed(f"the MCP server {self.name} could not be started: {_with(error, last_words())}") from error
+        session: McpSession | None = None
+        last_words: Callable[[], str] = str
+        try:
+            async with self._transport() as (transport, last_words), self._client(transport) as client:
+                session = McpSession(self, client, last_words)
+                yield session
+        except Exception as error:  # of another process
+            if session is not None:
+                raise innermost(error) from None  # the SDK's task groups put errors into groups
+            raise ServerFailed(f"the MCP server {self.name} could not be started: {_with(error, last_words())}") from error
 
     @asynccontextmanager
-    async def _client(self, errors: Any) -> AsyncIterator[Client]:
-        from mcp import Client, StdioServerParameters
-        from mcp.client.stdio import stdio_client
+    async def _transport(self) -> AsyncIterator[tuple[Any, Callable[[], str]]]:
+        """The transport of a session's messages, and a function for the last words of its program."""
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
+
+        if self.command:
+            async with started(self.command, self.environment, self.room) as pipes:
+                yield messages(pipes), pipes.last_words
+            return
+        async with create_mcp_http_client(self._headers()) as http:  # follows no redirect to another origin
+            yield streamable_http_client(self.url, http_client=http), str
+
+    @asynccontextmanager
+    async def _client(self, transport: Any) -> AsyncIterator[Client]:
+        from mcp import Client
         from mcp_types import ElicitResult
 
         async def decline(context: object, parameters: object) -> ElicitResult:
             return ElicitResult(action="decline")
 
         options: dict[str, Any] = {"read_timeout_seconds": self.start_timeout_s, "elicitation_callback": decline, "cache": None}
-        if self.command:
-            kept = [*("-I", "-S", keeper.__file__, "-"), *self.command]
-            parameters = StdioServerParameters(command=sys.executable, args=kept, env=self.environment, encoding_error_handler="replace")
-            async with Client(stdio_client(parameters, errors), **options) as client:
-                yield client
-            return
-        http = create_mcp_http_client(self._headers())  # follows no redirect to another origin
-        async with http, Client(streamable_http_client(self.url, http_client=http), **options) as client:
+        async with Client(transport, **options) as client:
             yield client
 
 
@@ -199,38 +206,3 @@ def _variable(name: str) -> str:
 
 def _text_of(tool: Listed) -> str:
     return json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True, ensure_ascii=False)
-
-
-@asynccontextmanager
-async def _last_words() -> AsyncIterator[tuple[Any, Callable[[], str]]]:
-    """A file to write errors to, and the end of what was written: it is read as it comes, so that no server waits for it."""
-    loop, kept = asyncio.get_running_loop(), bytearray()
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-
-    def read() -> bool:
-        """Returns whether there may be more."""
-        try:
-            data = os.read(reading, 65536)
-        except BlockingIOError:
-            return False
-        kept.extend(data)
-        del kept[:-LAST_WORDS_BYTES]
-        if not data:
-            loop.remove_reader(reading)
-        return bool(data)
-
-    def text() -> str:
-        with suppress(OSError):  # closed
-            while read():
-                pass
-        return kept.decode(errors="replace").strip()
-
-    loop.add_reader(reading, read)
-    try:
-        with open(writing, "w") as errors:
-            yield errors, text
-    finally:
-        text()
-        loop.remove_reader(reading)
-        os.close(reading)

@@ -8,11 +8,16 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from whet.env.mcp.listed import note_listed
+from whet.env.mcp.pipes import CommandRoom
 from whet.env.mcp.results import text_of
 from whet.env.mcp.server import McpServer, McpSession, ServerFailed, changes, digest_of, innermost, require_mcp
 from whet.env.resources import Resource, per_group, per_run, per_trajectory
+from whet.env.sandbox.config import SandboxConfig
+from whet.env.sandbox.open import for_command, isolating
 from whet.env.tools import ToolArgumentError, ToolResult
 from whet.types import JSON
 
@@ -25,41 +30,57 @@ ANY_TIME_S = 1e9
 """In place of no limit."""
 
 
-def mcp_tools(
-    command: Sequence[str] = (),
-    url: str = "",
-    env: Mapping[str, str] | None = None,
-    headers_env: Mapping[str, str] | None = None,
-    session: Literal["trajectory", "group", "run"] = "trajectory",
-    prefix: str = "",
-    only: Sequence[str] = (),
-    start_timeout_s: float = 60.0,
-) -> list[McpTool]:
-    """The tools of an MCP server, which is asked for them once, now. Later sessions must offer the same.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpTools:
+    """The tools of an MCP server, which is asked for them once, when they are made. Later sessions must offer the same."""
 
-    Args:
-        command: program and arguments of a server over its pipes.
-        url: address of a server over streamable HTTP, in place of a command.
-        env: further variables of the program's environment; a value `$NAME` is the variable NAME of this process.
-        headers_env: headers of every request, each with the name of the variable that holds its value.
-        session: what has a session of its own.
-        prefix: beginning of the tools' names, which tells those of several servers apart.
-        only: names of the tools to offer; none: all.
-        start_timeout_s: seconds for the server to start and to list its tools.
+    command: Sequence[str] = ()
+    """Program and arguments of a server over its pipes."""
+    url: str = ""
+    """Address of a server over streamable HTTP, in place of a command."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further variables of the program's environment; a value `$NAME` is the variable NAME of this process."""
+    headers_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers of every request, each with the name of the variable that holds its value."""
+    session: Literal["trajectory", "group", "run"] = "trajectory"
+    """The part of a run that has a session of its own."""
+    prefix: str = ""
+    """Beginning of the tools' names, which tells those of several servers apart."""
+    only: Sequence[str] = ()
+    """Names of the tools to offer; none: all."""
+    start_timeout_s: float = 60.0
+    """Seconds for the server to start and to list its tools."""
+    sandbox: bool = False
+    """Each session's program runs in a sandbox of its own, without network."""
+    sandboxes: SandboxConfig = field(default_factory=SandboxConfig)
+    """Limits of these sandboxes."""
 
-    Raises:
-        ValueError: the options do not fit together, the server cannot be started, or it has no such tools.
-    """
-    if isinstance(command, str) or session not in SESSIONS:
-        raise ValueError(f"an MCP server has a command that is a list of texts, and a session of {', '.join(SESSIONS)}")
-    require_mcp()
-    server = McpServer(tuple(command), url, dict(env or {}), dict(headers_env or {}), start_timeout_s)
-    found = _now(server)
-    names = tuple(only) or tuple(found)
-    if missing := [name for name in names if name not in found]:
-        raise ValueError(f"the MCP server {server.name} has no tool {', '.join(missing)}; it has {', '.join(found)}")
-    resource = _sessions(server, {name: digest_of(found[name]) for name in names}, session)
-    return [McpTool(found[name], resource, prefix) for name in names]
+    def make(self) -> list[McpTool]:
+        """Ask the server for its tools.
+
+        Raises:
+            ValueError: the options do not fit together, the server cannot be started, or it has no such tools; or nothing on this machine
+                isolates a server that is to run in a sandbox.
+        """
+        if isinstance(self.command, str) or self.session not in SESSIONS:
+            raise ValueError(f"an MCP server has a command that is a list of texts, and a session of {', '.join(SESSIONS)}")
+        require_mcp()
+        server = self._server()
+        found = _now(server)
+        names = tuple(self.only) or tuple(found)
+        if missing := [name for name in names if name not in found]:
+            raise ValueError(f"the MCP server {server.name} has no tool {', '.join(missing)}; it has {', '.join(found)}")
+        resource = _sessions(server, {name: digest_of(found[name]) for name in names}, self.session)
+        return [McpTool(found[name], resource, self.prefix) for name in names]
+
+    def _server(self) -> McpServer:
+        server = McpServer(tuple(self.command), self.url, dict(self.env), dict(self.headers_env), self.start_timeout_s)
+        if self.sandbox not in (True, False) or (self.sandbox and self.url):
+            raise ValueError(f"sandbox is true or false, and belongs to the command of an MCP server; not {self.sandbox!r}")
+        if not self.sandbox:
+            return server
+        whole, paths = for_command(self.sandboxes, server.command, server.environment, network=False)
+        return replace(server, room=CommandRoom(whole, paths, self.sandboxes))
 
 
 def _now(server: McpServer) -> dict[str, Listed]:
@@ -94,6 +115,9 @@ def _sessions(server: McpServer, digests: Mapping[str, str], session: str) -> Re
                 raise ServerFailed(f"the MCP server {server.name} offers other tools than when the run was built: {changed}")
             yield opened
 
+    if server.room is not None:
+        isolating(mcp_session, server.room.config)
+    note_listed(mcp_session, server.name, digests)
     resource: Any = SESSIONS[session](mcp_session)
     return resource
 

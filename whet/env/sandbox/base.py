@@ -107,6 +107,15 @@ class SandboxProgram:
     stderr: asyncio.StreamReader
     ended: asyncio.Task[Executed]
     """Done when it has ended, with its status and without its output. Cancelling it ends the program."""
+    transports: tuple[asyncio.BaseTransport, ...] = ()
+    """Transports of the pipes."""
+
+    async def close(self) -> None:
+        """End the program, if it runs, and close the pipes."""
+        self.ended.cancel()
+        await asyncio.gather(self.ended, return_exceptions=True)
+        for transport in self.transports:
+            transport.close()
 
 
 def encoded(content: bytes) -> str:

@@ -51,7 +51,7 @@ class Holder:
         self._process, self._control = process, control
         self.folder: str = ready["folder"]
         """The folder's path inside."""
-        self.outside: str | None = None if ready["folder"] == "/work" else ready["folder"]
+        self.outside: str | None = ready["folder"] if ready["outside"] else None
         """Its path on this machine; None: it has none."""
         self.uid: int | None = ready["uid"]
         self.listener = socket.socket(fileno=given[0]) if given else None
@@ -98,16 +98,25 @@ class Holder:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """The answer to a request: its head and what follows it. If the waiting is cancelled, what was asked for ends.
 
+        Args:
+            request: see `inside/holder.py`.
+            content: bytes that follow it.
+            descriptors: a program's input, output and error output; closed here once the holder has them.
+
         Raises:
             SandboxFailed: the holder is gone, or could not do it.
         """
-        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with other:
-            try:
-                await self._send([other.fileno(), *descriptors])
-            except BaseException:  # also a cancellation: nobody else closes this end
-                mine.close()
-                raise
+        try:
+            mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with other:
+                try:
+                    await self._send([other.fileno(), *descriptors])
+                except BaseException:  # also a cancellation: nobody else closes this end
+                    mine.close()
+                    raise
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         reader, writer = await asyncio.open_connection(sock=mine)
         try:
             text = json.dumps({**request, "size": len(content)}).encode()

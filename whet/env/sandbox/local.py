@@ -6,7 +6,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,20 +90,33 @@ class LocalSandbox:
         return executed(head, *parts)
 
     async def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> SandboxProgram:
-        """Start a long-lived program. It has the limits of a call but for time, and ends with the sandbox at the latest."""
+        """Start a long-lived program. It has the limits of a call but for time, and ends with the sandbox at the latest.
+
+        Raises:
+            PathRefused: an argument has a zero byte, or is too long.
+        """
+        request = {**self._request(command, env, None), "output_bytes": 0}
         pipes = [os.pipe() for _ in range(3)]
         theirs, mine = [pipes[0][0], pipes[1][1], pipes[2][1]], [pipes[0][1], pipes[1][0], pipes[2][0]]
-        request = {**self._request(command, env, None), "output_bytes": 0}
         ended = asyncio.create_task(self._ended(request, theirs), name=f"sandbox program {command[0]}")
-        return SandboxProgram(await _writer(mine[0]), await _reader(mine[1]), await _reader(mine[2]), ended)
+        transports: list[asyncio.BaseTransport] = []
+        try:
+            await asyncio.sleep(0)  # a task that is cancelled before it begins closes nothing
+            stdin = await _writer(mine.pop(0))
+            transports.append(stdin.transport)
+            stdout = await _reader(mine.pop(0), transports)
+            stderr = await _reader(mine.pop(0), transports)
+        except BaseException:  # also a cancellation: nobody else ends it
+            ended.cancel()
+            for descriptor in mine:
+                os.close(descriptor)
+            for transport in transports:
+                transport.close()
+            raise
+        return SandboxProgram(stdin, stdout, stderr, ended, tuple(transports))
 
     async def _ended(self, request: Mapping[str, Any], descriptors: list[int]) -> Executed:
-        try:
-            head, parts = await self._holder.ask(request, b"", descriptors)
-        finally:
-            for descriptor in descriptors:
-                with suppress(OSError):
-                    os.close(descriptor)
+        head, parts = await self._holder.ask(request, b"", descriptors)
         return executed(head, *parts)
 
     async def read(self, path: str) -> bytes:
@@ -168,9 +180,10 @@ def executed(head: Mapping[str, Any], stdout: bytes, stderr: bytes) -> Executed:
     return Executed(text(stdout), text(stderr), head["status"], head["reason"], head["seconds"], cut["stdout"], cut["stderr"])
 
 
-async def _reader(descriptor: int) -> asyncio.StreamReader:
+async def _reader(descriptor: int, transports: list[asyncio.BaseTransport]) -> asyncio.StreamReader:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    transports.append(transport)
     return reader
 
 

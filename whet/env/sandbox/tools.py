@@ -14,9 +14,9 @@ from whet.env.sandbox.open import opener
 _NUMBERS = itertools.count(1)
 
 
-def python(sandbox: SandboxConfig) -> Callable[..., Any]:
+def python(sandboxes: SandboxConfig) -> Callable[..., Any]:
     """A tool that runs Python programs."""
-    opened = opener(sandbox)
+    opened = opener(sandboxes)
 
     async def python(code: str, sandbox: Sandbox = per_trajectory(opened)) -> str:
         """Runs a Python program and returns what it prints. Files that it writes into its folder stay for later calls; variables do not.
@@ -31,9 +31,9 @@ def python(sandbox: SandboxConfig) -> Callable[..., Any]:
     return python
 
 
-def shell(sandbox: SandboxConfig) -> Callable[..., Any]:
+def shell(sandboxes: SandboxConfig) -> Callable[..., Any]:
     """A tool that runs commands of a shell."""
-    opened = opener(sandbox)
+    opened = opener(sandboxes)
 
     async def shell(command: str, sandbox: Sandbox = per_trajectory(opened)) -> str:
         """Runs a shell command and returns what it prints. Files that it writes into its folder stay for later calls.
@@ -46,9 +46,9 @@ def shell(sandbox: SandboxConfig) -> Callable[..., Any]:
     return shell
 
 
-def files(sandbox: SandboxConfig) -> Callable[..., Any]:
+def files(sandboxes: SandboxConfig) -> Callable[..., Any]:
     """A tool that reads and changes files."""
-    opened = opener(sandbox)
+    opened = opener(sandboxes)
 
     async def files(
         action: Literal["read", "write", "list", "replace"],

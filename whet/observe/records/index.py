@@ -32,10 +32,26 @@ INDEX_SCHEMA = pa.schema(
         ("row_group", pa.int32()),
         ("row", pa.int64()),
         ("num_rows", pa.int32()),
+        ("roles", pa.list_(pa.string())),
+        ("role_rewards", pa.list_(pa.float64())),
     ]
 )
-"""The columns of the index. `num_tokens` are sampled ones; `row` is the trajectory's first row in its file, `num_rows` how many it has."""
-READ = ["rollout_id", "group", "task_id", "trajectory", "reward", "outcome", "turns", "dropped", "baseline", "mean_abs_advantage", "error"]
+"""The columns of the index. `num_tokens` are sampled ones; `row` is the trajectory's first row in its file, `num_rows` how many it has.
+`roles` are those of its samples, null where it has none, and `role_rewards` their rewards."""
+READ = [
+    "rollout_id",
+    "group",
+    "task_id",
+    "trajectory",
+    "reward",
+    "outcome",
+    "turns",
+    "dropped",
+    "baseline",
+    "mean_abs_advantage",
+    "error",
+    "role",
+]
 """Columns of the records that the index is made of."""
 THREADS = 8
 """Index files that are read at a time."""
@@ -58,6 +74,10 @@ def index_of(table: pa.Table, file: str, row_groups: Sequence[int]) -> pa.Table:
     if "mean_abs_advantage" in out:
         sizes = table.column("mean_abs_advantage").to_pylist()
         out["mean_abs_advantage"] = [_mean([x for x in sizes[start:end] if x is not None]) for start, end in bounds]
+    if "role" in table.column_names:
+        named = list(zip(table.column("role").to_pylist(), table.column("reward").to_pylist(), strict=True))
+        found = [{role: reward for role, reward in named[start:end] if role is not None} for start, end in bounds]
+        out |= {"roles": [list(each) or None for each in found], "role_rewards": [list(each.values()) or None for each in found]}
     ends = np.cumsum(row_groups)
     out |= {
         "num_tokens": sampled[first] if len(first) else [],
@@ -107,7 +127,11 @@ def read_index_file(path: Path, names: Sequence[str] = INDEX_SCHEMA.names) -> pa
     with pq.ParquetFile(path) as reader:
         check_version(reader.schema_arrow, path)
         kinds = pa.schema([INDEX_SCHEMA.field(name) for name in names])
-        return reader.read(list(names), use_threads=False).replace_schema_metadata().select(names).cast(kinds)
+        table = reader.read([name for name in names if name in reader.schema_arrow.names], use_threads=False).replace_schema_metadata()
+        for name in names:
+            if name not in table.column_names:  # an older whet wrote it
+                table = table.append_column(name, pa.nulls(table.num_rows, kinds.field(name).type))
+        return table.select(names).cast(kinds)
 
 
 def _trajectories(table: pa.Table) -> Iterator[tuple[int, int]]:

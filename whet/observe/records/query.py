@@ -48,6 +48,8 @@ def choose(folder: Path, query: RecordQuery) -> pa.Table:
         ValueError: there are no records, or the query cannot be understood.
     """
     index = read_index(folder)
+    if query.role is not None:
+        index = _of_role(index, query.role)
     for mask in _masks(index, query):
         index = index.filter(mask)
     if query.sort is not None:
@@ -81,6 +83,21 @@ def _masks(index: pa.Table, query: RecordQuery) -> list[Any]:
     return [reduce(pc.and_, masks)] if masks else []
 
 
+def _of_role(index: pa.Table, role: str) -> pa.Table:
+    """The trajectories with samples of a role, and its rewards.
+
+    Raises:
+        ValueError: no trajectory has it.
+    """
+    roles, rewards = index.column("roles").to_pylist(), index.column("role_rewards").to_pylist()
+    places = [i for i, found in enumerate(roles) if role in (found or ())]
+    if not places:
+        known = sorted({name for found in roles for name in found or ()})
+        raise ValueError(f"--role {role}: no trajectory has it; there are {', '.join(known) or 'none at all'}")
+    own = pa.array([rewards[i][roles[i].index(role)] for i in places], pa.float64())
+    return index.take(places).set_column(index.schema.get_field_index("reward"), "reward", own)
+
+
 def _range(text: str) -> tuple[int, int]:
     first, colon, end = text.partition(":")
     try:
@@ -90,8 +107,9 @@ def _range(text: str) -> tuple[int, int]:
         raise ValueError(f"--rollout {text}: expected a number, or a range such as 10:20") from None
 
 
-def read_chosen(folder: Path, index: pa.Table) -> Iterator[pa.Table]:
-    """The rows of each trajectory of an index, in its order. Neighbours of one row group are read together.
+def read_chosen(folder: Path, index: pa.Table, role: str | None = None) -> Iterator[pa.Table]:
+    """The rows of each trajectory of an index, in its order; with a role, those of its samples. Neighbours of one row group are read
+    together.
 
     Raises:
         ValueError: a record file is not there any more.
@@ -106,11 +124,12 @@ def read_chosen(folder: Path, index: pa.Table) -> Iterator[pa.Table]:
             starts = list(accumulate((reader.metadata.row_group(i).num_rows for i in range(row_group)), initial=0))
             table = reader.read_row_group(row_group)
         for _, _, row, num_rows in chosen:
-            yield table.slice(row - starts[-1], num_rows)
+            rows = table.slice(row - starts[-1], num_rows)
+            yield rows if role is None else rows.filter(pc.equal(rows.column("role"), role))
 
 
-def write_jsonl(folder: Path, index: pa.Table, file: Path) -> int:
-    """Write the rows of the chosen trajectories as JSON lines. Returns their number.
+def write_jsonl(folder: Path, index: pa.Table, file: Path, role: str | None = None) -> int:
+    """Write the rows of the chosen trajectories as JSON lines; with a role, those of its samples. Returns their number.
 
     Raises:
         ValueError: the file is there already, or records are not there any more.
@@ -119,7 +138,7 @@ def write_jsonl(folder: Path, index: pa.Table, file: Path) -> int:
         raise ValueError(f"{file} is there already; remove it, or choose another name")
     count = 0
     with open(file, "w", encoding="utf-8") as lines:
-        for table in read_chosen(folder, index):
+        for table in read_chosen(folder, index, role):
             for row in table.to_pylist(maps_as_pydicts="strict"):
                 lines.write(json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
@@ -138,4 +157,3 @@ def plain(value: Any) -> Any:
 def config_hash_of(file: Path) -> str:
     """The hash of the settings that a record file was written with; "" where it has none."""
     return (pq.read_schema(file).metadata or {}).get(CONFIG_KEY, b"").decode()
-

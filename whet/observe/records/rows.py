@@ -51,9 +51,7 @@ def rows_of(rollout_id: int, groups: Sequence[Group], samples: Sequence[Sample])
     return out
 
 
-def row_columns(
-    rollout_id: int, rows: Sequence[RecordRow], samples: Sequence[Sample], numbers: RolloutNumbers
-) -> dict[str, pa.Array]:
+def row_columns(rollout_id: int, rows: Sequence[RecordRow], samples: Sequence[Sample], numbers: RolloutNumbers) -> dict[str, pa.Array]:
     """The columns of a record that are not per token."""
     trajectories = [row.trajectory for row in rows]
     rewards = [t.rewards for t in trajectories]
@@ -71,6 +69,7 @@ def row_columns(
         "group": [row.place for row in rows],
         "trajectory": [_text(t.id) for t in trajectories],
         "order": [None if sample is None else sample.order for sample in mine],
+        "role": [_text(role or None) for role in roles],
         "baseline": [row.trajectory is row.group.baseline for row in rows],
         "dropped": [_text(row.group.dropped) for row in rows],
         "outcome": [t.outcome.value for t in trajectories],
@@ -143,4 +142,3 @@ def _message(message: Message) -> tuple[str | None, ...]:
 def _text(text: str | None) -> str | None:
     """Text that UTF-8 can hold: a model can write a lone surrogate (JSON's \\ud800), which must not end a run."""
     return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Version of the columns, in each file's metadata. A file without one is of version 1."""
 VERSION_KEY = b"whet.records_version"
 CONFIG_KEY = b"whet.config_hash"
@@ -72,6 +72,7 @@ SCHEMA = pa.schema(
         ("group", pa.int32()),
         ("trajectory", pa.string()),
         ("order", pa.int32()),
+        ("role", pa.string()),
         ("baseline", pa.bool_()),
         ("dropped", pa.string()),
         ("outcome", pa.string()),

@@ -46,7 +46,7 @@ def main() -> None:
         return
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     given = [] if room.listener is None else [room.listener.fileno()]
-    socket.send_fds(control, [json.dumps({"folder": room.folder, "uid": room.uid}).encode()], given)
+    socket.send_fds(control, [json.dumps({"folder": room.folder, "uid": room.uid, "outside": not room.in_namespaces}).encode()], given)
     try:
         _serve(control, room)
     finally:

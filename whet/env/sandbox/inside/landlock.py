@@ -20,6 +20,8 @@ _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 1, 2
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Number of rights over files by version."""
 _NEWEST = 5
+WITH_PORTS = 4
+"""First version that knows ports."""
 
 
 def version() -> int:
@@ -42,8 +44,8 @@ def rules(readable: Iterable[str], devices: Iterable[str], folder: str, port: in
     found = version()
     if not found:
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
-    if port is not None and found < 4:
-        raise OSError(errno.ENOSYS, f"the kernel's Landlock (version {found}) knows no ports; version 4 does (Linux 6.7)")
+    if port is not None and found < WITH_PORTS:
+        raise OSError(errno.ENOSYS, f"the kernel's Landlock (version {found}) knows no ports; version {WITH_PORTS} does (Linux 6.7)")
     every = (1 << _RIGHTS[min(found, _NEWEST)]) - 1
     net = _BIND_TCP | _CONNECT_TCP if found >= 4 else 0
     scope = _SCOPE_ABSTRACT | _SCOPE_SIGNAL if found >= 6 else 0

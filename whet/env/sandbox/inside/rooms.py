@@ -106,7 +106,7 @@ class Surroundings:
             inside = self.uid
             kernel.unshare(flags, "namespaces as root")
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-        self.folder = "/work"
+        self.folder = _unused("/work", self._settings["readable"])
         self._make_root(inside)
         kernel.pivot_root("/tmp")
         self._make_hidden()
@@ -133,16 +133,29 @@ class Surroundings:
             os.mkdir(f"/tmp{OLD_PROC}")
             kernel.mount("/proc", f"/tmp{OLD_PROC}", "", kernel.MS_BIND | kernel.MS_REC)
         for path, text in _FILES.items():
-            with open(f"/tmp{path}", "w") as file:
-                file.write(text.format(uid=uid, folder=self.folder))
+            if not os.path.lexists(f"/tmp{path}"):
+                os.makedirs(f"/tmp{os.path.dirname(path)}", exist_ok=True)
+                with open(f"/tmp{path}", "w") as file:
+                    file.write(text.format(uid=uid, folder=self.folder))
         for path in ("/proc", self.folder):
             os.mkdir(f"/tmp{path}")
-        os.symlink(f"{self.folder}/.tmp", "/tmp/tmp")
+        if not os.path.lexists("/tmp/tmp"):  # else something below it may be read, and TMPDIR alone is writable
+            os.symlink(f"{self.folder}/.tmp", "/tmp/tmp")
         os.symlink(f"{self.folder}/.shm", "/tmp/dev/shm")
         for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
             os.symlink(f"/proc/self/fd{number}", f"/tmp/dev/{name}")
         size = f"size={self._settings['disk_mb']}m,nr_inodes={self._settings['max_files']},mode=700,uid={uid},gid={uid}"
         kernel.mount("tmpfs", f"/tmp{self.folder}", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+
+
+def _unused(path: str, readable: list[str]) -> str:
+    """A path at which, and below which, nothing is to be read: `path`, or with a number behind it."""
+    number = 1
+    found = path
+    while any(os.path.normpath(one) == found or os.path.normpath(one).startswith(f"{found}/") for one in readable):
+        number += 1
+        found = f"{path}{number}"
+    return found
 
 
 def _outermost(found: list[str]) -> list[str]:
@@ -175,4 +188,3 @@ def _listener(port: int) -> socket.socket:
     listener.bind(("127.0.0.1", port))
     listener.listen(64)
     return listener
-
