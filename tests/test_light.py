@@ -47,6 +47,9 @@ def folder(tmp_path_factory):
     (made / "rows.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n')
     (made / "odd.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
     (made / "empty.jsonl").write_text("")
+    (made / "torn.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n{"prompt": "What')
+    (made / "uneven.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n{"prompt": "What is 4 + 3?"}\n')
+    (made / "model/config.json").write_text("{}")
     (made / "my.py").write_text("def compute_score(data_source, solution_str): ...\ndef bare(x: int): ...\n")
     (made / "math").mkdir()
     (made / "math/config.toml").write_text("")
@@ -121,6 +124,16 @@ TOLD = [
     ("train good.toml data.train=rows.json", "did you mean rows.jsonl"),
     ("train good.toml data.train=odd.jsonl", "the columns are question, answer"),
     ("train good.toml data.train=good.toml", "expected a file that ends in"),
+    ("train good.toml data.train=torn.jsonl", "torn.jsonl:2: not valid JSON at column 12"),
+    ("train good.toml data.train=uneven.jsonl", "uneven.jsonl:2: there is no column 'label'"),
+    ("train good.toml data.train=empty.jsonl", "there are no rows in empty.jsonl"),
+    ("train good.toml run_dir=my.py", "run_dir: my.py is a file"),
+    ("train good.toml run_dir=model", "run_dir: model is the folder of a model"),
+    ("train good.toml run_dir=math", "run_dir: math has a config.toml of yours"),
+    ("train good.toml run_dir=.", "would have the trained model in model"),
+    ("train math", "did you mean math/config.toml?"),
+    ("train good.toml reward.name=my.py", "name a function in it, my.py:FUNCTION"),
+    ("train good.toml env.tools=[calculator]", "write 'env.tools=[\"calculator\"]'"),
     ("train good.toml reward.name=maths", "did you mean math"),
     ("train good.toml reward.name=my.py:compute_score", "cannot be called as f(trajectory)"),
     ("train good.toml env.name=tools env.tools=[\"my.py:bare\"]", "has no docstring"),

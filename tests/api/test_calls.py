@@ -98,6 +98,27 @@ def test_a_callback_that_raises_ends_the_run_which_is_saved(here):
         whet.train("model", ROWS, reward=score, callbacks=3, **SMALL)
 
 
+def test_callbacks_that_cannot_be_called_are_refused_before_anything_runs(here):
+    class Bare:
+        def on_step(self):
+            return True
+
+    cases = ((Watcher, "Watcher is a class: give an object of it"), (Bare(), r"on_step of Bare' cannot be called as f\(step, metrics\)"))
+    for wrong, told in cases:
+        with pytest.raises(ConfigError, match=told):
+            whet.train("model", ROWS, reward=score, callbacks=[wrong], **SMALL)
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_holds_another_thing_is_refused_and_stays_what_it_is(here):
+    kept = sorted(Path("model").iterdir())
+    cases = {"model": "is the folder of a model", ".": "would have the trained model in model", "model/config.json": "is a file"}
+    for folder, told in cases.items():
+        with pytest.raises(ValueError, match=told):
+            whet.train("model", ROWS, reward=score, run_dir=folder, **SMALL)
+    assert sorted(Path("model").iterdir()) == kept and not Path("data").exists()
+
+
 def test_it_works_under_a_running_event_loop_with_callbacks_on_the_callers_thread(here):
     async def cell():
         watcher = Watcher(None)

@@ -25,12 +25,19 @@ def test_parts_of_a_key_are_tables():
     [
         ({"train": {"optim": {"lr": 1}}, "train__optim__lr": 2}, "train__optim__lr is given twice: 1 and 2"),
         ({"train": 3, "train__optim__lr": 2}, "train is 3, not a table"),
+        ({"run_dir": 3}, "run_dir = 3: expected the path of a folder"),
+        ({"run_dir": ""}, 'run_dir = "": expected the path of a folder'),
+        ({"train.optim.lr": 2}, "between them: train__optim__lr"),
         ({"train__": 2}, "write the parts of a key with __ between them"),
     ],
 )
 def test_a_key_that_is_given_twice_is_told(settings, told):
     with pytest.raises(ConfigError, match=told):
         read_given({}, settings)
+
+
+def test_no_run_folder_is_as_if_it_was_left_out():
+    assert read_given({}, {"run_dir": None, "seed": 3}).tree == {"seed": 3}
 
 
 def test_the_callers_dictionaries_stay_what_they_are():

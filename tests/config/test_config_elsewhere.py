@@ -49,6 +49,12 @@ def test_several_keys_of_a_table_of_others_have_an_answer_each():
     assert "actor_rollout_ref.rollout.n: unknown key; in whet it is batch.samples_per_prompt" in found
 
 
+def test_a_key_of_another_command_is_not_answered_with_itself():
+    with pytest.raises(ConfigError, match=r"data\.label_key: unknown key; the keys here are") as error:
+        load_config(RUN_CONFIGS["sft"], None, ["model.path=m", "data.path=rows.jsonl", "data.label_key=x"])
+    assert "in whet it is" not in str(error.value)
+
+
 def test_options_of_others_are_answered():
     with pytest.raises(ConfigError, match=r"there is no option --lr-decay-style; in whet it is train\.optim\.schedule"):
         check_typed(None, ["--lr-decay-style", "cosine"])

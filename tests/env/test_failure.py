@@ -109,3 +109,14 @@ def test_a_cycle_of_causes_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert "ValueError: a" in traceback_of(first)
+
+
+def test_what_was_typed_at_a_prompt_is_the_users_and_what_dataclasses_generate_is_not():
+    for file in ("<string>", "<stdin>", "<python-input-3>"):
+        names: dict[str, object] = {}
+        exec(compile("def typed(text): return text.lable", file, "exec"), names)
+        told = traceback_of(caught(on_a_thread, names["typed"], "a"))
+        assert frames(told)[-1] == "typed" and told.endswith("AttributeError: 'str' object has no attribute 'lable'\n")
+    made: dict[str, object] = {}
+    exec(compile("def __init__(text): return text.lable", "<string>", "exec"), made)
+    assert "__init__" not in frames(traceback_of(caught(on_a_thread, made["__init__"], "a")))

@@ -8,9 +8,11 @@ from typing import Any
 from whet.api.process import CallerThread
 from whet.config import ConfigError
 from whet.config.hook import Hook
+from whet.config.reference import check_call
 from whet.observe.watch import Seen, Watch
 
-METHODS = ("on_step", "on_evaluation")
+METHODS = {"on_step": "metrics", "on_evaluation": "values"}
+"""Methods of a callback, and the second argument of each."""
 
 
 def watch_of(callbacks: Any, caller: CallerThread) -> Watch | None:
@@ -26,8 +28,13 @@ def watch_of(callbacks: Any, caller: CallerThread) -> Watch | None:
     """
     listed: Sequence[Any] = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     for each in listed:
+        if isinstance(each, type):
+            raise ConfigError([f"callbacks: {each.__name__} is a class: give an object of it, {each.__name__}()"])
         if not any(callable(getattr(each, name, None)) for name in METHODS):
             raise ConfigError([f"callbacks: a {type(each).__name__} has neither on_step(step, metrics) nor on_evaluation(step, values)"])
+        for name, second in METHODS.items():
+            if callable(method := getattr(each, name, None)):
+                check_call(method, f"{name} of {type(each).__name__}", kind="callback", given=("step", second), options=())
     if not listed:
         return None
     on_step, on_evaluation = (_seen(listed, name, caller) for name in METHODS)

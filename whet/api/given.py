@@ -13,6 +13,7 @@ from typing import Any, cast
 from whet.api.rows import check_paths, is_path, rows_text
 from whet.build.run_dirs import ROWS
 from whet.config import Config, ConfigError, load_config
+from whet.config.errors import show
 from whet.here import MODULE
 
 NO_DATA = "-"
@@ -76,9 +77,15 @@ def read_given(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> Giv
     """
     tree: dict[str, Any] = {}
     for key, value in [*((key, value) for key, value in arguments.items() if value is not None), *settings.items()]:
+        if "." in key:
+            raise ConfigError([f"{key}: unknown key; write the parts of a key with __ between them: {key.replace('.', '__')}"])
         _put(tree, tuple(key.split("__")), _tree_of(value) if isinstance(value, Mapping) else value, key)
     given = Given({})
     given.tree = cast(dict[str, Any], _read(tree, (), given))
+    if given.tree.get("run_dir", "") is None:  # as if the call left it out
+        del given.tree["run_dir"]
+    if not isinstance(folder := given.tree.get("run_dir", "-"), str) or not folder:
+        raise ConfigError([f"run_dir = {show(folder)}: expected the path of a folder"])
     return given
 
 

@@ -107,7 +107,7 @@ class Player:
             data = [{self.config.data.prompt_key: each} for each in data]
         elif is_path(data):
             data = [row.values for row in read_rows(list(map(str, data)) if isinstance(data, list | tuple) else str(data))]
-        rows: list[Mapping[str, Any]] = [parse_json(line) for line in rows_text(data, "the rows").splitlines()]
+        rows: list[Mapping[str, Any]] = [parse_json(line) for line in rows_text(data, "prompts").splitlines()]
         name = f"sample_{self.num_played}"
         return [task_from(Row(row, f"row {i + 1}"), self.config.data, f"{name}/{i}#0") for i, row in enumerate(rows)]
 

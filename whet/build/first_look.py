@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from whet.data.config import PairColumns
-from whet.data.files import Row, read_rows, split_slice
+from whet.data.files import Row, data_files, read_rows, split_slice
 from whet.data.hub import HUB_NAME, check_model_path
 from whet.data.rows import fail_missing, task_from
+from whet.data.source import SourceConfig, read_tasks
 from whet.env.tool_sets import build_tools
 from whet.reward.build import check_functions
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
 
+WHOLE_BYTES = 1 << 24
+"""Size of a data file up to which every row is looked at, not only the first one."""
+
 
 def look_at(config: BaseRunConfig) -> None:
-    """Look at what a run reads: the model's folder, the first row of each data file, tools and rewards. Nothing is downloaded.
+    """Look at what a run reads: the model's folder, rows of each data file, tools and rewards. Nothing is downloaded.
 
     Raises:
         ValueError: one of them is not there, or cannot be what the settings say.
@@ -28,7 +33,7 @@ def look_at(config: BaseRunConfig) -> None:
         data = config.data
         keys = {"messages_key": data.messages_key, "prompt_key": data.prompt_key, "response_key": data.response_key}
         for path in filter(None, (data.path, config.evaluate.path)):
-            for row in _first_rows(path):
+            for row in _some_rows(path):
                 _check_columns(row, keys)
     elif isinstance(config, PairRunConfig):
         _look_at_pairs(config.data.path, config.data)
@@ -49,8 +54,7 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     sets = config.evaluate.sets.values()
     sources = [training_rows(config)] if trains and config.data.source is None else []
     for source in (*sources, *(evaluation_rows(config, one) for one in sets)):
-        for row in _first_rows(source.path):
-            task_from(row, source, "first")
+        _look_at_tasks(source)
     for env in filter(None, (config.env, *(one.env for one in sets))):
         for tool in env.tools:
             build_tools(tool, given={"sandbox": env.sandbox})
@@ -59,8 +63,22 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
             check_functions(reward)
 
 
+def _look_at_tasks(source: SourceConfig) -> None:
+    """Read every row of small files on this machine, as the run will, and the first one of the others."""
+    if all(_is_small(split_slice(entry)[0]) for entry in ([source.path] if isinstance(source.path, str) else source.path)):
+        read_tasks(source, "first")
+        return
+    for row in _some_rows(source.path):
+        task_from(row, source, "first")
+
+
+def _is_small(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.exists() and sum(file.stat().st_size for file in data_files(name)) <= WHOLE_BYTES
+
+
 def _look_at_pairs(path: str | list[str], columns: PairColumns | None) -> None:
-    for row in _first_rows(path):
+    for row in _some_rows(path):
         if columns is not None:
             _check_columns(row, {"chosen_key": columns.chosen_key, "rejected_key": columns.rejected_key})
 
@@ -71,11 +89,11 @@ def _check_columns(row: Row, keys: dict[str, str | None]) -> None:
             fail_missing(row.origin, key, name, row.values)
 
 
-def _first_rows(path: str | list[str]) -> Iterable[Row]:
-    """The first row of each data file on this machine."""
+def _some_rows(path: str | list[str]) -> Iterable[Row]:
+    """Every row of the small data files on this machine, and the first one of the others."""
     for entry in [path] if isinstance(path, str) else path:
         name = split_slice(entry)[0]
-        if Path(name).expanduser().exists() or not HUB_NAME.fullmatch(name.partition(":")[0]):
-            first = next(iter(read_rows(name)), None)
-            if first is not None:
-                yield first
+        if _is_small(name):
+            yield from read_rows(entry)
+        elif Path(name).expanduser().exists() or not HUB_NAME.fullmatch(name.partition(":")[0]):
+            yield from islice(read_rows(name), 1)

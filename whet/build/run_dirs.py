@@ -80,7 +80,9 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
 
     Raises:
         Finished: if the run in the folder had come to its end, and these settings ask for no more of it.
+        ValueError: the folder cannot be a run's.
     """
+    _check_place(config)
     folder = Path(config.run_dir)
     store = CheckpointStore(folder / "checkpoints", config.checkpoint)
     done = store.num_done() if _has_finished(folder) and config.checkpoint.resume is True else None
@@ -94,6 +96,26 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
     yield
     if done is not None and store.num_done() == done:
         raise finished
+
+
+def _check_place(config: BaseRunConfig) -> None:
+    """Refuse a run's folder in which the run would lay its files over others.
+
+    Raises:
+        ValueError: it is a file or a model's folder, has a config.toml that no run wrote, or the trained model would replace `model.path`.
+    """
+    folder = Path(config.run_dir)
+    what = ""
+    if folder.exists() and not folder.is_dir():
+        what = "is a file"
+    elif (folder / "config.json").exists():
+        what = "is the folder of a model"
+    elif (folder / "config.toml").exists() and not any((folder / name).exists() for name in (STARTS, LOCK, "checkpoints")):
+        what = "has a config.toml of yours, which the settings of the run would replace"
+    elif Path(config.model.path).expanduser().resolve() == (folder / "model").resolve():
+        what = f"would have the trained model in {folder / 'model'}, in place of the one that it begins with (model.path)"
+    if what:
+        raise ValueError(f"run_dir: {config.run_dir} {what}; choose another with run_dir=PATH")
 
 
 def set_aside(config: Settings) -> tuple[Settings, str]:

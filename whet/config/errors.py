@@ -114,7 +114,8 @@ class _Located:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    return difflib.get_close_matches(word, list(known), n=count, cutoff=_NEAR)
+    by_lower = {name.lower(): name for name in known}
+    return [by_lower[name] for name in difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=_NEAR)]
 
 
 def problems_of(error: ValidationError, model: type[Config], data: Mapping[str, Any]) -> list[str]:
@@ -192,7 +193,7 @@ def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[s
     """Advice on how to write a list that was set to its only item, and a table that was set to true or to the text that one of its keys
     is for."""
     if item.details["type"] in ("list_type", "tuple_type") and isinstance(item.value, str | int | float):
-        return f"; write {key}={show([item.value])}"
+        return f"; write {_as_typed(key, item.value)}"
     tables = [option for option in options_at(model, item.path, data) if is_config(option)]
     if len(tables) != 1 and members_of(tuple(tables)) is None:
         return ""
@@ -202,6 +203,13 @@ def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[s
     if item.value is not True:
         return ""
     return f": write {key}={{}} for what it is by default, or set its keys ({', '.join(fields_of(tables[0]))})"
+
+
+def _as_typed(key: str, value: str | float) -> str:
+    """A list of one value for the command line. Of a text in brackets the shell took the quotes."""
+    if isinstance(value, str) and value[:1] == "[" and value[-1:] == "]":
+        return f"'{key}={show([part.strip() for part in value[1:-1].split(',')])}', with the outer quotes for the shell"
+    return f"{key}={show([value])}"
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -216,7 +224,7 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
         hints = _hints(item.path, model, data)
         of_a_run = "model" in model.model_fields  # for names elsewhere are those of a whole run's settings
         clear = len(item.path) > 1 or not hints.startswith("there is")
-        if of_a_run and clear and (known := known_elsewhere(path_text(item.path))):
+        if of_a_run and clear and (known := _answer(path_text(item.path), path_text(item.path))):
             return [f"{path_text(item.path)}: unknown key; {known}"]
         if (not hints or isinstance(item.value, Mapping)) and (lines := _elsewhere(item)):
             return lines
@@ -228,10 +236,18 @@ def _own_lines(item: _Located, model: type[Config], data: Mapping[str, Any]) -> 
     return [_line(item, model, data)]
 
 
+def _answer(name: str, key: str) -> str | None:
+    """The answer to a name of slime, verl or TRL that is at a key; None: they have no such name, or the key itself would be the answer,
+    since another command of whet has it."""
+    known = known_elsewhere(name)
+    return None if known is not None and key in known.split(" (")[0].removeprefix("in whet it is ").split(", ") else known
+
+
 def _elsewhere(item: _Located) -> list[str]:
     """Lines about a key that slime, verl or TRL has, or about a table of such keys; empty if none of them is known."""
     paths = [(*item.path, *path) for path in _leaves(item.value)]
-    answers = {path_text(path): known_elsewhere(path_text(path)) or known_elsewhere(str(path[-1])) for path in paths}
+    keys = {path_text(path): str(path[-1]) for path in paths}
+    answers = {key: _answer(key, key) or _answer(leaf, key) for key, leaf in keys.items()}
     if not any(answers.values()):
         return []
     return [f"{key}: unknown key" + (f"; {words}" if words else "") for key, words in answers.items()]

@@ -124,7 +124,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         what = str(error).split(" (at ")[0]
         raise ConfigError([f"not valid TOML: {what} (column {column})"], f"{path}:{line}") from None
     except OSError as error:
-        raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from None
+        inside = path / "config.toml"
+        advice = f"; did you mean {inside}?" if inside.is_file() else ""
+        raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}{advice}"]) from None
 
 
 def _in_toml(path: Path) -> str:

@@ -91,7 +91,7 @@ class TaskSource(EpochSource):
         """
         self.name = name
         self._by_name: dict[str, Task] | None = None
-        tasks = _read_tasks(config, name)
+        tasks = read_tasks(config, name)
         self._tasks = tasks
         if config.max_prompt_tokens is not None:
             if length is None:
@@ -133,7 +133,12 @@ def load_tasks(config: SourceConfig, *, name: str = "train", length: Callable[[T
     return list(TaskSource(config, name=name, length=length).tasks)
 
 
-def _read_tasks(config: SourceConfig, name: str) -> list[Task]:
+def read_tasks(config: SourceConfig, name: str) -> list[Task]:
+    """Every task of data files, in their order.
+
+    Raises:
+        ValueError: a file cannot be read, a column is missing or holds what it should not (`file:line`), or there are no rows.
+    """
     numbers = itertools.count()
     has_label: dict[bool, str] = {}
     """First row with the label's column (True) and first row without it (False)."""

@@ -44,7 +44,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _users_part(link: BaseException) -> str:
     report = traceback.TracebackException.from_exception(link)
-    frames = [frame for frame in report.stack if not is_plumbing(frame.filename)]
+    frames = [frame for frame in report.stack if not is_plumbing(frame.filename, frame.name)]
     while frames and is_installed(frames[0].filename):  # a library that whet called, not the user
         del frames[0]
     if not frames:  # what it brings along instead: the traceback in another process, the call that led to it

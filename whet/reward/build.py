@@ -340,6 +340,8 @@ def check_functions(config: RewardConfig | RewardChoice) -> None:
 
 
 def _near(name: str) -> str:
+    if name.endswith(".py"):
+        return f", which is a file: name a function in it, {name}:FUNCTION"
     near = nearest(name, REWARDS)
     return f"; did you mean {' or '.join(near)}" if near else ""
 
