@@ -9,7 +9,7 @@ from whet.data.config import PairColumns
 from whet.data.files import Row, read_rows, split_slice
 from whet.data.hub import HUB_NAME, check_model_path
 from whet.data.rows import fail_missing, task_from
-from whet.env.tool_sets import build_tools
+from whet.env.build import tools_of
 from whet.reward.build import check_functions
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
@@ -52,8 +52,7 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
         for row in _first_rows(source.path):
             task_from(row, source, "first")
     for env in filter(None, (config.env, *(one.env for one in sets))):
-        for tool in env.tools:
-            build_tools(tool, given={"sandbox": env.sandbox})
+        tools_of(env)
     for reward in (config.reward, *(one.reward for one in sets)):
         if reward is not None:
             check_functions(reward)
