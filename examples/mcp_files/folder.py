@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from whet.env.mcp.server import McpServer, McpSession
-from whet.env.mcp.tools import McpTool, mcp_tools
+from whet.env.mcp.tools import McpTool, McpTools
 from whet.env.resources import Resource, per_trajectory
 from whet.env.tools import ToolResult
 from whet.types import JSON, Task
@@ -106,6 +106,6 @@ def folder_tools(command: Sequence[str], only: Sequence[str] = TOOLS) -> list[Fo
         only: names of the tools to offer.
     """
     with tempfile.TemporaryDirectory(prefix="whet-desk-") as empty:
-        listed = mcp_tools([*command, empty], only=only)
+        listed = McpTools(command=[*command, empty], only=only).make()
     desk: Any = per_trajectory(opener(command))
     return [FolderTool(tool, desk) for tool in listed]

@@ -1,6 +1,6 @@
 """The desk of a shop, written with OpenAI's agents. It knows nothing of whet, and nothing of it was changed for a training.
 
-    echo "Where does order 4821 go?" | OPENAI_API_KEY=... python examples/openai_agents/agent.py
+    echo "Where does order 4821 go?" | OPENAI_API_KEY=... python examples/openai_agents/agent.py ORDERS.json
 
 The door answers what it knows and hands questions about orders to the clerk, who looks them up.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled
-from orders import all_orders
 
-ORDERS = all_orders()
+ORDERS = json.loads(Path(sys.argv[1]).read_text())
 
 
 @function_tool
@@ -24,7 +24,7 @@ def look_up(number: int) -> str:
     Args:
         number: the number of the order.
     """
-    order = ORDERS.get(number)
+    order = ORDERS.get(str(number))
     return f"there is no order {number}" if order is None else json.dumps(order)
 
 

@@ -1,5 +1,6 @@
 """The rows of the example, made on the spot: `python examples/openai_agents/data.py [--out runs/openai_agents]`.
 
+    orders.json     the orders of the shop, the same at every start
     train.jsonl     questions to train on
     held_out.jsonl  questions about other orders, and the same about the shop
 """
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from orders import CITIES, GOODS, STATES, all_orders
-
 from whet.types import JSON
 
+CITIES = ("Bonn", "Delft", "Ghent", "Leeds", "Lyon", "Malmo", "Porto", "Turin")
+GOODS = ("a lamp", "a chair", "two cups", "a clock", "a rug", "three plates")
+STATES = ("packed", "on its way", "delivered", "sent back")
 ABOUT_ORDERS = {
     "city": ("To which city does order {} go?", CITIES),
     "state": ("Is order {} packed, on its way, delivered or sent back?", STATES),
@@ -29,6 +32,13 @@ ABOUT_THE_SHOP = (
     ("On which day are you closed?", "Monday", DAYS),
 )
 HELD_OUT_SHARE, SHOP_SHARE = 0.2, 0.2
+
+
+def all_orders(num: int = 300) -> dict[str, dict[str, str]]:
+    """Orders by their number."""
+    rng = random.Random(0)
+    numbers = rng.sample(range(1000, 10000), num)
+    return {str(number): {"goods": rng.choice(GOODS), "city": rng.choice(CITIES), "state": rng.choice(STATES)} for number in numbers}
 
 
 def make_row(text: str, label: str, values: Sequence[str]) -> dict[str, JSON]:
@@ -51,8 +61,9 @@ def rows() -> dict[str, list[dict[str, JSON]]]:
 
 
 def write_all(out: Path) -> None:
-    """Write both files."""
+    """Write the files."""
     out.mkdir(parents=True, exist_ok=True)
+    (out / "orders.json").write_text(json.dumps(all_orders()), encoding="utf-8")
     for name, part in rows().items():
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
 

@@ -6,7 +6,6 @@ import ast
 import json
 import random
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,15 +45,13 @@ def trained(name):
     return rows_of(Path(f"runs/{name}/real"))
 
 
-def test_a_run_trains_on_a_desk_of_openai_s_agents(here, monkeypatch):
+def test_a_run_trains_on_a_desk_of_openai_s_agents(here):
     example = here / "examples/openai_agents"
-    monkeypatch.syspath_prepend(str(example))
-    for name in ("orders", "reward"):
-        sys.modules.pop(name, None)
     data = runpy.run_path(str(example / "data.py"))
     data["write_all"](here / "runs/openai_agents")
     make_started(here / "model", desk_talks(data["all_orders"]()), num_steps=150)
-    settings = f'env.options={{command = ["{python_of("clients")}", "./examples/openai_agents/agent.py"], score = "exit"}}'
+    command = [python_of("clients"), "./examples/openai_agents/agent.py", "./runs/openai_agents/orders.json"]
+    settings = f"env.options.command={json.dumps(command)}"
     train(load_config(RunConfig, example / "real.toml", [*SMALL, *FEW, *VARIED, settings, "rollout.max_turn_tokens=48"]))
     rows = trained("openai_agents")
     assert {row["outcome"] for row in rows} <= {"completed", "truncated"}, [row["error"] for row in rows]
@@ -70,8 +67,9 @@ def desk_talks(orders):
         asked, over = Message("user", f"To which city does order {number} go?"), ToolCall("transfer_to_clerk", {})
         talks.append((Message("system", f"{door}\nTools: transfer_to_clerk()"), asked, Message("assistant", "", (over,))))
         handed = asked, Message("assistant", "", (over,)), Message("tool", '{"assistant": "Clerk"}', name="transfer_to_clerk")
-        looks = Message("assistant", "", (ToolCall("look_up", {"number": number}),)), Message("tool", json.dumps(order), name="look_up")
-        talks.append((Message("system", f"{clerk}\nTools: look_up(number)"), *handed, *looks, Message("assistant", order["city"])))
+        looks = ToolCall("look_up", {"number": int(number)})
+        looked_up = Message("assistant", "", (looks,)), Message("tool", json.dumps(order), name="look_up")
+        talks.append((Message("system", f"{clerk}\nTools: look_up(number)"), *handed, *looked_up, Message("assistant", order["city"])))
     return talks * 10
 
 

@@ -11,7 +11,7 @@ from whet.data.files import Row, data_files, read_rows, split_slice
 from whet.data.hub import HUB_NAME, check_model_path
 from whet.data.rows import fail_missing, task_from
 from whet.data.source import SourceConfig, read_tasks
-from whet.env.tool_sets import build_tools
+from whet.env.build import tools_of
 from whet.reward.build import check_functions
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
@@ -56,8 +56,7 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     for source in (*sources, *(evaluation_rows(config, one) for one in sets)):
         _look_at_tasks(source)
     for env in filter(None, (config.env, *(one.env for one in sets))):
-        for tool in env.tools:
-            build_tools(tool, given={"sandbox": env.sandbox})
+        tools_of(env)
     for reward in (config.reward, *(one.reward for one in sets)):
         if reward is not None:
             check_functions(reward)

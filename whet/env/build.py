@@ -15,6 +15,7 @@ from whet.env.sandbox.config import SandboxConfig
 from whet.env.threads import DaemonThreads
 from whet.env.tool_env import MIN_REPLY_CHARS, CutSide, ReplyLimit, ToolEnv
 from whet.env.tool_sets import AnyTool, ToolEntry, build_tools, choices, name_of
+from whet.env.tools import THREADS
 
 MAX_TOOL_THREADS = 128
 """Calls of plain functions as tools that run at a time, over all trajectories; further ones wait, and their time begins when they start.
@@ -69,9 +70,21 @@ def _build_single_turn(config: EnvConfig) -> EnvFactory:
     return EnvFactory(SingleTurn)
 
 
+def tools_of(config: EnvConfig, threads: DaemonThreads = THREADS) -> list[AnyTool]:
+    """The tools that settings name, without open resources.
+
+    Args:
+        config: settings of the environment.
+        threads: threads for functions that are not async.
+
+    Raises:
+        ValueError: one of them is not there, or does not take its options.
+    """
+    return [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandboxes": config.sandbox})]
+
+
 def _build_tools(config: EnvConfig) -> EnvFactory:
-    threads = DaemonThreads(MAX_TOOL_THREADS)
-    tools = [tool for entry in config.tools for tool in build_tools(entry, threads, {"sandboxes": config.sandbox})]
+    tools = tools_of(config, DaemonThreads(MAX_TOOL_THREADS))
 
     def make(**opened: Any) -> ToolEnv:
         bound = [tool.bound({name: opened[f"{tool.name}.{name}"] for name in tool.needs}) if opened else tool for tool in tools]
