@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import subprocess
+import sys
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
@@ -12,9 +14,12 @@ from openai import APIStatusError, AsyncOpenAI
 from tests.rollout.scripted import run
 from tests.serve.serve_setup import scripted
 from whet.record.app import RecorderApp
-from whet.record.folder import SessionFolder
+from whet.record.folder import SessionFolder, claim_sessions
+from whet.runfolder.lock import FolderInUse, owner_of
+from whet.runs.commands import record
 from whet.serve.access import Keys
 from whet.serve.server import address_of, bind, run_server
+from whet.serve.settings import ServeConfig
 
 KEY = "a-key-of-the-server"
 
@@ -23,7 +28,8 @@ def recorded(service, folder, keys, play):
     """Play against a recording server, and return the lines of its sessions."""
 
     async def main():
-        sessions = SessionFolder(service, folder)
+        claimed = claim_sessions(folder)
+        sessions = SessionFolder(service, claimed)
         up = asyncio.get_running_loop().create_future()
         bound = bind(service.config.host, service.config.port, keys)
         app = RecorderApp(sessions.find, by_header=keys.api is None)
@@ -35,6 +41,7 @@ def recorded(service, folder, keys, play):
             closing.ask()
             await serving
             await sessions.close()
+            claimed.release()
 
     run(main())
     return {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("*.jsonl")}
@@ -81,7 +88,36 @@ def test_with_a_key_of_the_server_the_path_alone_names_a_session_and_no_key_is_w
     assert all(KEY not in path.name and KEY not in path.read_text() for path in (tmp_path / "out").iterdir())
 
 
-def test_a_folder_with_sessions_is_left_alone(models, tmp_path):
+def test_a_folder_with_sessions_is_left_alone(tmp_path):
     (tmp_path / "one.jsonl").write_text("{}\n")
-    with scripted(models[0], "sure") as service, pytest.raises(ValueError, match="recorded sessions already"):
-        SessionFolder(service, tmp_path)
+    with pytest.raises(ValueError, match="recorded sessions already"):
+        claim_sessions(tmp_path)
+    assert owner_of(tmp_path) is None
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from whet.record.folder import claim_sessions
+claimed = claim_sessions(Path(sys.argv[1]))
+print("has it", flush=True)
+time.sleep(600)
+"""
+
+
+def test_two_processes_never_record_into_one_folder(tmp_path):
+    folder, nothing = tmp_path / "out", tmp_path / "model"
+    nothing.mkdir()
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "has it\n"
+        config = ServeConfig.model_validate({"model": {"path": str(nothing)}})
+        words = rf"in use by process {other.pid} .*whet record --out {folder}.*; wait until it has ended, stop it, or choose another folder"
+        with pytest.raises(FolderInUse, match=words):
+            record(config, folder)  # before it looks for the model
+    finally:
+        other.kill()
+        other.communicate()
+    with claim_sessions(folder), pytest.raises(FolderInUse):
+        claim_sessions(folder)
+    claim_sessions(folder).release()

@@ -14,6 +14,7 @@ from whet.engine.base import closing_reply
 from whet.files import AppendedLines
 from whet.record.session import CurrentSession, Session
 from whet.record.tree import RecordedCall
+from whet.runfolder.lock import Claim, claim
 from whet.serve.service import Service
 from whet.types import JSON, Chunk, Request
 
@@ -24,25 +25,37 @@ DEFAULT = "default"
 MAX_SESSIONS = 10_000
 
 
+def claim_sessions(folder: Path) -> Claim:
+    """Take a folder for the sessions that this process records.
+
+    Raises:
+        FolderInUse: another process records into it.
+        ValueError: it has files of sessions already, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made: {error.strerror}; choose another folder with --out") from error
+    claimed = claim(folder, f"whet record --out {folder}")
+    if any(folder.glob("*.jsonl")):
+        claimed.release()
+        raise ValueError(f"{folder} has recorded sessions already: choose another folder with --out")
+    return claimed
+
+
 class SessionFolder:
     """Sessions that are opened by their first request, each with a file of its calls.
 
     Args:
         service: answers requests; its engine samples as each client asks.
-        folder: gets `NAME.jsonl` for each session, readable by its owner alone.
-
-    Raises:
-        ValueError: the folder has files of sessions already.
+        claimed: the folder, which gets `NAME.jsonl` for each session, readable by its owner alone.
     """
 
-    def __init__(self, service: Service, folder: Path) -> None:
+    def __init__(self, service: Service, claimed: Claim) -> None:
         self.service = replace(service, prompts=CurrentSession(), generate=CurrentSession().generate, any_model=True)
-        self._folder = folder
+        self._folder = claimed.folder
         self._sessions: dict[str, Session] = {}
         self._files: list[AppendedLines] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.glob("*.jsonl")):
-            raise ValueError(f"{folder} has recorded sessions already: choose another folder with --out")
 
     def find(self, key: str) -> Session | None:
         """The session of a key, opened if it is new; None: its name cannot be one, or there are too many."""

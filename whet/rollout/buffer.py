@@ -92,8 +92,11 @@ class Buffer:
         return chosen
 
     def older_than(self, version: int) -> list[GroupRun]:
-        """Remove and return the ready groups whose newest token is older than `version`."""
-        old = [group_run for group_run in self.ready if group_run.newest is not None and group_run.newest < version]
+        """Remove and return the ready groups whose newest token is older than `version`.
+
+        A group stays if a trajectory of it used up its time: it would do so again, and be as old then.
+        """
+        old = [each for each in self.ready if each.newest is not None and each.newest < version and not each.used_up_its_time]
         self.ready = [group_run for group_run in self.ready if group_run not in old]
         return old
 

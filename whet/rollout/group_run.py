@@ -14,7 +14,7 @@ from whet.engine.base import Engine, EngineFailed
 from whet.env.resources import Resources
 from whet.env.rollout import TrajectoryRun
 from whet.rollout.runner import GREEDY, trajectory_id
-from whet.types import JSON, Group, Task, Trajectory
+from whet.types import JSON, Group, Outcome, Task, Trajectory
 from whet.types.json_codec import trajectory_from_json, trajectory_to_json
 
 ABORT_GRACE_S = 5.0
@@ -33,6 +33,8 @@ class GroupRun:
     num_samples: int
     baseline: bool
     """True if the group has a greedy trajectory, too."""
+    begun: int | None = None
+    """Version of the policy when it was begun, before any interruption; None: it was not."""
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
     """Trajectories that ended, by id."""
     interrupted: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
@@ -61,6 +63,11 @@ class GroupRun:
     @property
     def whole(self) -> bool:
         return len(self.ended) == self.num_samples + self.baseline
+
+    @property
+    def used_up_its_time(self) -> bool:
+        """True if a trajectory ended when its time was over."""
+        return any(t.outcome is Outcome.TIMEOUT for t in self.ended.values())
 
     @property
     def there(self) -> Iterator[Trajectory]:
@@ -103,7 +110,7 @@ class GroupRun:
         assert not self.jobs, "it is being played"
         self.ended.clear()
         self.interrupted.clear()
-        self.judged, self.withdrawn, self.newest, self.scored_together = False, False, None, False
+        self.judged, self.withdrawn, self.newest, self.scored_together, self.begun = False, False, None, False, None
 
     def state(self, resumable: bool) -> JSON:
         """As JSON: the task's id, and of its trajectories those that need not be played again.
@@ -118,7 +125,8 @@ class GroupRun:
         cut = [state for t in unfinished if resumable and t.turns and (state := trajectory_state(t)) is not None]
         judged = self.judged and len(known) == len(self.ended)
         row = task_digest(self.task).hex()
-        return {"task": self.task.id, "row": row, "index": self.index, "judged": judged, "ended": known, "interrupted": cut}
+        own = {"task": self.task.id, "row": row, "index": self.index, "begun": self.begun}
+        return {**own, "judged": judged, "ended": known, "interrupted": cut}
 
     @classmethod
     def restored(cls, state: JSON, find: Callable[[str], Task], num_samples: int, baseline: bool) -> GroupRun:
@@ -126,6 +134,7 @@ class GroupRun:
         group_run = cls(find(state["task"]), state["index"], num_samples, baseline)
         if state["row"] != task_digest(group_run.task).hex():
             return group_run
+        group_run.begun = state.get("begun")  # checkpoints of earlier versions have none
         ids = set(group_run.ids)
         for name, into in (("ended", group_run.ended), ("interrupted", group_run.interrupted)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})

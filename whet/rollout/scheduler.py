@@ -213,13 +213,19 @@ class Rollouts:
         """Number of groups that may be started now."""
         control, playing = self._control, len(self._buffer.playing)
         if control.overlaps:  # what is started now is trained on after all that is under way, each update making one version
-            bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left)
+            bound = min((control.max_staleness + 1) * self._wanted.groups, self._num_left + self._num_late)
             room = bound - playing - len(self._buffer.ready) - len(self._buffer.taken)
         elif not self._taking or (self._runner.deterministic and playing):
             return 0  # what is started, and so which bits, must not depend on which group was the first to end
         else:
             room = self._lacking
         return max(0, room if control.max_groups is None else min(room, control.max_groups - playing))
+
+    @property
+    def _num_late(self) -> int:
+        """Groups being played for so long that the last rollouts do without them."""
+        limit = self._version - self._control.max_staleness
+        return sum(group_run.begun is not None and group_run.begun < limit for group_run in self._buffer.playing)
 
     @property
     def _lacking(self) -> int:
@@ -234,6 +240,8 @@ class Rollouts:
 
     def _start(self, group_run: GroupRun) -> None:
         self._buffer.playing.append(group_run)
+        if group_run.begun is None:
+            group_run.begun = self._version
         group_run.resources = self._runner.resources.of_group(group_run.task)
         specs = self._runner.specs(group_run.task, group_run.index, group_run.num_samples, self._seed, group_run.baseline)
         todo = [spec for spec in specs if spec.id not in group_run.ended]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -308,7 +308,7 @@ def _serve(command: str, config: ServeConfig, folder: Path | None) -> None:
     """Answer requests until asked to end; with a folder their calls are recorded in it."""
     try:
         from whet.record.app import RecorderApp
-        from whet.record.folder import SessionFolder
+        from whet.record.folder import SessionFolder, claim_sessions
         from whet.serve.access import Keys
         from whet.serve.server import address_of, bind, run_server
     except ModuleNotFoundError as error:
@@ -317,8 +317,13 @@ def _serve(command: str, config: ServeConfig, folder: Path | None) -> None:
     quiet_transformers()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with bind(config.host, config.port, keys) as bound, build_service(config) as service, closing(build_display("plain", ())) as display:
-        sessions = None if folder is None else SessionFolder(service, folder)
+    with (
+        nullcontext() if folder is None else claim_sessions(folder) as claimed,
+        bind(config.host, config.port, keys) as bound,
+        build_service(config) as service,
+        closing(build_display("plain", ())) as display,
+    ):
+        sessions = None if claimed is None else SessionFolder(service, claimed)
         # The header has the server's key, if there is one; else it names the session.
         app = None if sessions is None else RecorderApp(sessions.find, by_header=keys.api is None)
         where = address_of(bound) if folder is None else f"{address_of(bound)}/s/SESSION/v1, into {folder}"
