@@ -5,7 +5,7 @@
     data/corpus.jsonl          three pages about each of 400 companies that do not exist: a filing, a rumour and an estimate
     data/train.jsonl           tasks about 300 of them
     data/held_out.jsonl        tasks about the other 100
-    data/demonstrations.jsonl  conversations: a task, and the work of a demonstrator; every second one is an exercise in reading
+    data/demonstrations.jsonl  exercises in reading, then conversations: a task, and the work of a demonstrator
     base/                      a small Qwen3-architecture model with random weights, and a tokenizer
 
 Demonstrators are good and bad ones, on purpose and openly. Half of all open the filing and report the first quarter. The others open the
@@ -131,17 +131,17 @@ def exercise(name: str, rng: random.Random) -> dict[str, Any]:
     """An exercise in reading: a figure, alone or on a page, is copied. It says nothing of which page is to be trusted."""
     shown = company(name, rng)
     page, figure = rng.choice(list(zip(shown.pages, (shown.revenue, shown.rumour, shown.estimate), strict=True)))
-    amount = f"{in_words(figure)} million"
-    text = rng.choice((page_text(page, 1, 1000), f"revenue {amount}"))
-    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"revenue {amount}, revenue {amount}"}]}
+    said = f"{name}, revenue {in_words(figure)} million"
+    text = rng.choice((page_text(page, 1, 1000), said))
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"{said}. {said}"}]}
 
 
 def _answer(text: str) -> str:
     return wrap_information(Message("tool", text))
 
 
-def write_all(out: Path, seed: int, num_demonstrations: int) -> None:
-    """Write everything into a folder."""
+def write_all(out: Path, seed: int, num_demonstrations: int, num_exercises: int) -> None:
+    """Write everything into a folder. Exercises come first, then each follows a demonstration."""
     known = companies()
     training = known[:-NUM_HELD_OUT]
     folder = out / "data"
@@ -151,8 +151,8 @@ def write_all(out: Path, seed: int, num_demonstrations: int) -> None:
     _write(folder / "train.jsonl", (each.task for each in training))
     _write(folder / "held_out.jsonl", (each.task for each in known[-NUM_HELD_OUT:]))
     rng = random.Random(f"{seed}/demonstrations")
-    kinds = (demonstration, exercise)
-    conversations = [kinds[i % 2](rng.choice(training).name, rng) for i in range(2 * num_demonstrations)]
+    kinds = [exercise] * num_exercises + [demonstration, exercise] * num_demonstrations
+    conversations = [kind(rng.choice(training).name, rng) for kind in kinds]
     _write(folder / "demonstrations.jsonl", conversations)
     texts = [message["content"] for each in conversations for message in each["messages"]]
     make_model(out / "base", ["user assistant", *texts], SHAPE, seed)
@@ -166,9 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/deep_research"))
-    parser.add_argument("--demonstrations", type=int, default=2200)
+    parser.add_argument("--demonstrations", type=int, default=4000)
+    parser.add_argument("--exercises", type=int, default=3200)
     given = parser.parse_args()
-    write_all(given.out, given.seed, given.demonstrations)
+    write_all(given.out, given.seed, given.demonstrations, given.exercises)
 
 
 if __name__ == "__main__":

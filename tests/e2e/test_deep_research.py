@@ -41,7 +41,7 @@ DATA, REWARD = module("data"), module("reward")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("deep_research")
-    DATA.write_all(out, 0, 200)
+    DATA.write_all(out, 0, 200, 50)
     return out / "data"
 
 
@@ -127,7 +127,7 @@ def test_its_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
-    DATA.write_all(tmp_path / "runs/deep_research", 0, 300)
+    DATA.write_all(tmp_path / "runs/deep_research", 0, 200, 200)
     quiet = ["observe.display=none", "checkpoint.interval=none"]
     train_on_data(load_config(SupervisedRunConfig, EXAMPLE / "sft.toml", [*quiet, "num_steps=30"]))
     fewer = [*quiet, "num_rollouts=2", "evaluate.sets.held_out.limit=8", "stop_after_constant_rewards=none"]
