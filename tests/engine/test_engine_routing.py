@@ -132,7 +132,7 @@ def test_a_reply_without_the_experts_that_were_asked_for_is_an_error():
     reply = Reply(num_context=3)
     reply.take(Chunk(Ints([1, 2]), Floats([0, 0]), 0, routes=Routes(bytes(5 * 6), 3, 2)), asked())
     assert reply.routes_from(3 + 2) == 5
-    with pytest.raises(EngineFailed, match="the experts of 1 tokens were asked for .*, and those of 0 came"):
+    with pytest.raises(EngineFailed, match=r"the experts of 1 tokens were asked for .*, and those of 0 came"):
         reply.take(Chunk(Ints([1]), Floats([0]), 0), asked())
 
 

@@ -21,17 +21,18 @@ def replay_metrics(batch: TrainBatch, policy: Backend) -> Metrics:
         batch: the rollout, with the engine's experts.
         policy: under the weights that the update begins with.
     """
-    part = batch.select(_first_samples(batch))
+    part, out = batch.select(_first_samples(batch)), _unknown(batch)
     sampled = part.loss_mask & (part.origin == int(Origin.MODEL))
-    out = _unknown(batch)
     if not bool(sampled.any()):
         return out
-    for name, each in {"mismatch": part, "mismatch_without": part.with_(routes=None)}.items():
+
+    def distance(each: TrainBatch) -> Mean:
         found = policy.annotate(each, Need.OLD_LOGPROBS).old_logprobs
         assert found is not None, "log-probs were asked for"
-        distance = (found - part.rollout_logprobs)[sampled].double().abs()
-        out[f"routing/{name}"] = Mean(distance.sum(), len(distance))
-    return out
+        nats = (found - part.rollout_logprobs)[sampled].double().abs()
+        return Mean(nats.sum(), len(nats))
+
+    return {**out, "routing/mismatch": distance(part), "routing/mismatch_without": distance(part.with_(routes=None))}
 
 
 def _first_samples(batch: TrainBatch) -> list[int]:
