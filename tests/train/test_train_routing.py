@@ -13,6 +13,7 @@ from whet.algo.base import Need
 from whet.algo.sft import sft_loss
 from whet.core.batch import own_routes
 from whet.rollout.samples import samples_of
+from whet.train.routing import replay_metrics
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 
@@ -41,7 +42,7 @@ def test_the_trainer_s_log_probs_are_those_of_an_engine_that_breaks_ties_otherwi
     batch = batch_from(played)
     assert batch.routes.shape == (batch.num_tokens, LAYERS, TOP_K) and batch.routes.dtype == torch.uint8
     own = own_routes(batch)
-    assert int((own == 0).any(-1).any(-1).sum()) == batch.num_samples, "of the last tokens alone nobody told"
+    assert int((own == 0).any(-1).any(-1).sum()) == batch.num_samples, "of the last tokens alone nobody reported"
     with_replay = backend(mixture(dtype=dtype), "rollout", rows=rows, budget=70).annotate(batch, Need.OLD_LOGPROBS).old_logprobs
     without = backend(mixture(dtype=dtype), "off", rows=rows, budget=70).annotate(batch, Need.OLD_LOGPROBS).old_logprobs
     assert furthest(batch, with_replay) < TOLERANCE[dtype]
@@ -117,6 +118,13 @@ def test_shares_of_other_choices_are_counted(played):
     assert "routing/differs" not in backend(mixture(), "off").forward_backward(batch, sft_loss).metrics
 
 
+def test_experts_may_come_in_one_row_for_each_token(played):
+    batch, trained = batch_from(played), backend(mixture(), "rollout")
+    flat = batch.with_(routes=batch.routes.flatten(1)[..., None])
+    one, other = (trained.annotate(each, Need.OLD_LOGPROBS).old_logprobs for each in (batch, flat))
+    assert torch.equal(one, other)
+
+
 def test_unknown_experts_are_the_trainer_s_own_choice(played):
     batch = batch_from(played)
     unknown = batch.with_(routes=torch.zeros_like(batch.routes))
@@ -171,3 +179,16 @@ def test_what_cannot_be_replayed_is_refused_by_name(played):
         trained.annotate(batch.with_(routes=batch.routes[:, :2]), Need.OLD_LOGPROBS)
     with pytest.raises(ValueError, match="expert 8, and the model has 8 a layer"):
         trained.annotate(batch.with_(routes=torch.full_like(batch.routes, 9)), Need.OLD_LOGPROBS)
+
+
+def test_an_update_tells_what_replay_does(played):
+    """With and without replay, over the same tokens; and how much nobody reported."""
+    batch, trained = batch_from(played), backend(mixture(), "rollout")
+    found = replay_metrics(batch, trained)
+    assert found["routing/mismatch"].value < 2e-6 and found["routing/mismatch_without"].value > 0.01
+    assert found["routing/mismatch"].count == 18, "the first sample has a 32nd of the trained tokens, and more"
+    assert found["routing/unknown"].value == 0
+    gone = batch.routes.clone()
+    gone[5:9, 1] = 0
+    share = replay_metrics(batch.with_(routes=gone), trained)["routing/unknown"]
+    assert (share.sum, share.count) == (4, (batch.num_tokens - batch.num_samples) * LAYERS)

@@ -109,8 +109,8 @@ def build_servers(
         on_incident: called when a server is lost.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
-    told = Servers(servers, spec.folder, decode, spec.routes)
-    engine = servers_engine(told, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    asked = Servers(servers, spec.folder, decode, spec.routes)
+    engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
         yield engine
     finally:

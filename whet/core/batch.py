@@ -273,7 +273,7 @@ def _nucleus(samples: Sequence[Sample]) -> dict[str, Tensor]:
 
 
 def _routes(samples: Sequence[Sample]) -> Tensor | None:
-    """One column if any sample has experts that an engine told."""
+    """One column if any sample has experts that an engine reported."""
     found = Routes.join(Routes.unknown(len(s.tokens)) if s.routes is None else s.routes for s in samples)
     if not found.width:
         return None
@@ -288,7 +288,7 @@ def own_routes(batch: TrainBatch) -> Tensor:
     return batch.routes.roll(-1, 0).index_fill_(0, ends, 0)
 
 
-def told_routes(own: Tensor, batch: TrainBatch) -> Tensor:
+def predecessor_routes(own: Tensor, batch: TrainBatch) -> Tensor:
     """`TrainBatch.routes` of what tokens themselves go to: the inverse of `own_routes`. [T, L, K]"""
     return own.roll(1, 0).index_fill_(0, batch.starts[batch.lengths > 0], 0)
 

@@ -73,7 +73,7 @@ class Reply:
             self.finish, self.latency = chunk.finish, chunk.latency
 
     def routes_from(self, num_tokens: int) -> int:
-        """`Request.routes_from` of a request that goes on with the reply from its context of so many tokens."""
+        """`Request.routes_from` of a request that goes on with the reply; `num_tokens`: of its context."""
         return num_tokens - self.num_context - len(self.tokens) + sum(map(len, self.routes))
 
     @property

@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: which experts tokens go to can be read off a pass, and told to one (routing replay).
+"""The routers of a mixture of experts: a pass reports which experts tokens go to, or is given them (routing replay).
 
 A router's choice alone is replaced. The weights of the chosen experts are computed from its own logits, as the architecture does it, and
 have their gradient. R3 (arXiv 2510.11370) replays the engine's choice so, R2 (arXiv 2507.18071) that of an earlier pass.
@@ -47,23 +47,23 @@ GATES: dict[str, Gates] = {
     "DeepseekV3TopkRouter": _sigmoid,
     "Dots1TopkRouter": _sigmoid,
 }
-"""How the weights of experts come about, by the router's class in transformers. Each gives (logits, weights, experts)."""
+"""Weights of chosen experts, by the router's class in transformers. Each returns (logits, weights, experts)."""
 
 
 @dataclass(slots=True)
-class RoutedPass:
+class RouterPass:
     """Passes whose routers are watched, one after another."""
 
     routers: Routers
     given: Tensor | None = None
-    """Experts that the present pass is told, as in `types.routes`: numbers plus 1, 0 where the router chooses. [T, L, K] None: it
+    """Experts that the present pass is given, as in `types.routes`: numbers plus 1, 0 where the router chooses. [T, L, K] None: it
     chooses all."""
     columns: list[int] = field(default_factory=list[int])
     """Which layer of `given` each router has."""
     chosen: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """What each router would have chosen by itself, as in `types.routes`. [T, K]"""
-    num_told: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """Tokens that each router was told the experts of."""
+    """Experts that each router would have chosen by itself, as in `types.routes`. [T, K]"""
+    num_given: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Tokens whose experts each router was given."""
     num_differ: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """Those of them that it would have sent to others."""
 
@@ -75,11 +75,11 @@ class RoutedPass:
         """
         self.columns = [] if given is None else self.routers.columns(tuple(given.shape))
         self.given = given
-        for found in (self.chosen, self.num_told, self.num_differ):
+        for found in (self.chosen, self.num_given, self.num_differ):
             found.clear()
 
     def routes(self) -> Tensor:
-        """What all routers would have chosen, as in `types.routes`. [T, L, K] uint8 or int16"""
+        """Experts that all routers would have chosen, as in `types.routes`. [T, L, K] uint8 or int16"""
         return torch.stack([self.chosen[i] for i in range(len(self.routers.layers))], 1)
 
 
@@ -127,13 +127,13 @@ class Routers:
         return list(range(len(self.layers))) if layers == len(self.layers) else self.layers
 
     @contextmanager
-    def watched(self, given: Tensor | None = None) -> Iterator[RoutedPass]:
-        """Inside, passes of the model choose what they are told; in a backward pass that computes layers again, too.
+    def watched(self, given: Tensor | None = None) -> Iterator[RouterPass]:
+        """Inside, passes of the model choose the experts that they are given; in a backward pass that computes layers again, too.
 
         Args:
-            given: as in `RoutedPass`, of the first pass.
+            given: as in `RouterPass`, of the first pass.
         """
-        found = RoutedPass(self)
+        found = RouterPass(self)
         found.begin(given)
         hooks = [gate.register_forward_hook(self._hook(i, found)) for i, gate in enumerate(self._gates)]
         try:
@@ -142,7 +142,7 @@ class Routers:
             for hook in hooks:
                 hook.remove()
 
-    def _hook(self, i: int, found: RoutedPass) -> Callable[[nn.Module, Any, Any], Any]:
+    def _hook(self, i: int, found: RouterPass) -> Callable[[nn.Module, Any, Any], Any]:
         gates = GATES[type(self._gates[i]).__name__]
 
         def replay(router: nn.Module, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,11 +150,11 @@ class Routers:
             found.chosen[i] = (own.detach() + 1).to(self.dtype)
             if found.given is None:
                 return output
-            told = found.given[:, found.columns[i]].long() - 1
-            known = (told >= 0).all(-1)
-            found.num_told[i] = known.sum()
-            found.num_differ[i] = (known & (told.sort(-1).values != own.sort(-1).values).any(-1)).sum()
-            chosen = torch.where(known[:, None], told, own)
+            wanted = found.given[:, found.columns[i]].long() - 1
+            known = (wanted >= 0).all(-1)
+            found.num_given[i] = known.sum()
+            found.num_differ[i] = (known & (wanted.sort(-1).values != own.sort(-1).values).any(-1)).sum()
+            chosen = torch.where(known[:, None], wanted, own)
             return logits, gates(router, logits, chosen).to(weights.dtype), chosen
 
         return replay

@@ -1,4 +1,4 @@
-"""What routing replay does to a rollout, in numbers: how far the trainer is from the engine with it and without, and what nobody told."""
+"""Metrics of routing replay: the distance between trainer and engine with it and without, and the share of unknown experts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from whet.train.base import Backend
 from whet.types import Origin
 
 SHARE = 32
-"""One of so many trained tokens is computed twice more, with replay and without."""
+"""One of this number of trained tokens is computed twice more, with replay and without."""
 
 
 def replay_metrics(batch: TrainBatch, policy: Backend) -> Metrics:
-    """Mean distances from the engine's log-probs over a rollout's first samples, and the share of experts that nobody told.
+    """Mean distances from the engine's log-probs over a rollout's first samples, and the share of experts that no engine reported.
 
     Args:
         batch: the rollout, with the engine's experts.
@@ -47,7 +47,7 @@ def _first_samples(batch: TrainBatch) -> list[int]:
 
 
 def _unknown(batch: TrainBatch) -> Metrics:
-    """Share of tokens and layers in which nobody told the experts, and the trainer's routers choose. A sample's last token has none."""
+    """Share of tokens and layers whose experts no engine reported, where the trainer's routers choose. A sample's last token has none."""
     assert batch.routes is not None
     unknown = (batch.routes == 0).any(-1)
     before = torch.ones(batch.num_tokens, dtype=torch.bool).index_fill_(0, batch.starts[batch.lengths > 0], False)

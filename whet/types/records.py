@@ -224,7 +224,7 @@ class Turn:
     """The token ids that each sampled token was drawn from, as int32 one after another; none: the whole vocabulary. None where nothing
     was left out, or nobody asked. [T]"""
     routes: Routes | None = None
-    """Of each token of the context, then of each sampled one: the experts that its predecessor went to. None: nobody asked. [C + T]"""
+    """Experts that the predecessor of each token of the context, then of each sampled one, went to. None: nobody asked. [C + T]"""
     restart: bool = False
     """The history was rewritten: this turn's context is the whole new prompt, and a new sample begins
     here."""

@@ -139,7 +139,7 @@ class Request:
     options they are part of the reply: stop texts may begin in them, and penalties, min_tokens and a
     grammar count them. max_tokens counts only the tokens still to come."""
     routes_from: int = 0
-    """First token of the context whose predecessor's experts are told, where the request asks for them."""
+    """First token of the context whose predecessor's experts are reported, where the request asks for them."""
 
     def __post_init__(self) -> None:
         to_columns(self, _REQUEST_COLUMNS)

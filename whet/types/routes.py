@@ -17,12 +17,12 @@ SMALL = 255
 
 
 def entry_bytes(num_experts: int) -> int:
-    """Bytes of an entry of a model with so many experts a layer."""
+    """Bytes of an entry, by the number of experts of a layer."""
     return 1 if num_experts <= SMALL else 2
 
 
 class Routes(Sequence[bytes]):
-    """Chosen experts, token after token. An entry is an expert's number plus 1; 0: nobody told.
+    """Chosen experts, token after token. An entry is an expert's number plus 1; 0: unknown.
 
     Args:
         data: entries [tokens, layers, top_k], whose memory is shared: it must not be written to any more.

@@ -266,7 +266,7 @@ class EmbeddedEngine:
             return Routes()
         assert self.core.routes is not None, "the core began to note experts with the first request for them"
         start = sequence.num_prompt + span.start if span.start else sequence.request.routes_from
-        return self.core.routes.told(sequence, start, sequence.num_prompt + span.stop)
+        return self.core.routes.entries(sequence, start, sequence.num_prompt + span.stop)
 
     def _hand_out(self, item: Progressed) -> None:
         sequence = item.sequence

@@ -1,4 +1,4 @@
-"""Experts that an engine's tokens go to, kept beside the cached keys and values that were computed with them."""
+"""Experts that an engine's tokens go to, kept next to the cached keys and values that were computed with them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StepRoutes:
         blocks = self._slots.reshape(-1, self._block_size, self._slots.shape[1])
         blocks[target] = blocks[source]
 
-    def told(self, sequence: Sequence, start: int, stop: int) -> Routes:
+    def entries(self, sequence: Sequence, start: int, stop: int) -> Routes:
         """Experts that the predecessors of a sequence's tokens went to, from the token `start` to the one before `stop`."""
         width, unknown = self._slots.shape[1], 1 if start == 0 else 0
         assert len(sequence.routes) >= (stop - 1) * width, "a token was sampled before its predecessor was computed"

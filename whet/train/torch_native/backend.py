@@ -36,7 +36,7 @@ from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks, Share
-from whet.train.torch_native.replay import Replay
+from whet.train.torch_native.replay import RouteReplay
 from whet.train.torch_native.resting import RestingWeights
 from whet.train.torch_native.saving import (
     BASE,
@@ -118,9 +118,9 @@ class TorchBackend:
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
             lies_here = config.offload and config.degrees is None  # a mesh's parameters lie there themselves
             self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
-        self._replay: Replay | None = None
+        self._replay: RouteReplay | None = None
         if config.routing_replay != "off" and total_steps is not None and isinstance(model, CausalModel):
-            self._replay = Replay(model, config.routing_replay)
+            self._replay = RouteReplay(model, config.routing_replay)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
         self._resting = RestingWeights(model) if rests and mesh is None and model.device.type != "cpu" else None
 
@@ -144,7 +144,7 @@ class TorchBackend:
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         return self._annotate(batch, need, self._size, self._replay)
 
-    def _annotate(self, batch: TrainBatch | None, need: Need, size: PassSize, replay: Replay | None) -> TrainBatch:
+    def _annotate(self, batch: TrainBatch | None, need: Need, size: PassSize, replay: RouteReplay | None) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
         batch = batch if self._ranks.first else None
@@ -314,7 +314,7 @@ class TorchBackend:
             self.optimizer.refresh_masters()
 
     @contextmanager
-    def _passes(self, replay: Replay | None) -> Iterator[None]:
+    def _passes(self, replay: RouteReplay | None) -> Iterator[None]:
         """Inside, the model computes as it does for training."""
         with ExitStack() as inside:
             if replay is not None:
@@ -325,9 +325,11 @@ class TorchBackend:
                 inside.enter_context(self._resting.awake())
             yield
 
-    def _share(self, batch: TrainBatch | None, replay: Replay | None) -> Share:
+    def _share(self, batch: TrainBatch | None, replay: RouteReplay | None) -> Share:
         """This rank's part of the batch that rank 0 has; without its experts where nothing replays them."""
-        return self._ranks.share(batch if batch is None or replay is not None else batch.with_(routes=None), self._plan)
+        if batch is not None:
+            batch = batch.with_(routes=None) if replay is None else replay.shaped(batch)
+        return self._ranks.share(batch, self._plan)
 
     def _plan(self, batch: TrainBatch) -> Plan:
         if self._replay is not None:
@@ -335,7 +337,7 @@ class TorchBackend:
         check_rotary(as_list(batch.lengths), self.model.rotary_limit, type(self.model.hf).__name__)
         return plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
 
-    def _micro_batches(self, share: Share, replay: Replay | None) -> Iterator[MicroBatch]:
+    def _micro_batches(self, share: Share, replay: RouteReplay | None) -> Iterator[MicroBatch]:
         """Each row of this rank, laid out."""
         device, context = self.model.device, self._ranks.context
 

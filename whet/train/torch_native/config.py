@@ -124,7 +124,7 @@ class TrainConfig(Config):
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in
     `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
     routing_replay: RoutingReplay = "off"
-    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass anew; old: the
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the
     choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's
     choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their
     gradient."""
