@@ -2,8 +2,10 @@
 
 import pytest
 
+from whet.build.learners import algorithm_of, check_models
 from whet.serve.settings import ServedEngine
 from whet.settings.rl import RunConfig, check_together, evaluation_env, evaluation_rows, training_rows
+from whet.settings.supervised import SupervisedRunConfig
 
 
 def config(**changes):
@@ -68,3 +70,17 @@ def test_float16_does_not_train():
 def test_servers_do_not_get_model_config():
     with pytest.raises(ValueError, match=r"model\.config does not reach engine.name=vllm"):
         config(model={"path": "m", "config": {"a": 1}}, engine={"name": "vllm"})
+
+
+def test_routing_replay_is_refused_where_nothing_is_replayed():
+    sft = {"model": {"path": "m"}, "data": {"path": "talk.jsonl"}, "train": {"routing_replay": "old"}}
+    with pytest.raises(ValueError, match=r"routing_replay=\"?old\"? has no effect \(train\) in a run without rollouts"):
+        SupervisedRunConfig.model_validate(sft)
+    with pytest.raises(ValueError, match=r"which engine\.embedded\.static_decode does not tell: leave static_decode out"):
+        config(train={"routing_replay": "rollout"}, engine={"embedded": {"static_decode": True}})
+    batch = {"prompts_per_rollout": 2, "samples_per_prompt": 2}
+    one = config(train={"routing_replay": "old"}, batch=batch)
+    with pytest.raises(ValueError, match=r"routing_replay=old replays what the pass over old log-probs chose, and algo.name=grpo makes"):
+        check_models(one, algorithm_of(one))
+    two = config(train={"routing_replay": "old"}, batch=batch | {"epochs": 2})
+    check_models(two, algorithm_of(two))

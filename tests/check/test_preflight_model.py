@@ -178,3 +178,9 @@ def test_sequences_beyond_the_reach_of_their_rotary_scaling_fail(here):
     change_json(here / "model/config.json", max_position_embeddings=8)
     (failed,) = of(look("model", "tokenizer", "data", file="sft.toml")[0], "data", "FAIL")
     assert "beyond 8 the rotary scaling of Qwen3ForCausalLM depends on the longest sequence" in failed
+
+
+def test_routing_replay_of_a_model_without_experts_fails(here):
+    findings, _ = look("model", overrides=["train.routing_replay=rollout"])
+    assert any("Qwen3ForCausalLM has no experts, so there is no routing to replay; leave it out" in text for text in of(findings, "model"))
+    assert any(finding.status == "FAIL" for finding in findings)

@@ -82,7 +82,8 @@ class FakeVllmFacts:
         total = math.log(sum(map(math.exp, logits.values())))
         top = [{"token_id": token, "logprob": logit - total, "rank": 1} for token, logit in logits.items()]
         content = [] if self.changes.get("drops") else [{"token_id": 7, "logprob": top[0]["logprob"], "top_logprobs": top}]
-        return {"token_ids": [7], "logprobs": {"content": content}, "sampling_mask": self.changes.get("mask"), "routed_experts": None}
+        told = {"sampling_mask": self.changes.get("mask"), "routed_experts": self.changes.get("experts")}
+        return {"token_ids": [7], "logprobs": {"content": content}, **told}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,8 @@ class FakeVllmFacts:
         ({"paths": ("/inference/v1/generate",)}, "routes", "FAIL", "VLLM_SERVER_DEV_MODE=1"),
         ({}, "mask", "warn", "--return-sampling-mask"),
         ({"mask": [[7]]}, "mask", "ok", "rollout.top_p"),
+        ({}, "experts", "ok", "do not come along, which train.routing_replay=rollout needs: start it with --enable-return-routed-experts"),
+        ({"experts": "k05V"}, "experts", "ok", "chosen experts come along: train.routing_replay=rollout may be set"),
         ({}, "model", "ok", "tiny, sequences of 64 tokens, 2 processes"),
         ({}, "weights", "ok", "whet-vllm is there"),
         ({"plugin": False}, "weights", "warn", "install whet-vllm"),

@@ -35,6 +35,8 @@ def told(*overrides):
         ("actor_rollout_ref.model.override_config.max_position_embeddings", "8192", "in whet it is model.config.max_position_embeddings"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.enforce_eager", "true", "in whet it is engine.vllm.args.enforce_eager"),
         ("actor_rollout_ref.ref.fsdp_config.param_offload", "true", "in whet it is reference.offload"),
+        ("use_rollout_routing_replay", "true", "in whet it is train.routing_replay=rollout"),
+        ("actor_rollout_ref.actor.router_replay.mode", "R3", "in whet it is train.routing_replay=old (R2) or rollout (R3)"),
         ("sync.keep", "3", "whet has no setting: the two newest versions stay"),
     ],
 )

@@ -5,8 +5,10 @@ import itertools
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from multiprocessing.connection import Client, Listener
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from whet.transport.apply import copy_weights
 from whet.transport.base import SharedTicket
 from whet.transport.receive import Receiver
 from whet.types import Finish, Request, SamplingParams
+from whet.types.routes import Routes
 
 pytestmark = pytest.mark.long
 
@@ -286,3 +289,20 @@ def test_what_does_not_divide_is_refused_by_name():
         check_split(held, 2)
     with pytest.raises(ValueError, match="copy_devices names 1 devices for 1 copies of 2 processes"):
         EmbeddedConfig(tensor_parallel=2, copy_devices=["cpu"])
+
+
+@pytest.mark.parametrize(("copies", "ranks"), [(1, 2), (2, 1)])
+def test_engines_in_processes_of_their_own_tell_the_experts_that_one_process_tells(copies, ranks):
+    held = model("moe")
+    asked = [replace(request, sampling=replace(request.sampling, routes=True)) for request in requests(4)]
+    engine = engine_over(held, copies, ranks)
+    try:
+        found = asyncio.run(play(engine, asked))
+    finally:
+        engine.end()
+    expected = alone(held, asked)
+    assert_same(found, expected, 1e-6)
+    for request, one, other in zip(asked, found[0], expected[0], strict=True):
+        told, theirs = (Routes.join([chunk.routes for chunk in each.chunks]).numpy() for each in (one, other))
+        assert len(told) == len(request.tokens) + len(one.tokens) and (told[1:] > 0).all()
+        assert np.array_equal(np.sort(told), np.sort(theirs))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.engine.engine_setup import DEADLINE_S, reply_to
 from tests.serve.serve_setup import live, model_folder
@@ -18,6 +20,11 @@ from whet.engine.servers.start import ServerAt
 from whet.engine.servers.wire import seed_of
 from whet.engine.sglang.start import OWN_ARGS, Sglang
 from whet.engine.sglang.wire import ReplyStream, body_of
+from whet.model.attention import PackedRow
+from whet.model.causal import random_causal
+from whet.model.config import ModelConfig
+from whet.model.routing import Routers
+from whet.model.tensor_files import save_model
 from whet.transport.base import BroadcastTicket, DiskTicket
 from whet.types import Finish, Grammar, Request, SamplingParams
 
@@ -83,6 +90,42 @@ def test_a_narrowed_reply_has_the_ids_that_it_was_drawn_from(server, folders):
     for place, (token, ids) in enumerate(zip(reply.tokens, kept, strict=True)):
         here = torch.log_softmax(logits[len(PROMPT) - 1 + place, ids] / 0.7, -1)
         assert reply.logprobs[place] == pytest.approx(float(here[ids.index(token)]), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A model with experts, and the tokenizer of the others."""
+    folder = model_folder(tmp_path_factory.mktemp("mixture"))
+    kept = AutoConfig.from_pretrained(folder).to_dict()
+    dense = {key: kept[key] for key in kept if key not in ("architectures", "model_type", "layer_types", "transformers_version")}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    model = random_causal(Qwen3MoeConfig(**(dense | experts)), ModelConfig(path="", device="cpu"), seed=0)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    save_model(model.hf, folder)
+    return folder, model
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_reply_has_the_experts_of_its_tokens(mixture, first):
+    folder, model = mixture
+    with live(folder) as server:
+        reply = play(server, replace(ask(num=12, routes=True), routes_from=first))
+    tokens = torch.tensor([*PROMPT, *reply.tokens])
+    row = PackedRow([len(tokens)], model.device)
+    with torch.no_grad(), Routers(model.hf).watched() as seen:
+        model.hidden(tokens, row.positions, row)
+    assert [bool(chunk.routes) for chunk in reply.chunks] == [False] * (len(reply.chunks) - 1) + [True] and len(reply.chunks) == 1
+    flat = reply.chunks[-1].routes
+    found = flat.numpy().reshape(len(flat), 2, 2)
+    expected = seen.routes().roll(1, 0)
+    expected[0] = 0
+    assert np.array_equal(np.sort(found), np.sort(expected.numpy()[first:]))
+
+
+def test_a_server_of_a_dense_model_refuses_to_tell_experts(server):
+    with pytest.raises(EngineRefused, match="Qwen3ForCausalLM has no experts"):
+        play(server, ask(routes=True))
 
 
 def test_a_score_is_the_models(server, folders):

@@ -66,7 +66,7 @@ def test_a_trajectory_survives_the_wire():
     asked = replace(trajectory, task=replace(trajectory.task, prompt=(Message("assistant", "so", (call,), reasoning_content="hm"),)))
     (message,) = trajectory_from_json(json.loads(json.dumps(trajectory_to_json(asked)))).task.prompt
     assert message.tool_calls == (call,) and message.tool_calls[0].text == call.text and message.reasoning_content == "hm"
-    light = trajectory_from_json(trajectory_to_json(trajectory, nuclei=False))
+    light = trajectory_from_json(trajectory_to_json(trajectory, bulky=False))
     assert light.turns[0] == replace(trajectory.turns[0], nucleus=None)
 
 

@@ -37,7 +37,7 @@ def qwen3(*, tied: bool = True) -> Qwen3Config:
     )
 
 
-def policy(dtype: str = "float32", *, seed: int = 0, gradient_checkpointing: bool = False) -> CausalModel:
+def policy(dtype: str = "float32", *, seed: int = 0, gradient_checkpointing: bool | str = False) -> CausalModel:
     config = ModelConfig(path="tiny", dtype=dtype, device=DEVICE, gradient_checkpointing=gradient_checkpointing)
     return random_causal(qwen3(), config, seed=seed)
 

@@ -565,6 +565,8 @@ class TrainTable(TypedDict, total=False):
     """Seconds that a process waits for the others in an exchange, before the run ends and names the missing ones. It must cover the largest difference in computing time between two exchanges."""
     compile: bool
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    routing_replay: Literal["off", "old", "rollout"]
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their gradient."""
     logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -659,6 +661,8 @@ class TrainSettings(TypedDict, total=False):
     """Seconds that a process waits for the others in an exchange, before the run ends and names the missing ones. It must cover the largest difference in computing time between two exchanges."""
     train__compile: bool
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    train__routing_replay: Literal["off", "old", "rollout"]
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their gradient."""
     train__logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
     observe: ObserveTable
@@ -1247,6 +1251,8 @@ class SftSettings(TypedDict, total=False):
     """Seconds that a process waits for the others in an exchange, before the run ends and names the missing ones. It must cover the largest difference in computing time between two exchanges."""
     train__compile: bool
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    train__routing_replay: Literal["off", "old", "rollout"]
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their gradient."""
     train__logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
     observe: ObserveTable
@@ -1435,6 +1441,8 @@ class DpoSettings(TypedDict, total=False):
     """Seconds that a process waits for the others in an exchange, before the run ends and names the missing ones. It must cover the largest difference in computing time between two exchanges."""
     train__compile: bool
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    train__routing_replay: Literal["off", "old", "rollout"]
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their gradient."""
     train__logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
     observe: ObserveTable
@@ -1635,6 +1643,8 @@ class RewardModelSettings(TypedDict, total=False):
     """Seconds that a process waits for the others in an exchange, before the run ends and names the missing ones. It must cover the largest difference in computing time between two exchanges."""
     train__compile: bool
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    train__routing_replay: Literal["off", "old", "rollout"]
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their gradient."""
     train__logprob_chunk_tokens: int | None
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
     observe: ObserveTable

@@ -48,6 +48,8 @@ class EngineSpec:
     deterministic: bool = False
     sync: Syncing | None = None
     """Transport of new weights to an engine in other processes; None: through memory."""
+    routes: bool = False
+    """True if its servers tell the experts that tokens went to."""
 
 
 @contextmanager
@@ -107,7 +109,8 @@ def build_servers(
         on_incident: called when a server is lost.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
-    engine = servers_engine(Servers(servers, spec.folder, decode), model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    asked = Servers(servers, spec.folder, decode, spec.routes)
+    engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
         yield engine
     finally:

@@ -51,6 +51,11 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
     if config.train.lora is not None and rests(config.reference) and config.reference is not None and config.reference.path is None:
         raise ValueError("reference.offload is set, but the reference of an adapter (train.lora) is the policy's own base: leave it out")
+    if config.train.routing_replay == "old" and Need.OLD_LOGPROBS not in needs:
+        raise ValueError(
+            f"train.routing_replay=old replays what the pass over old log-probs chose, and {name} makes none here: set it to rollout, "
+            "leave it out, or set algo.old_logprobs=recompute"
+        )
     if config.batch.train_on == "all" and isinstance(algorithm, PolicyGradient) and algorithm.old_logprobs == "rollout":
         raise ValueError(
             "batch.train_on is all, but algo.old_logprobs is rollout: the engine has no log-probs of what the "
@@ -161,6 +166,7 @@ def build_learners(
         config.seed,
         gives_back=config.engine_sleeps and config.num_engines_apart > 0,
         meter=meter_of(config, policy),
+        replays_rollout=config.train.routing_replay == "rollout",
     )
 
 

@@ -144,7 +144,8 @@ def build_parts(
         held = load_causal(folder, held_as, trainable=False) if own else model
         sync = Syncing(config.sync, Path(config.run_dir) / "sync")
         sizes = config.engine_sizes if servers else sized(config, held)
-        spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync)
+        routes = trainable and config.train.routing_replay == "rollout"
+        spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync, routes)
         tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
         building = (
             build_servers(spec, config.engine, model, texts.renderer.decode, on_incident)
@@ -154,8 +155,8 @@ def build_parts(
         with building as engine:
             runner = build_runner(config, config.rollout, config.env, scoring, engine, texts.renderer)
             runner = replace(runner, resources=Resources(warn))
-            if trainable:  # the trainer computes log-probs over what each token was drawn from
-                runner = replace(runner, sampling=replace(runner.sampling, nucleus=runner.sampling.narrows))
+            if trainable:  # the trainer computes log-probs over what each token was drawn from, through the experts that it went to
+                runner = replace(runner, sampling=replace(runner.sampling, nucleus=runner.sampling.narrows, routes=routes))
             if overlaps or config.control.partial:
                 runner = replace(runner, chunk_tokens=CHUNK_TOKENS)
             yield Parts(folder, model, engine, runner, rewards, scorer_of, thread)

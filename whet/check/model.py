@@ -23,6 +23,7 @@ from whet.model.contents import Contents
 from whet.model.freezing import freeze
 from whet.model.headers import weight_files
 from whet.model.lora import add_adapter
+from whet.model.routing import Routers
 from whet.model.scalar import ScalarModel, is_headless
 from whet.model.twin import NoTwin, small_twin
 from whet.plan.memory import trained_weights
@@ -67,6 +68,12 @@ def check_model(context: CheckContext) -> Iterator[Note]:
     if context.config.train.freeze:
         frozen = freeze(model.hf, context.config.train.freeze)
         yield ok(f"train.freeze: {frozen / 1e6:.2f}M parameters stay as they are ({frozen / count:.1%} of the model's)")
+    if (replay := context.config.train.routing_replay) != "off":
+        routers = Routers(model.hf)
+        yield ok(
+            f"train.routing_replay: {replay}, in {several(len(routers.layers), 'layer')} with {routers.num_experts} experts, of which a "
+            f"token goes to {routers.top_k}"
+        )
     yield from check_auxiliary(context, folder)
 
 

@@ -42,8 +42,8 @@ class Server:
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return ask("", self.url + path, self.key, body)
 
-    def sample(self, **options: Any) -> FirstToken:
-        """The first token of a reply, with the two most likely ones.
+    def sample(self, *, experts: bool = False, **options: Any) -> FirstToken:
+        """The first token of a reply, with the two most likely ones; `experts`: with those of the prompt's tokens.
 
         Raises:
             EngineFailed: if the server does not answer.
@@ -58,6 +58,7 @@ class Server:
         params = {"max_new_tokens": 1, **options}
         body = {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True, "top_logprobs_num": 2}
         asked = {"return_sampling_mask": True} if options.get("top_p", 1.0) < 1 else {}
+        asked |= {"return_routed_experts": True} if experts else {}
         meta = self.post("/generate", body | asked)["meta_info"]
         top = {int(each[1]): float(each[0]) for each in (meta.get("output_top_logprobs") or [[]])[0]}
         return FirstToken(top, meta.get("output_token_sampling_mask"), meta.get("routed_experts"))
@@ -189,8 +190,13 @@ def check_mask(server: Server) -> Iterator[Note]:
 
 def check_experts(server: Server) -> Iterator[Note]:
     """Report whether a mixture's chosen experts come along."""
-    sent = server.sample().experts is not None
-    yield ok("chosen experts come along; whet does not use them" if sent else "chosen experts do not come along; whet does not need them")
+    try:
+        sent = server.sample(experts=True).experts is not None
+    except EngineFailed:  # a server that refuses them, or that has a model without experts
+        sent = False
+    remedy = "start it with --enable-return-routed-experts for a mixture of experts"
+    use = "train.routing_replay=rollout"
+    yield ok(f"chosen experts come along: {use} may be set" if sent else f"chosen experts do not come along, which {use} needs: {remedy}")
 
 
 def check_weights(server: Server) -> Iterator[Note]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whet.types import Sample
 from whet.types.columns import Column, Doubles, Ragged, Runs
+from whet.types.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class TrainBatch:
     nucleus_ids: Tensor | None = None
     """Ids of these nuclei, token after token: every log-prob of a token is renormalised over them.
     [sum(nucleus_sizes)] int32"""
+    routes: Tensor | None = None
+    """Experts that each token's predecessor goes to, in each layer with a router: numbers plus 1, 0 where the trainer's own router
+    chooses. [T, L, K] uint8 or int16"""
     baseline: Tensor | None = None
     """Score of the greedy trajectory of the sample's task, for ReMax; as in `rewards`, 0 and without
     meaning where `valid` is False. [N] float64"""
@@ -119,8 +123,9 @@ class TrainBatch:
         num_ids = 0 if self.nucleus_sizes is None else int(self.nucleus_sizes.sum())
         for name, column in self.columns().items():
             expected = num_samples if name in PER_SAMPLE else num_ids if name == "nucleus_ids" else num_tokens
-            if tuple(column.shape) != (expected,):
-                raise ValueError(f"column {name} has shape {tuple(column.shape)}, expected ({expected},)")
+            wanted = (expected, *column.shape[1:3]) if name == "routes" else (expected,)
+            if tuple(column.shape) != wanted:
+                raise ValueError(f"column {name} has shape {tuple(column.shape)}, expected {wanted}")
         if bool(self.loss_mask[self.starts[self.lengths > 0]].any()):
             raise ValueError("the first token of a sample has no predecessor, so it cannot train")
 
@@ -238,6 +243,7 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
         truncated=torch.tensor([s.truncated for s in samples], dtype=torch.bool) if any(s.truncated for s in samples) else None,
         token_rewards=_token_rewards(samples),
         baseline=_baseline(samples),
+        routes=_routes(samples),
         **_nucleus(samples),
     )
 
@@ -264,6 +270,27 @@ def _nucleus(samples: Sequence[Sample]) -> dict[str, Tensor]:
         return {}
     rows = [s.nucleus if s.nucleus is not None else Ragged.empty(len(s.tokens)) for s in samples]
     return {"nucleus_sizes": joined([row.counts for row in rows]).long(), "nucleus_ids": joined([row.ids for row in rows])}
+
+
+def _routes(samples: Sequence[Sample]) -> Tensor | None:
+    """One column if any sample has experts that an engine reported."""
+    found = Routes.join(Routes.unknown(len(s.tokens)) if s.routes is None else s.routes for s in samples)
+    if not found.width:
+        return None
+    entries = torch.frombuffer(bytearray(found.data), dtype=torch.uint8 if found.itemsize == 1 else torch.int16)
+    return entries.view(len(found), found.layers, found.top_k)
+
+
+def own_routes(batch: TrainBatch) -> Tensor:
+    """Experts that each token itself goes to; 0 for a sample's last, which predicts nothing. [T, L, K]"""
+    assert batch.routes is not None
+    ends = (batch.starts + batch.lengths - 1)[batch.lengths > 0]
+    return batch.routes.roll(-1, 0).index_fill_(0, ends, 0)
+
+
+def predecessor_routes(own: Tensor, batch: TrainBatch) -> Tensor:
+    """`TrainBatch.routes` of what tokens themselves go to: the inverse of `own_routes`. [T, L, K]"""
+    return own.roll(1, 0).index_fill_(0, batch.starts[batch.lengths > 0], 0)
 
 
 _DTYPES = {"i": torch.int32, "f": torch.float32, "d": torch.float64}

@@ -225,13 +225,14 @@ class Dialogues:
                 )
             return None
         conversation.history.extend(Ints.of(context))
-        reply = Reply()
+        reply = Reply(len(context))
         began, conversation.sampling = time.monotonic(), True
         try:
             run.place, run.request = "engine", name
             if run.deadline.left_s == 0:
                 raise run.deadline.error("the engine")
-            in_time = await read_reply(run.engine, name, run.stream(self._request(conversation, name, room)), run.deadline, reply)
+            request = self._request(conversation, name, room, reply)
+            in_time = await read_reply(run.engine, request, run.stream(request), run.deadline, reply)
             if not in_time:
                 raise run.deadline.error("the engine")
             if not reply.tokens and reply.finish is None:
@@ -266,16 +267,17 @@ class Dialogues:
         conversation.origin = Origin.ENVIRONMENT
         return context
 
-    def _request(self, conversation: Dialogue, name: str, room: int) -> Request:
+    def _request(self, conversation: Dialogue, name: str, room: int, reply: Reply) -> Request:
         run = self._run
         own = run.sampling.seed if conversation.place == 0 else turn_seed(run.sampling.seed, -conversation.place)
         return Request(
             id=name,
-            tokens=conversation.history.column(),
+            tokens=(tokens := conversation.history.column()),
             sampling=replace(run.sampling, max_tokens=room, seed=turn_seed(own, len(conversation.turns))),
             conversation=run.id,
             rank=run.rank,
             chunk_tokens=run.chunk_tokens,
+            routes_from=reply.routes_from(len(tokens)) if run.sampling.routes else 0,
         )
 
     def _keep(self, conversation: Dialogue, context: tuple[int, ...], reply: Reply) -> None:
@@ -291,6 +293,7 @@ class Dialogues:
                 logprobs=reply.logprobs.column(),
                 versions=Runs[int].from_runs(reply.versions),
                 nucleus=Ragged.join(reply.nucleus) if run.sampling.nucleus else None,
+                routes=reply.all_routes if run.sampling.routes else None,
                 message=Message("assistant", run.renderer.decode(tokens)),
                 finish=reply.finish or Finish.ABORT,
                 role=conversation.role,

@@ -346,7 +346,7 @@ class TrajectoryRun:
         if room < 1 or len(self.turns) == self.limits.max_turns:
             return None
         self.place = "engine"
-        reply = _reply_of(coming.begun)
+        reply = _reply_of(coming)
         self._open = coming, reply
         began = time.monotonic()
         in_time = False
@@ -355,7 +355,7 @@ class TrajectoryRun:
                 raise self.deadline.error("the engine")
             if len(reply.tokens) < room:
                 request = self._request(reply, room)
-                in_time = await read_reply(self.engine, request.id, self.stream(request), self.deadline, reply)
+                in_time = await read_reply(self.engine, request, self.stream(request), self.deadline, reply)
             else:  # the limits are lower than when it was started
                 in_time, reply.finish = True, Finish.LENGTH
         finally:
@@ -398,14 +398,16 @@ class TrajectoryRun:
     def _request(self, reply: Reply, room: int) -> Request:
         num_begun, turn = len(reply.tokens), len(self.turns)
         self.request = f"{self.id}/{turn}"
+        tokens = self.history.column() + reply.tokens.column() if reply.tokens else self.history.column()
         return Request(
             id=self.request,
-            tokens=self.history.column() + reply.tokens.column() if reply.tokens else self.history.column(),
+            tokens=tokens,
             sampling=replace(self.sampling, max_tokens=room - num_begun, seed=turn_seed(self.sampling.seed, turn)),
             conversation=self.id,
             rank=self.rank,
             chunk_tokens=self.chunk_tokens,
             num_begun=num_begun,
+            routes_from=reply.routes_from(len(tokens)) if self.sampling.routes else 0,
         )
 
     def _keep(self, coming: _Next, reply: Reply, message: Message | None = None) -> None:
@@ -428,6 +430,7 @@ class TrajectoryRun:
             logprobs=reply.logprobs.column(),
             versions=Runs[int].from_runs(reply.versions),
             nucleus=Ragged.join(reply.nucleus) if self.sampling.nucleus else None,
+            routes=reply.all_routes if self.sampling.routes else None,
             message=message or Message("assistant", self.renderer.decode(tokens)),
             finish=reply.finish or Finish.ABORT,
             restart=coming.restart,
@@ -503,9 +506,10 @@ async def _close(env: Env) -> Failure | None:
     return None
 
 
-def _reply_of(begun: Turn | None) -> Reply:
+def _reply_of(coming: _Next) -> Reply:
     """The reply to extend: empty, or with the tokens sampled so far for the turn."""
-    reply = Reply()
+    reply, begun = Reply(len(coming.context)), coming.begun
     if begun is not None:
-        reply.add(begun.tokens, begun.logprobs, begun.versions.runs(), begun.nucleus)
+        routes = begun.routes if begun.tokens else None  # of the context alone nothing is known yet
+        reply.add(begun.tokens, begun.logprobs, begun.versions.runs(), begun.nucleus, routes)
     return reply

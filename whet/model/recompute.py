@@ -60,6 +60,8 @@ def _checkpointed(kwargs: Mapping[str, Any], layer: Callable[..., Any], *args: A
 
 
 def _policy(_: Any, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if not torch.is_grad_enabled():  # inside a function with a backward pass of its own, which may write over its products
+        return CheckpointPolicy.PREFER_RECOMPUTE
     name = func.name().partition(".")[0]
     kept = name in KEPT or name.startswith(ATTENTION)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -58,7 +58,7 @@ async def play_recorded(run: TrajectoryRun, recorder: Recorder, training: Traini
     if run.engine.capabilities.deterministic:
         raise ValueError("programs cannot play with deterministic = true: when a program calls depends on the clock")
     calls = _Calls(run)
-    session = Session(run.renderer, calls.stream, training, nucleus=run.sampling.nucleus)
+    session = Session(run.renderer, calls.stream, training, nucleus=run.sampling.nucleus, routes=run.sampling.routes)
     session.service = _service(run, session, recorder)
     try:
         with recorder.opened(session) as key:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from starlette.responses import Response
@@ -64,6 +64,7 @@ class Session:
         stream: samples a request.
         training: which calls train.
         nucleus: the tokens that each was drawn from are recorded.
+        routes: the experts that tokens went to are recorded.
         on_call: called with each reply that has ended.
     """
 
@@ -74,6 +75,7 @@ class Session:
         training: Training | None = None,
         *,
         nucleus: bool = False,
+        routes: bool = False,
         on_call: Callable[[RecordedCall, Request], None] = lambda call, request: None,
     ) -> None:
         self.tree = CallTree()
@@ -81,7 +83,8 @@ class Session:
         """Answers its requests; made by the environment that opens the session."""
         self.failure: Exception | None = None
         """The first error of the engine: no further call is sampled."""
-        self._renderer, self._stream, self._training, self._nucleus = renderer, stream, training or Training(), nucleus
+        self._renderer, self._stream, self._training = renderer, stream, training or Training()
+        self._nucleus, self._routes = nucleus, routes
         self._running: dict[int, RecordedCall] = {}
         self._answers: dict[str, asyncio.Task[Answered]] = {}
         self._closed = False
@@ -93,7 +96,12 @@ class Session:
         """Every call that trains, sample by sample; one that is being sampled is there as far as it got."""
         calls = list(self.tree.trained())
         return [
-            call.turn(first=i == 0, nucleus=self._nucleus, text=self._renderer.decode(call.reply.tokens.column()))
+            call.turn(
+                first=i == 0,
+                nucleus=self._nucleus,
+                routes=self._routes,
+                text=self._renderer.decode(call.reply.tokens.column()),
+            )
             for i, call in enumerate(calls)
         ]
 
@@ -182,13 +190,14 @@ class Session:
             spec.trained = False  # drawn from another distribution than the model's own
         call = self.tree.begin(spec)
         self._running[call.number] = call
+        asked = request.sampling
+        sampling = replace(asked, nucleus=self._nucleus or asked.nucleus, routes=self._routes)
+        mine = replace(request, sampling=sampling, routes_from=call.reply.routes_from(len(request.tokens)) if self._routes else 0)
         try:
-            async with closing_reply(self._stream(request, call.number)) as chunks:
+            async with closing_reply(self._stream(mine, call.number)) as chunks:
                 async for chunk in chunks:
-                    nucleus = chunk.nucleus if self._nucleus else None
-                    call.reply.add(chunk.tokens, chunk.logprobs, [(chunk.version, len(chunk.tokens))], nucleus)
+                    call.reply.take(chunk, mine)
                     if chunk.finish is not None:
-                        call.reply.finish, call.reply.latency = chunk.finish, chunk.latency
                         self._end(call, request)
                         self._on_call(call, request)
                     yield chunk

@@ -12,6 +12,7 @@ from whet.data.parsers import ToolSchemas
 from whet.env.sampling import Reply
 from whet.types import Finish, Message, Origin, Turn
 from whet.types.columns import Ints, Ragged, Runs
+from whet.types.routes import Routes
 
 
 class Rule(StrEnum):
@@ -74,12 +75,13 @@ class RecordedCall:
         """Prompt and reply."""
         return Ints.join((self.spec.prompt, self.reply.tokens.column()))
 
-    def turn(self, *, first: bool, nucleus: bool, text: str) -> Turn:
+    def turn(self, *, first: bool, nucleus: bool, routes: bool, text: str) -> Turn:
         """Its part of the trajectory.
 
         Args:
             first: it is the trajectory's first.
             nucleus: the run records the tokens that each was drawn from.
+            routes: the run records the experts that tokens went to.
             text: the reply's, for one that was cut.
         """
         context = self.spec.context if self.continues else self.spec.prompt
@@ -90,6 +92,7 @@ class RecordedCall:
             logprobs=self.reply.logprobs.column(),
             versions=Runs[int].from_runs(self.reply.versions),
             nucleus=Ragged.join(self.reply.nucleus) if nucleus else None,
+            routes=(self.reply.all_routes if self.reply.tokens else Routes.unknown(len(context))) if routes else None,
             message=self.message or Message("assistant", text),
             finish=self.reply.finish or Finish.ABORT,
             restart=not (self.continues or first),
@@ -154,7 +157,7 @@ class CallTree:
         elif spec.messages:
             start = next((i for i, message in enumerate(spec.messages) if message.role == "user"), len(spec.messages) - 1)
             self._begins.add(chain_of(spec.tools, spec.messages[: start + 1])[-1])
-        call = RecordedCall(len(self.calls), spec, continues)
+        call = RecordedCall(len(self.calls), spec, continues, Reply(len(spec.context if continues else spec.prompt)))
         self.calls.append(call)
         return call
 

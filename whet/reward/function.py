@@ -88,7 +88,7 @@ class SyncFunction:
         arguments = {
             "reference": self._reference,
             "options": self._options,
-            "trajectory": trajectory_to_json(trajectory, nuclei=False),
+            "trajectory": trajectory_to_json(trajectory, bulky=False),
             "score_key": self._score_key,
         }
         result = await self._pool.call(SCORE, arguments, what)

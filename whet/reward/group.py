@@ -58,7 +58,7 @@ class SyncGroupFunction:
         arguments = {
             "reference": self._config.name,
             "options": self._config.options,
-            "trajectories": [trajectory_to_json(trajectory, nuclei=False) for trajectory in trajectories],
+            "trajectories": [trajectory_to_json(trajectory, bulky=False) for trajectory in trajectories],
             "score_key": self._score_key,
         }
         result = await self._pool.call(SCORE_GROUP, arguments, what)

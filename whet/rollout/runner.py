@@ -44,7 +44,7 @@ GREEDY = "greedy"
 
 def greedily(sampling: SamplingParams) -> SamplingParams:
     """The most likely token every time; nothing of it is trained on, so nothing need be replayed."""
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, nucleus=False)
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, nucleus=False, routes=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from math import fsum
 from whet.train.batching import TrainOn
 from whet.types import UNSAMPLED, Group, Origin, Outcome, Sample, Trajectory, Turn
 from whet.types.columns import Doubles, Floats, Ints, Ragged, Runs
+from whet.types.routes import Routes
 
 
 def samples_of(trajectory: Trajectory, train_on: TrainOn = "model") -> list[Sample]:
@@ -68,6 +69,7 @@ def _sample_of(trajectory: Trajectory, chain: Sequence[Turn], order: int, train_
         temperature=trajectory.temperature,
         token_rewards=_token_rewards(chain),
         nucleus=_nucleus(chain),
+        routes=_routes(chain),
         truncated=trajectory.outcome is Outcome.TRUNCATED,
         role=chain[0].role,
     )
@@ -85,3 +87,9 @@ def _nucleus(chain: Sequence[Turn]) -> Ragged | None:
         return None
     given = ((Ragged.empty(len(turn.context)), turn.nucleus or Ragged.empty(len(turn.tokens))) for turn in chain)
     return Ragged.join(part for parts in given for part in parts)
+
+
+def _routes(chain: Sequence[Turn]) -> Routes | None:
+    if all(turn.routes is None for turn in chain):
+        return None
+    return Routes.join(turn.routes or Routes.unknown(len(turn.context) + len(turn.tokens)) for turn in chain)

@@ -10,6 +10,7 @@ from whet.serve.calls import Call
 from whet.serve.errors import ApiError
 from whet.serve.text import DecodeText, TextStream, token_fields
 from whet.types import JSON, Chunk, Finish, Request
+from whet.types.routes import Routes
 
 Event = Mapping[str, JSON]
 """One event of a stream, or a whole answer."""
@@ -78,6 +79,8 @@ class Sampled:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
     kept: list[list[int]] = field(default_factory=list[list[int]])
     """The ids that each token was drawn from, if the request asked for them and leaves any out."""
+    routes: list[Routes] = field(default_factory=list[Routes])
+    """Chosen experts, if the request asked for them."""
     versions: list[int] = field(default_factory=list[int])
     num_cached: int = 0
     """Tokens of the prompt that the engine had in its cache."""
@@ -92,6 +95,7 @@ class Sampled:
         self.raw_logprobs.extend(chunk.raw_logprobs)
         self.top_logprobs.extend(chunk.top_logprobs)
         self.kept.extend(list(memoryview(ids).cast("i")) for ids in chunk.nucleus)
+        self.routes.append(chunk.routes)
         self.versions.extend([chunk.version] * len(chunk.tokens))
         self.finish, self.num_new, self.num_cached = chunk.finish, len(chunk.tokens), chunk.num_cached
         cut = self.matched_token is not None and not self.keep_stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,6 +31,7 @@ from whet.serve.sampling import SamplingBody, new_seed
 from whet.serve.service import Service
 from whet.serve.text import TextStream
 from whet.types import JSON, Chunk, Finish, Grammar, Request, SamplingParams, Scored
+from whet.types.routes import Routes
 
 T = TypeVar("T")
 
@@ -72,7 +74,9 @@ class GenerateBody(Body):
     log_metrics: bool = True
     """Accepted without effect: there are no such metrics."""
     return_hidden_states: Literal[False] = False
-    return_routed_experts: Literal[False] = False
+    return_routed_experts: bool = False
+    """Also tell, at the end, the experts that tokens of a mixture went to: of all but the last one, from `routed_experts_start_len` on."""
+    routed_experts_start_len: int = Field(default=0, ge=0)
     return_sampling_mask: bool = False
     """Also tell the ids that each token was drawn from, where top_p, top_k or min_p leave any out."""
     sampling_logprobs_mode: Literal["selected"] = "selected"
@@ -104,13 +108,17 @@ async def prepare_generate(service: Service, value: JSON) -> GenerateAnswer:
         if body.logprob_start_len >= len(tokens):
             message = f"logprob_start_len is {body.logprob_start_len}, but a prompt has {len(tokens)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
+        if body.routed_experts_start_len > len(tokens):
+            message = f"routed_experts_start_len is {body.routed_experts_start_len}, but a prompt has {len(tokens)} tokens"
+            raise ApiError(400, message, param="routed_experts_start_len")
         grammar = await one_grammar(service, native_grammars(wish.json_schema, wish.regex, wish.ebnf))
         params = _params(service, wish, room, body, grammar)
         every = (wish.stream_interval or service.config.stream_interval) if body.stream else 0
         seed = new_seed() if wish.sampling_seed is None else wish.sampling_seed
         for i in range(n):
             rid = name if n == 1 else f"{name}_{i}"
-            requests.append(Request(rid, context_of(tokens), replace(params, seed=seed + i), chunk_tokens=every))
+            sampling, first = replace(params, seed=seed + i), body.routed_experts_start_len + 1
+            requests.append(Request(rid, context_of(tokens), sampling, chunk_tokens=every, routes_from=first))
     if body.return_logprob:
         scored = sum(len(request.tokens) for request in requests) if body.logprob_start_len >= 0 else 0
         reported = sum(request.sampling.max_tokens for request in requests)
@@ -166,6 +174,7 @@ def _params(service: Service, wish: NativeSampling, room: int, body: GenerateBod
         raw_logprobs=body.return_logprob and greedy,
         top_logprobs=body.top_logprobs_num if body.return_logprob else None,
         nucleus=body.return_sampling_mask,
+        routes=body.return_routed_experts,
     )
 
 
@@ -246,6 +255,9 @@ class GenerateAnswer(PlainEvents):
         }
         if self._body.return_sampling_mask and sampled.request.sampling.narrows:
             meta |= self._mask(sampled, reported.tokens)
+        if self._body.return_routed_experts and sampled.finish is not None and sampled.tokens:
+            rows = Routes.join(sampled.routes).numpy().astype("<i4") - 1
+            meta["routed_experts"] = b64encode(rows.tobytes()).decode()
         if self._body.return_logprob:
             meta |= self._logprobs(place, sampled, reported.tokens)
         return {"text": sampled.text.certain[reported.characters :], "output_ids": sampled.tokens[reported.tokens :], "meta_info": meta}

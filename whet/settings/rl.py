@@ -201,6 +201,15 @@ class RunConfig(BaseRunConfig):
         return self
 
     @model_validator(mode="after")
+    def _tells_routes(self) -> RunConfig:
+        if self.train.routing_replay == "rollout" and self.engine.embedded.static_decode:
+            raise ValueError(
+                "train.routing_replay=rollout asks the engine for the experts of every token, which engine.embedded.static_decode does not "
+                "tell: leave static_decode out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sleeps_alone(self) -> RunConfig:
         if self.engine.sleep and self.control.overlaps:
             raise ValueError(

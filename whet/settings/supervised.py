@@ -106,6 +106,7 @@ def refuse_settings(config: BaseRunConfig) -> None:
     Raises:
         ValueError: with the name of the setting.
     """
+    refuse_unread(config.train, ["routing_replay"], "(train) in a run without rollouts, which has one pass", "use `whet train`")
     refuse_unread(config.cluster, ENGINE_KEYS, "(cluster) in a run without rollouts, which has no engine", "use `whet train`")
     why = "(observe) in a run without rollouts, which has no replies"
     refuse_unread(config.observe, ["show"], why, "use `whet train`, or leave it out")

@@ -22,6 +22,7 @@ from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.controller import Controller
 from whet.train.critic import fit_of, named_for_critic
+from whet.train.routing import replay_metrics
 from whet.train.token_uses import TokenUses, UseTable
 from whet.types import Origin, Progress
 
@@ -128,6 +129,7 @@ class Learners:
         seed: seed of the shuffles into optimizer steps.
         gives_back: True if memory that an update leaves unused is for other processes on the device.
         meter: watches what the passes cost.
+        replays_rollout: True if the policy replays the engine's experts.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Learners:
         *,
         gives_back: bool = False,
         meter: Meter | None = None,
+        replays_rollout: bool = False,
     ) -> None:
         self.models = models
         self.policy, self.critic = models.policy, models.critic
@@ -149,6 +152,7 @@ class Learners:
         self._refresh = models.refresh
         self._gives_back = gives_back
         self._meter = meter or Meter(Devices())
+        self._replays_rollout = replays_rollout
 
     @property
     def notes(self) -> list[str]:
@@ -186,6 +190,8 @@ class Learners:
         batch = batch.with_(td_errors=None, kl_rewards=None)  # they are for the records
         before = batch.old_logprobs if Need.OLD_LOGPROBS in self.algorithm.needs else None
         done = Update({} if before is None else mismatch(batch, before), before, 0)
+        if self._replays_rollout and batch.routes is not None:
+            done = replace(done, metrics=merge_metrics(done.metrics, replay_metrics(batch, self.policy)))
         warmup = 0
         if self.critic is not None:
             warmup = self.critic.warmup_rollouts

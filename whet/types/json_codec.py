@@ -25,6 +25,7 @@ from whet.types import (
     TurnNote,
 )
 from whet.types.columns import Column, Doubles, Floats, Ints, Ragged, Runs
+from whet.types.routes import Routes
 
 C = TypeVar("C", bound=Column[Any])
 
@@ -45,16 +46,16 @@ def rewards_from_json(data: JSON) -> Rewards:
     return Rewards(data["total"], data["components"], data["detail"], token_rewards, data.get("by_role", {}))
 
 
-def trajectory_to_json(trajectory: Trajectory, *, nuclei: bool = True) -> JSON:
+def trajectory_to_json(trajectory: Trajectory, *, bulky: bool = True) -> JSON:
     """Everything the record holds. Task metadata must be JSON already, as the record promises.
 
-    `nuclei`: whether the turns' nuclei are among it, which may take more room than all the rest.
+    `bulky`: whether the turns' nuclei and experts are among it, which may take more room than all the rest.
     """
     error = trajectory.error
     return {
         "id": trajectory.id,
         "task": _task_to_json(trajectory.task),
-        "turns": [_turn_to_json(turn if nuclei else replace(turn, nucleus=None)) for turn in trajectory.turns],
+        "turns": [_turn_to_json(turn if bulky else replace(turn, nucleus=None, routes=None)) for turn in trajectory.turns],
         "outcome": trajectory.outcome.value,
         "rewards": None if trajectory.rewards is None else rewards_to_json(trajectory.rewards),
         "error": None if error is None else [error.kind, error.message, error.where, error.traceback],
@@ -127,6 +128,7 @@ def _turn_to_json(turn: Turn) -> JSON:
         "reward": turn.reward,
         "token_rewards": None if turn.token_rewards is None else _column_to_json(turn.token_rewards),
         "nucleus": None if turn.nucleus is None else [_column_to_json(turn.nucleus.counts), _column_to_json(turn.nucleus.ids)],
+        "routes": None if turn.routes is None else _routes_to_json(turn.routes),
         "restart": turn.restart,
         "role": turn.role,
         "notes": [[note.tool, {name: float(x) for name, x in note.metrics.items()}, dict(note.attachments)] for note in turn.notes],
@@ -149,7 +151,17 @@ def _turn_from_json(data: JSON) -> Turn:
         role=data.get("role", ""),
         notes=tuple(TurnNote(*note) for note in data.get("notes", ())),
         nucleus=None if nucleus is None else Ragged.of_parts(*(_column_from_json(Ints, part) for part in nucleus)),
+        routes=None if data.get("routes") is None else _routes_from_json(data["routes"]),
     )
+
+
+def _routes_to_json(routes: Routes) -> JSON:
+    return [len(routes), routes.layers, routes.top_k, routes.itemsize, b64encode(routes.data).decode()]
+
+
+def _routes_from_json(data: JSON) -> Routes:
+    length, layers, top_k, itemsize, entries = data
+    return Routes(b64decode(entries), layers, top_k, itemsize) if entries else Routes.unknown(length)
 
 
 def _column_to_json(column: Column[Any]) -> str:

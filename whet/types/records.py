@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any
 
 from whet.types.columns import Columns, Doubles, Floats, Ints, Ragged, Runs, to_columns
+from whet.types.routes import Routes
 
 JSON = Any
 """A value that `json.dumps` accepts."""
@@ -222,6 +223,8 @@ class Turn:
     nucleus: Ragged | None = None
     """The token ids that each sampled token was drawn from, as int32 one after another; none: the whole vocabulary. None where nothing
     was left out, or nobody asked. [T]"""
+    routes: Routes | None = None
+    """Experts that the predecessor of each token of the context, then of each sampled one, went to. None: nobody asked. [C + T]"""
     restart: bool = False
     """The history was rewritten: this turn's context is the whole new prompt, and a new sample begins
     here."""
@@ -239,6 +242,8 @@ class Turn:
         lengths |= {name: len(items) for name, items in optional.items() if items is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"a turn's per-token fields differ in length: {lengths}")
+        if self.routes is not None and len(self.routes) != len(self.context) + len(self.tokens):
+            raise ValueError(f"a turn of {len(self.context) + len(self.tokens)} tokens has the experts of {len(self.routes)}")
 
 
 UNTRAINED_TOKENS = "tokens_untrained"
@@ -340,6 +345,8 @@ class Sample:
     """Rewards of single tokens, in addition to the trajectory's reward; None: no token has one."""
     nucleus: Ragged | None = None
     """As in `Turn`; empty where no policy sampled the token."""
+    routes: Routes | None = None
+    """Experts that each token's predecessor went to, as the engine chose them. None: nobody asked."""
     baseline: float | None = None
     """The score of the greedy trajectory of the same task; None: no such trajectory was sampled, or it
     failed."""
@@ -352,7 +359,7 @@ class Sample:
         to_columns(self, _SAMPLE_COLUMNS)
         fields = ("tokens", "origin", "loss_mask", "logprobs", "versions")
         lengths = {name: len(getattr(self, name)) for name in fields}
-        optional = {"token_rewards": self.token_rewards, "nucleus": self.nucleus}
+        optional = {"token_rewards": self.token_rewards, "nucleus": self.nucleus, "routes": self.routes}
         lengths |= {name: len(items) for name, items in optional.items() if items is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"a sample's per-token fields differ in length: {lengths}")

@@ -10,6 +10,7 @@ from typing import Literal
 
 from whet.types.columns import Columns, Doubles, Floats, Ints, Ragged, to_columns
 from whet.types.records import Finish
+from whet.types.routes import Routes
 
 MAX_TEMPERATURE = 1e6
 """A temperature that float32 takes for infinite would make no numbers of what a grammar leaves out."""
@@ -62,6 +63,8 @@ class SamplingParams:
     """Number of most likely tokens of that distribution to return with each sampled token."""
     nucleus: bool = False
     """Also tell the token ids that each token was drawn from, where top_k, top_p or min_p leave any out."""
+    routes: bool = False
+    """Also tell the experts that tokens of a mixture went to."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -114,7 +117,7 @@ def text_before(text: str, stop: tuple[str, ...]) -> str:
 _REQUEST_COLUMNS: Columns = {"tokens": Ints}
 _CHUNK_COLUMNS: Columns = {"tokens": Ints, "logprobs": Floats, "raw_logprobs": Floats, "nucleus": Ragged}
 _SCORED_COLUMNS: Columns = {"logprobs": Doubles}
-_NO_LOGPROBS, _NO_NUCLEI = Floats(), Ragged()
+_NO_LOGPROBS, _NO_NUCLEI, _NO_ROUTES = Floats(), Ragged(), Routes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class Request:
     """Number of last entries of `tokens` that were sampled as the beginning of this reply. For the
     options they are part of the reply: stop texts may begin in them, and penalties, min_tokens and a
     grammar count them. max_tokens counts only the tokens still to come."""
+    routes_from: int = 0
+    """First token of the context whose predecessor's experts are reported, where the request asks for them."""
 
     def __post_init__(self) -> None:
         to_columns(self, _REQUEST_COLUMNS)
@@ -167,6 +172,9 @@ class Chunk:
     """For each token the (id, log-prob) of the most likely ones under that distribution, where the request asked for them."""
     nucleus: Ragged = _NO_NUCLEI
     """As in `Turn`, where the request asked for it."""
+    routes: Routes = _NO_ROUTES
+    """As in `Turn`, where the request asked for them: of each token; in the first chunk with tokens of the context's before these, from
+    `Request.routes_from` on. What a chunk without tokens has is nothing."""
     num_cached: int = field(default=0, compare=False)
     """Tokens of the request's context that were in the cache when the request was first admitted. Not
     compared: two answers are equal whether or not the cache was used."""

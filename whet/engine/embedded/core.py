@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -24,6 +24,7 @@ from whet.engine.embedded.logits import Drawn, Top, adjusted, most_likely, raw_o
 from whet.engine.embedded.own_memory import OwnMemory
 from whet.engine.embedded.paged import PlannedTokens, buckets, lay_out
 from whet.engine.embedded.room import with_cache
+from whet.engine.embedded.routing import KEY, StepRoutes
 from whet.engine.embedded.rows import DecodeRows
 from whet.engine.embedded.sampler import sample
 from whet.engine.embedded.scheduler import Scheduler, Sequence
@@ -31,6 +32,7 @@ from whet.engine.embedded.static import StaticDecode
 from whet.engine.embedded.stops import finish_of
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.model.causal import CausalModel, release_unused
+from whet.model.routing import Routers
 from whet.types import Finish, Request, SamplingParams, Scored
 from whet.types.columns import Doubles, Ints
 
@@ -74,7 +76,9 @@ class EngineCore:
         self.store = KVStore(num_blocks, block_size)
         pool = BlockPool(num_blocks, block_size)
         self.rows = DecodeRows(self.store, pool)
-        self.scheduler = Scheduler(pool, self.store.copy_block, config.max_running, config.max_batch_tokens)
+        self.scheduler = Scheduler(pool, self._copy_block, config.max_running, config.max_batch_tokens)
+        self.routes: StepRoutes | None = None
+        """Experts of the cached tokens; None: nobody has asked for any yet."""
         self.max_tokens = min(num_blocks * block_size, model.max_positions or num_blocks * block_size)
         """Longest sequence, prompt and reply together."""
         self.ranks = ranks or SingleProcess()
@@ -123,8 +127,19 @@ class EngineCore:
                 )
         if sampling.min_tokens and len(set(sampling.stop_token_ids)) == self.model.vocab_size:
             raise EngineRefused(f"request {request.id}: with min_tokens, stop_token_ids must leave a token that can be sampled")
+        if sampling.routes:
+            self._check_routes(request.id)
         if sampling.stop and self._tokenizer.decode is None:
             raise EngineRefused(f"request {request.id} has stop texts, but the engine was made without a tokenizer to find them with")
+
+    def _check_routes(self, name: str) -> None:
+        if self._static is not None:
+            raise EngineRefused(f"request {name}: with engine.embedded.static_decode the engine does not tell experts; leave that out")
+        if self.routes is None:
+            try:
+                Routers(self.model.hf, KEY)
+            except ValueError as error:
+                raise EngineRefused(f"request {name}: {error}") from error
 
     def begin_grammar(self, request: Request) -> Matching | None:
         """State of the request's reply in its grammar; None: it has none. From any thread: it may take
@@ -148,6 +163,9 @@ class EngineCore:
 
     def add(self, request: Request, matching: Matching | None = None) -> Sequence:
         """Queue a request that passed `check` and `check_sampling`, with what `begin_grammar` said of it."""
+        if request.sampling.routes and self.routes is None:
+            self.drop_caches()  # of what it holds nobody knows the experts
+            self.routes = StepRoutes(self.model, self.store.num_blocks * self.store.block_size, self.store.block_size)
         self.ranks.broadcast("add", request)
         sequence = Sequence(request, self._arrivals, list(request.tokens), matching=matching)
         self.scheduler.add(sequence)
@@ -301,8 +319,14 @@ class EngineCore:
             parts = buckets(rest, self.rows)
             rest = list(chain.from_iterable(part.planned for part in parts))
             step = lay_out(parts, self.store, self.model.device)
-            outs.append(self.model.hidden(step.tokens, step.positions, step.attend))
+            compute = partial(self.model.hidden, step.tokens, step.positions, step.attend)
+            outs.append(compute() if self.routes is None else self.routes.computed(rest, compute))
         return [*single, *rest], outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _copy_block(self, source: int, target: int) -> None:
+        self.store.copy_block(source, target)
+        if self.routes is not None:
+            self.routes.copy_block(source, target)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits of states [B, H]; the compiled ones are valid until the next call. [B, V]"""

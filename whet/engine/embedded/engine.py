@@ -25,6 +25,7 @@ from whet.transport.apply import Arrived, copy_weights
 from whet.transport.base import Stream
 from whet.types import Chunk, Finish, Receipt, ReplyLatency, Request, Scored
 from whet.types.columns import Floats, Ints, Ragged
+from whet.types.routes import Routes
 
 
 @dataclass(slots=True, eq=False)
@@ -249,7 +250,8 @@ class EmbeddedEngine:
                 span = slice(places[0], places[-1] + 1)
                 raw, top = Floats(sequence.raw_logprobs[span]), tuple(sequence.top_logprobs[span])
                 kept, found = Ragged(sequence.nucleus[span]), sequence.num_prefix_hits or 0
-                chunks.append(Chunk(Ints(sampled[span]), Floats(sequence.logprobs[span]), version, None, raw, top, kept, found))
+                routes = self._routes(sequence, span)
+                chunks.append(Chunk(Ints(sampled[span]), Floats(sequence.logprobs[span]), version, None, raw, top, kept, routes, found))
             sequence.delivered = sequence.num_sampled
         if finish is not None:
             found = 0 if sequence is None else sequence.num_prefix_hits or 0
@@ -257,6 +259,14 @@ class EmbeddedEngine:
             chunks.append(replace(last, finish=finish, latency=call.latency))
         for chunk in chunks:
             call.chunks.put_nowait(chunk)
+
+    def _routes(self, sequence: Sequence, span: slice) -> Routes:
+        """Experts that come with some of a sequence's sampled tokens."""
+        if not sequence.request.sampling.routes:
+            return Routes()
+        assert self.core.routes is not None, "the core began to note experts with the first request for them"
+        start = sequence.num_prompt + span.start if span.start else sequence.request.routes_from
+        return self.core.routes.entries(sequence, start, sequence.num_prompt + span.stop)
 
     def _hand_out(self, item: Progressed) -> None:
         sequence = item.sequence

@@ -34,6 +34,8 @@ class Sequence:
     """Filled where the request asks for them, like the next two."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     nucleus: list[bytes] = field(default_factory=list)
+    routes: bytearray = field(default_factory=bytearray)
+    """Experts of its tokens as they were first computed, token after token, if the request asks for them."""
     matching: Matching | None = None
     """State of the reply in its grammar, if it has one."""
     num_prefix_hits: int | None = None

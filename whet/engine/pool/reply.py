@@ -10,6 +10,7 @@ from itertools import groupby
 from whet.engine.base import EngineFailed
 from whet.types import Chunk, Finish, Request
 from whet.types.columns import Floats, Ints, Ragged
+from whet.types.routes import Routes
 
 HANDOVER_TOKENS = 32
 """Largest number of tokens between two handovers by a member: this many tokens of a reply are sampled
@@ -60,6 +61,7 @@ class PooledReply:
             sampling=replace(sampling, max_tokens=left),
             chunk_tokens=min(asked.chunk_tokens or HANDOVER_TOKENS, HANDOVER_TOKENS),
             num_begun=asked.num_begun + self.num_sampled,
+            routes_from=len(asked.tokens) + self.num_sampled if self.num_sampled else asked.routes_from,
         )
 
     async def next_of(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
@@ -110,6 +112,7 @@ def _joined(chunks: list[Chunk]) -> Iterator[Chunk]:
             Floats.join(part.raw_logprobs for part in parts),
             tuple(top for part in parts for top in part.top_logprobs),
             Ragged.join(part.nucleus for part in parts),
+            Routes.join(part.routes for part in parts),
             parts[0].num_cached,
             parts[-1].latency,
         )

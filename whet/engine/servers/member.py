@@ -169,13 +169,15 @@ class ServerMember:
                     self._check_labels(request, sampled, label)
                     finish = Finish.STOP if reply.take(sampled) else self._finish(request, sampled, reply)
                     if finish is not None:
+                        if finish is Finish.ABORT and reply.lacks_routes:
+                            reply.let_go()
                         yield reply.chunk(version, finish)
                         return
                     if sampled.finish is not None:
                         break
-                    if not reply.withheld and request.chunk_tokens and reply.num_waiting >= request.chunk_tokens:
+                    if not (reply.withheld or reply.routed) and request.chunk_tokens and reply.num_waiting >= request.chunk_tokens:
                         yield reply.chunk(version, None)
-        if reply.withheld:
+        if reply.withheld or reply.lacks_routes:
             reply.let_go()
         elif reply.num_waiting:
             yield reply.chunk(version, None)

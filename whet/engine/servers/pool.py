@@ -37,6 +37,8 @@ class Servers:
     folder: Path
     """Folder of the model and its tokenizer."""
     decode: Decode
+    tells_routes: bool = False
+    """True if requests ask for experts."""
 
     def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
         """A start of each server, by its name."""
@@ -46,6 +48,8 @@ class Servers:
             pairs = zip(names, self.config.urls, strict=True)
             return {name: ServerAt(kind, name, url, self.decode, direct, pool.start_timeout_s) for name, url in pairs}
         args = self.config.vllm.args if self.config.name == "vllm" else self.config.sglang.args
+        if self.tells_routes:
+            args = {"enable_return_routed_experts": True} | args
         return {
             name: ServerStarter(
                 kind=kind,

@@ -8,6 +8,7 @@ from whet.engine.embedded.stops import Decode, completes
 from whet.engine.servers.wire import SampledTokens, restarts
 from whet.types import Chunk, Finish, Request
 from whet.types.columns import Floats, Ints, Ragged
+from whet.types.routes import Routes
 
 
 class ServedReply:
@@ -29,6 +30,8 @@ class ServedReply:
         self._begun = list(request.tokens)[len(request.tokens) - request.num_begun :]
         self._given: list[int] = []
         self._waiting: list[SampledTokens] = []
+        self.routed = request.sampling.routes
+        """The experts of an attempt come with its end, and nothing of it is handed over before."""
         self.num_dropped = 0
         """Tokens after the end of a stop text, and of attempts that were sampled again."""
 
@@ -48,7 +51,13 @@ class ServedReply:
             tokens=Ints.join([self.request.tokens, Ints(self._given)]),
             sampling=replace(sampling, max_tokens=sampling.max_tokens - len(self._given)),
             num_begun=self.request.num_begun + len(self._given),
+            routes_from=len(self.request.tokens) + len(self._given) if self._given else self.request.routes_from,
         )
+
+    @property
+    def lacks_routes(self) -> bool:
+        """True if what waits to be handed over came without the experts that were asked for."""
+        return self.routed and self.num_waiting > 0 and self._waiting[-1].routes is None
 
     def take(self, sampled: SampledTokens) -> bool:
         """Add an event's tokens. True: a stop text ends in them; they then end with it."""
@@ -86,4 +95,5 @@ class ServedReply:
             logprobs if self.request.sampling.raw_logprobs else Floats(),
             tuple(top for part in parts for top in part.top_logprobs),
             Ragged(Ints(ids).tobytes() for part in parts for ids in part.nuclei),
+            parts[-1].routes or Routes() if tokens else Routes(),
         )

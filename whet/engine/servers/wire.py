@@ -10,6 +10,7 @@ from whet.engine.base import EngineRefused
 from whet.transport.base import Ticket
 from whet.types import Request, SamplingParams, Scored
 from whet.types.columns import Ints
+from whet.types.routes import Routes
 
 _MIX = 0x9E3779B97F4A7C15
 
@@ -27,6 +28,8 @@ class SampledTokens:
     """The server's finish reason: stop, length, abort, or another."""
     labels: list[str] | None
     """Labels of the weights that sampled the reply, with its last event; None: the server does not tell."""
+    routes: Routes | None = None
+    """As in `Chunk`, of the whole attempt, with its last event. None: not asked for, or the attempt was aborted without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ def check_raw(request: Request, why: str) -> None:
     sampling = request.sampling
     if not (sampling.raw_logprobs or sampling.top_logprobs):
         return
-    same = {"seed": 0, "stop": (), "stop_token_ids": (), "min_tokens": 0, "raw_logprobs": False, "top_logprobs": 0, "nucleus": False}
+    same = {"seed": 0, "stop": (), "stop_token_ids": (), "min_tokens": 0, "raw_logprobs": False, "top_logprobs": 0}
+    same |= {"nucleus": False, "routes": False}
     if replace(sampling, max_tokens=1, **same) != SamplingParams(1):
         raise EngineRefused(
             f"request {request.id}: {why} has no log-probs of the model's own distribution but at "

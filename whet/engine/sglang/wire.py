@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.servers.routing import check_routed, first_row, routes_of, sglang_rows
 from whet.engine.servers.wire import SampledTokens, check_raw, restarts, seed_of
 from whet.types import Request, Scored
 from whet.types.columns import Doubles, Ints
+from whet.types.routes import Routes
 
 GRAMMARS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "ebnf"}
 """Names of whet's grammars among SGLang's sampling parameters."""
@@ -33,6 +35,7 @@ def body_of(request: Request, request_id: str) -> dict[str, Any]:
     if sampling.repetition_penalty != 1.0:
         raise EngineRefused(f"request {request.id}: SGLang's repetition_penalty leaves out the prompt, and whet's does not: leave it out")
     check_raw(request, "SGLang")
+    check_routed(request, "SGLang")
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "min_new_tokens": max(0, sampling.min_tokens - request.num_begun),
@@ -60,7 +63,11 @@ def body_of(request: Request, request_id: str) -> dict[str, Any]:
         "top_logprobs_num": sampling.top_logprobs,
         "stream": True,
     }
-    return body | {"return_sampling_mask": True} if sampling.narrows else body
+    if sampling.narrows:
+        body["return_sampling_mask"] = True
+    if sampling.routes:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": first_row(request)}
+    return body
 
 
 class ReplyStream:
@@ -93,6 +100,7 @@ class ReplyStream:
                 kept = meta.get("output_token_sampling_logprobs") or ()
                 logprobs = [float(each) for each in self._new("output_token_sampling_logprobs", kept, total)]
             finish = self._finish(meta.get("finish_reason"))
+            routes = self._routes(meta.get("routed_experts"), finish, total) if sampling.routes else None
             labels = [str(span["version"]) for span in meta.get("weight_versions") or ()] or [str(meta["weight_version"])]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise EngineFailed(f"request {request.id}: an event is not as SGLang's: {error!r}: {str(event)[:300]}") from error
@@ -108,7 +116,24 @@ class ReplyStream:
             [list(map(int, mask)) for mask in masks] if sampling.nucleus else [],
             finish,
             labels,
+            routes,
         )
+
+    def _routes(self, encoded: str | None, finish: str | None, total: int) -> Routes | None:
+        """The experts that come with the end of a reply; None: it has not ended, or was aborted without them.
+
+        Raises:
+            EngineFailed: if they are missing, or of other tokens.
+        """
+        request = self._request
+        if finish is None or (encoded is None and finish == "abort"):
+            return None
+        if encoded is None:
+            raise EngineFailed(
+                f"request {request.id}: train.routing_replay=rollout needs the experts that tokens went to, and none came: start the "
+                "server with --enable-return-routed-experts; some routers lose `return_routed_experts`"
+            )
+        return routes_of(request, sglang_rows(encoded, len(request.tokens) + total - 1 - first_row(request)), total)
 
     def _new(self, name: str, values: Sequence[Any], total: int) -> list[Any]:
         """The values of new tokens.

@@ -43,9 +43,12 @@ class VllmWire:
 
     async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         body = body_of(request, request_id, self._model, f"whet-{label}")
+        num_sampled = 0
         async with aclosing(self._server.events(GENERATE, body)) as events:
             async for event in events:
-                yield sampled_of(event, request)
+                sampled = sampled_of(event, request, num_sampled)
+                num_sampled += len(sampled.tokens)
+                yield sampled
 
     async def abort(self, request_id: str) -> None:
         await self._server.post("/inference/v1/abort_requests", {"request_ids": [PREFIX + request_id]})

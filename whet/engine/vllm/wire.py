@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.servers.routing import check_routed, first_row, routes_of, vllm_rows
 from whet.engine.servers.wire import SampledTokens, check_raw, restarts
 from whet.types import Grammar, Request, Scored
 from whet.types.columns import Doubles, Ints
+from whet.types.routes import Routes
 
 IMPOSSIBLE = -9999.0
 """vLLM's JSON has it in place of minus infinity."""
@@ -36,6 +38,7 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
             "the reply's first tokens as prompt; leave these options out, or use engine.name=embedded"
         )
     check_raw(request, "with --logprobs-mode processed_logprobs vLLM")
+    check_routed(request, "vLLM")
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -51,6 +54,8 @@ def body_of(request: Request, request_id: str, model: str, salt: str) -> dict[st
         "logprobs": sampling.top_logprobs,
         "detokenize": False,
     }
+    if sampling.routes:
+        params["routed_experts_prompt_start"] = first_row(request)
     if sampling.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.grammar is not None:
@@ -69,8 +74,8 @@ def structured(grammar: Grammar) -> dict[str, Any]:
     return {GRAMMARS[grammar.kind]: grammar.text}
 
 
-def sampled_of(event: Mapping[str, Any], request: Request) -> SampledTokens:
-    """The tokens of an event, and what was asked for of each.
+def sampled_of(event: Mapping[str, Any], request: Request, num_before: int = 0) -> SampledTokens:
+    """The tokens of an event, and what was asked for of each; `num_before`: tokens of earlier events.
 
     Raises:
         EngineFailed: if something that was asked for is missing: a router or a flag of the server has dropped it.
@@ -101,7 +106,28 @@ def sampled_of(event: Mapping[str, Any], request: Request) -> SampledTokens:
         logprobs = [0.0] * len(tokens)  # of a distribution with one point
     top = [_top(entry, request.sampling.top_logprobs) for entry in entries] if request.sampling.top_logprobs else []
     labels = None if spans is None else [str(span["version"]) for span in spans]
-    return SampledTokens(tokens, logprobs, top, [list(each) for each in mask or ()], finish, labels)
+    routes = _routes(choice.get("routed_experts"), request, finish, num_before + len(tokens)) if request.sampling.routes else None
+    return SampledTokens(tokens, logprobs, top, [list(each) for each in mask or ()], finish, labels, routes)
+
+
+def _routes(encoded: str | None, request: Request, finish: str | None, num_sampled: int) -> Routes | None:
+    """The experts that come with the end of a reply; None: it has not ended, or was aborted without them.
+
+    Raises:
+        EngineFailed: if they are missing, or of other tokens.
+    """
+    if encoded is None and finish in (None, "abort"):
+        return None
+    if encoded is None:
+        raise EngineFailed(
+            f"request {request.id}: train.routing_replay=rollout needs the experts that tokens went to, and the server sends none: start "
+            "it with --enable-return-routed-experts"
+        )
+    try:
+        rows = vllm_rows(encoded)
+    except (ValueError, TypeError) as error:
+        raise EngineFailed(f"request {request.id}: routed_experts are not as vLLM's: {error}") from error
+    return routes_of(request, rows, num_sampled)
 
 
 def _top(entry: Mapping[str, Any], count: int) -> tuple[tuple[int, float], ...]:

@@ -36,6 +36,7 @@ from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
 from whet.train.torch_native.ranks import Found, OneRank, Ranks, Share
+from whet.train.torch_native.replay import RouteReplay
 from whet.train.torch_native.resting import RestingWeights
 from whet.train.torch_native.saving import (
     BASE,
@@ -117,6 +118,9 @@ class TorchBackend:
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
             lies_here = config.offload and config.degrees is None  # a mesh's parameters lie there themselves
             self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
+        self._replay: RouteReplay | None = None
+        if config.routing_replay != "off" and total_steps is not None and isinstance(model, CausalModel):
+            self._replay = RouteReplay(model, config.routing_replay)
         self._head = head_of(model, rows_per_chunk(config, model.vocab_size), self._ranks)
         self._resting = RestingWeights(model) if rests and mesh is None and model.device.type != "cpu" else None
 
@@ -138,37 +142,43 @@ class TorchBackend:
         return "chains"
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
-        return self._annotate(batch, need, self._size)
+        return self._annotate(batch, need, self._size, self._replay)
 
-    def _annotate(self, batch: TrainBatch | None, need: Need, size: PassSize) -> TrainBatch:
+    def _annotate(self, batch: TrainBatch | None, need: Need, size: PassSize, replay: RouteReplay | None) -> TrainBatch:
         if need not in self._head.computes:
             raise ValueError(f"this backend cannot compute {need}")
         batch = batch if self._ranks.first else None
         flops, names = 0, self._head.computes[need]
-        share = self._share(None if batch is None else self._head.annotated(batch))
+        keeps = replay is not None and replay.keeps and need is Need.OLD_LOGPROBS
+        share = self._share(None if batch is None else self._head.annotated(batch), None if keeps else replay)
         columns = torch.zeros(len(names), share.batch.num_tokens, dtype=torch.float32)
-        with torch.no_grad(), self._passes():
-            for micro in self._micro_batches(share):
+        kept = replay.nothing(share.batch.num_tokens) if replay is not None and keeps else None
+        with torch.no_grad(), self._passes(replay):
+            for micro in self._micro_batches(share, replay):
                 _put(columns, share.batch, micro, torch.stack(self._head.columns(micro, need)))
+                if replay is not None and kept is not None:
+                    _put(kept[None], share.batch, micro, replay.kept(micro)[None])
                 flops += size.forward(*_needed(micro))
         self.flops += self._ranks.total(flops)
         self._ranks.rest()
         columns = self._ranks.gather(share, columns, batch)
-        annotated = share.batch if batch is None else batch
-        return annotated.with_(**dict(zip(names, columns.unbind(), strict=True)))
+        found = dict(zip(names, columns.unbind(), strict=True))
+        if kept is not None:
+            found["routes"] = self._ranks.gather(share, kept[None], batch)[0]
+        return (share.batch if batch is None else batch).with_(**found)
 
     def forward_backward(
         self, batch: TrainBatch | None, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
     ) -> Backward:
         assert self.optimizer is not None, "a frozen model has no gradients"
         batch = batch if self._ranks.first else None
-        share = self._share(batch)
+        share = self._share(batch, self._replay)
         terms = TermTable() if per_token else None
         columns = torch.zeros(1 if terms is None else 1 + len(NAMES), share.batch.num_tokens, dtype=torch.float32)
         metrics: Metrics = {}
         total, num_tokens, flops = 0.0, 0, 0
-        with self._passes():
-            for i, micro in enumerate(self._micro_batches(share)):
+        with self._passes(self._replay):
+            for i, micro in enumerate(self._micro_batches(share, self._replay)):
                 part, num_computed = micro.part, micro.row.num_tokens
                 assert part.weights is not None, "weights are assigned before the batch is cut"
                 self._ranks.begin(last=i == len(share.rows) - 1)
@@ -188,7 +198,8 @@ class TorchBackend:
                 num_tokens += num_computed
                 flops += self._size.forward(*_needed(micro)) + self._size.backward(*_needed(micro))
                 shared = Mean(part.num_tokens - num_computed, part.num_tokens)
-                metrics = merge_metrics(metrics, {**found.metrics, "train/shared": shared})
+                routed = {} if self._replay is None else self._replay.metrics()
+                metrics = merge_metrics(metrics, {**found.metrics, **routed, "train/shared": shared})
                 _put(columns[:1], share.batch, micro, out.logprobs)
         columns = self._ranks.gather(share, columns, batch)
         together = self._ranks.add(Found(total, num_tokens, flops, metrics))
@@ -303,31 +314,40 @@ class TorchBackend:
             self.optimizer.refresh_masters()
 
     @contextmanager
-    def _passes(self) -> Iterator[None]:
+    def _passes(self, replay: RouteReplay | None) -> Iterator[None]:
         """Inside, the model computes as it does for training."""
         with ExitStack() as inside:
+            if replay is not None:
+                inside.enter_context(replay.watched())
             if self._compiled is not None:
                 inside.enter_context(self._compiled.on())
             if self._resting is not None:
                 inside.enter_context(self._resting.awake())
             yield
 
-    def _share(self, batch: TrainBatch | None) -> Share:
-        """This rank's part of the batch that rank 0 has."""
+    def _share(self, batch: TrainBatch | None, replay: RouteReplay | None) -> Share:
+        """This rank's part of the batch that rank 0 has; without its experts where nothing replays them."""
+        if batch is not None:
+            batch = batch.with_(routes=None) if replay is None else replay.shaped(batch)
         return self._ranks.share(batch, self._plan)
 
     def _plan(self, batch: TrainBatch) -> Plan:
+        if self._replay is not None:
+            self._replay.check(batch)
         check_rotary(as_list(batch.lengths), self.model.rotary_limit, type(self.model.hf).__name__)
         return plan_rows(batch, self._rows, self.config.max_tokens_per_device * self._ranks.row_ranks)
 
-    def _micro_batches(self, share: Share) -> Iterator[MicroBatch]:
+    def _micro_batches(self, share: Share, replay: RouteReplay | None) -> Iterator[MicroBatch]:
         """Each row of this rank, laid out."""
         device, context = self.model.device, self._ranks.context
 
         def lay(part: TrainBatch) -> RowInput:
             return lay_out(part, share.kind, device, self.dtype, context)
 
-        return micro_batches(share.batch, share.rows, lay, device, projects=self._head.projects)
+        for micro in micro_batches(share.batch, share.rows, lay, device, projects=self._head.projects):
+            if replay is not None:
+                replay.begin(micro)
+            yield micro
 
 
 class _Base:
@@ -344,7 +364,7 @@ class _Base:
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         with self._adapter.off():
-            return self._backend._annotate(batch, need, self._size)
+            return self._backend._annotate(batch, need, self._size, None)
 
 
 def _needed(micro: MicroBatch) -> tuple[int, int, int]:
@@ -354,12 +374,12 @@ def _needed(micro: MicroBatch) -> tuple[int, int, int]:
 
 
 def _put(columns: Tensor, batch: TrainBatch, micro: MicroBatch, values: Tensor) -> None:
-    """Put the values of a micro-batch that counts, [t] or [K, t], to their places in the columns of the batch. [K, T]"""
+    """Put the values of a micro-batch that counts, [t] or [K, t, ...], to their places in the columns of the batch. [K, T, ...]"""
     if not micro.counts:
         return
     starts = batch.starts.tolist()
     lengths = batch.lengths[micro.samples].tolist()
-    pieces = values.detach().to("cpu", columns.dtype).split(lengths, dim=-1)
+    pieces = values.detach().to("cpu", columns.dtype).split(lengths, dim=min(values.dim() - 1, 1))
     for i, length, piece in zip(micro.samples, lengths, pieces, strict=True):
         columns[:, starts[i] : starts[i] + length] = piece
 

@@ -30,7 +30,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, places: Tensor, size: int, group: ProcessGroup) -> Tensor:
         ctx.save_for_backward(places)
-        whole = own.new_zeros(size).index_copy_(0, places, own)
+        whole = own.new_zeros(size, *own.shape[1:]).index_copy_(0, places, own)
         dist.all_reduce(whole, group=group)
         return whole
 
@@ -91,7 +91,7 @@ def together(own: Tensor, places: Tensor, size: int, group: ProcessGroup) -> Ten
     """A column whose entries are spread over the ranks, whole on each of them; its gradient goes back to the owners.
 
     Args:
-        own: this rank's entries. [n]
+        own: this rank's entries. [n, ...]
         places: their indices. [n] int64
         size: entries of the column; each is one rank's.
         group: the ranks.

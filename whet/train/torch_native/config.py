@@ -11,6 +11,7 @@ from whet.model.config import LoraConfig
 
 ContextAttention = Literal["ulysses", "gather"]
 RowsSetting = Literal["auto", "forest", "chains"]
+RoutingReplay = Literal["off", "old", "rollout"]
 LOGITS_BYTES = 256 * 2**20
 """Size of one chunk of logits that log-probs are computed from."""
 
@@ -122,6 +123,11 @@ class TrainConfig(Config):
     compile: bool = False
     """Compile the decoder's layers (torch.compile) when the first rows come, once for all layers that are alike: `time/compile_s` in
     `metrics.jsonl` has the seconds. On a mesh without `tensor` and `expert`."""
+    routing_replay: RoutingReplay = "off"
+    """Experts that a mixture's tokens go to in the trainer. off: its routers choose, in every pass again; old: the
+    choice of the pass that computes old log-probs is kept for the update (R2, arXiv 2507.18071); rollout: the engine's
+    choice holds in both (R3, arXiv 2510.11370). The weights of the chosen experts are the trainer's own, with their
+    gradient."""
     logprob_chunk_tokens: int | None = Field(default=None, gt=0)
     """Rows of logits held at a time; unset: as many as fit into 256 MiB."""
 
@@ -129,6 +135,15 @@ class TrainConfig(Config):
     def _trains_weights(self) -> TrainConfig:
         if self.freeze and self.lora is not None:
             raise ValueError("freeze is set, but with lora the model's own parameters do not train at all: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _replays(self) -> TrainConfig:
+        if self.compile and self.routing_replay != "off":
+            raise ValueError(
+                f"compile does not go with routing_replay={self.routing_replay}: each row has other experts, which compiled layers are not "
+                "told; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

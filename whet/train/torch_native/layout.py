@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whet.core.batch import TrainBatch, as_list, stretches
+from whet.core.batch import TrainBatch, as_list, own_routes, stretches
 from whet.core.logprobs import Nucleus
 from whet.model.attention import Attend, PackedRow
 from whet.model.forest import Segment, forest_row, spans_of
@@ -61,6 +61,8 @@ class RowInput:
     """Pairs of a token of the row and one that it sees."""
     part: RowPart | None = None
     """Part of the row that `tokens` and `positions` hold, and this rank computes. None: all of it."""
+    routes: Tensor | None = None
+    """Experts that the tokens go to, as in `TrainBatch.routes`. None: the routers choose. [U, L, K]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def micro_batches(
         part = batch.select(turn.samples)
         if not turn.counts and part.weights is not None:
             part = part.with_(weights=torch.zeros_like(part.weights))
-        row, there = lay(part), part.to(device)
+        row, there = lay(part), part.with_(routes=None).to(device)
         lines = lines_of(there, row.place, shared=row.num_tokens < part.num_tokens) if projects else None
         yield MicroBatch(turn.samples, there, row, lines, turn.counts)
 
@@ -137,7 +139,7 @@ def plan_rows(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
     wanted = [i for i, mask in enumerate(batch.loss_mask.split(lengths)) if bool(mask.any())]
     total = sum(lengths[i] for i in wanted)
     if rows != "chains" and wanted:
-        sequences = batch.tokens.split(lengths)
+        sequences = identities(batch).split(lengths)
         packed, num_tokens = pack_forests([sequences[i] for i in wanted], max_tokens)
         if rows == "forest" or num_tokens <= (1 - WORTH_SHARING) * total:
             return Plan([[wanted[i] for i in row] for row in packed], "forest")
@@ -146,7 +148,7 @@ def plan_rows(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
 
 def _plan_units(batch: TrainBatch, rows: RowsSetting, max_tokens: int) -> Plan:
     """`plan_rows` where some samples must not be parted: what a unit's samples share counts once, what units share is a gift."""
-    sequences = batch.tokens.split(as_list(batch.lengths))
+    sequences = identities(batch).split(as_list(batch.lengths))
     units = units_that_train(batch)
     whole = [sum(len(sequences[i]) for i in unit) for unit in units]
     if rows != "chains" and units:
@@ -172,12 +174,24 @@ def _num_distinct(sequences: Sequence[Tensor]) -> int:
     return sort_sequences(sequences).num_tokens(0, len(sequences), lengths)
 
 
+def identities(batch: TrainBatch) -> Tensor:
+    """Numbers that are equal for tokens which samples may share: of one id, and of the same experts where these are replayed. [T] int64"""
+    if batch.routes is None:
+        return batch.tokens
+    own = own_routes(batch).flatten(1).contiguous()
+    width = own.shape[1] * own.element_size()
+    data, tokens = own.numpy().tobytes(), as_list(batch.tokens)
+    numbers: dict[tuple[int, bytes], int] = {}
+    keys = ((token, data[i * width : (i + 1) * width]) for i, token in enumerate(tokens))
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
+
+
 def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.dtype, context: Context | None = None) -> RowInput:
     """The row of a micro-batch, which is on the CPU; of one that ranks share, this rank's part."""
     lengths: list[int] = as_list(part.lengths)
-    forest = forest_of(part.tokens.split(lengths)) if kind == "forest" else None
-    tokens = part.tokens if forest is None else forest.tokens
+    forest = forest_of(identities(part).split(lengths)) if kind == "forest" else None
     place = torch.arange(part.num_tokens) if forest is None else forest.place
+    tokens = part.tokens if forest is None else part.tokens.new_empty(len(forest.tokens)).index_copy_(0, place, part.tokens)
     filling = -len(tokens) % context.multiple if context is not None else 0
     if forest is not None:
         num_pairs = sum(pairs_of(span.end - span.start, span.depth) for span in spans_of(forest.segments))
@@ -185,8 +199,10 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     else:
         num_pairs = sum(pairs_of(length) for length in lengths)
         attend = PackedRow([*lengths, filling] if filling else lengths, device)
+    routes = None if part.routes is None else _row_routes(part, place, len(tokens) + filling)
     if context is None:
-        return RowInput(tokens.to(device), attend.positions, attend, place.to(device), len(tokens), num_pairs)
+        there = None if routes is None else routes.to(device)
+        return RowInput(tokens.to(device), attend.positions, attend, place.to(device), len(tokens), num_pairs, routes=there)
     filled = torch.cat([tokens, tokens.new_zeros(filling)])
     places = context.places(len(filled), context.rank)
     own = RowPart(places.to(device), len(filled), context.group)
@@ -195,7 +211,14 @@ def lay_out(part: TrainBatch, kind: RowKind, device: torch.device, dtype: torch.
     else:
         assert kind == "chains", "queries alone attend in chains"
         shared = GatheredRow([*lengths, filling] if filling else lengths, context, device)
-    return RowInput(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own)
+    there = None if routes is None else routes[places].to(device)
+    return RowInput(filled[places].to(device), attend.positions[own.places], shared, place.to(device), len(tokens), num_pairs, own, there)
+
+
+def _row_routes(part: TrainBatch, place: Tensor, num_tokens: int) -> Tensor:
+    """Experts of the tokens of a row, padding included. Tokens that samples share have the same. [num_tokens, L, K]"""
+    own = own_routes(part)
+    return own.new_zeros(num_tokens, *own.shape[1:]).index_copy_(0, place, own)
 
 
 def lines_of(part: TrainBatch, place: Tensor, *, shared: bool = True) -> Lines:

@@ -136,7 +136,7 @@ class MeshRanks:
                 send_object((share.places[: share.num_own], own), 0)
             return columns
         assert batch is not None, "rank 0 has the batch"
-        whole = torch.zeros(len(columns), batch.num_tokens, dtype=columns.dtype)
+        whole = torch.zeros(len(columns), batch.num_tokens, *columns.shape[2:], dtype=columns.dtype)
         for rank in self._heads:
             places, found = receive_object(rank) if rank else (share.places[: share.num_own], own)
             whole[:, stretches(batch.lengths, torch.tensor(places, dtype=torch.int64))] = found

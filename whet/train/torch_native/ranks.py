@@ -100,7 +100,7 @@ class Ranks(Protocol):
 
         Args:
             share: this rank's.
-            columns: of the share's tokens. [K, t] float32, on the CPU
+            columns: of the share's tokens. [K, t, ...], on the CPU
             batch: the whole one, on rank 0.
         """
         ...
