@@ -33,8 +33,8 @@ class GroupRun:
     num_samples: int
     baseline: bool
     """True if the group has a greedy trajectory, too."""
-    begun: int | None = None
-    """Version of the policy when it was begun, before any interruption; None: it was not."""
+    started: int | None = None
+    """Version of the policy when it was started, before any interruption; None: it was not."""
     ended: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
     """Trajectories that ended, by id."""
     interrupted: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
@@ -110,7 +110,7 @@ class GroupRun:
         assert not self.jobs, "it is being played"
         self.ended.clear()
         self.interrupted.clear()
-        self.judged, self.withdrawn, self.newest, self.scored_together, self.begun = False, False, None, False, None
+        self.judged, self.withdrawn, self.newest, self.scored_together, self.started = False, False, None, False, None
 
     def state(self, resumable: bool) -> JSON:
         """As JSON: the task's id, and of its trajectories those that need not be played again.
@@ -125,7 +125,7 @@ class GroupRun:
         cut = [state for t in unfinished if resumable and t.turns and (state := trajectory_state(t)) is not None]
         judged = self.judged and len(known) == len(self.ended)
         row = task_digest(self.task).hex()
-        own = {"task": self.task.id, "row": row, "index": self.index, "begun": self.begun}
+        own = {"task": self.task.id, "row": row, "index": self.index, "started": self.started}
         return {**own, "judged": judged, "ended": known, "interrupted": cut}
 
     @classmethod
@@ -134,7 +134,7 @@ class GroupRun:
         group_run = cls(find(state["task"]), state["index"], num_samples, baseline)
         if state["row"] != task_digest(group_run.task).hex():
             return group_run
-        group_run.begun = state.get("begun")  # checkpoints of earlier versions have none
+        group_run.started = state.get("started")  # checkpoints of earlier versions have none
         ids = set(group_run.ids)
         for name, into in (("ended", group_run.ended), ("interrupted", group_run.interrupted)):
             into.update({t.id: t for t in map(trajectory_from_json, state[name]) if t.id in ids})

@@ -225,7 +225,7 @@ class Rollouts:
     def _num_late(self) -> int:
         """Groups being played for so long that the last rollouts do without them."""
         limit = self._version - self._control.max_staleness
-        return sum(group_run.begun is not None and group_run.begun < limit for group_run in self._buffer.playing)
+        return sum(group_run.started is not None and group_run.started < limit for group_run in self._buffer.playing)
 
     @property
     def _lacking(self) -> int:
@@ -240,8 +240,8 @@ class Rollouts:
 
     def _start(self, group_run: GroupRun) -> None:
         self._buffer.playing.append(group_run)
-        if group_run.begun is None:
-            group_run.begun = self._version
+        if group_run.started is None:
+            group_run.started = self._version
         group_run.resources = self._runner.resources.of_group(group_run.task)
         specs = self._runner.specs(group_run.task, group_run.index, group_run.num_samples, self._seed, group_run.baseline)
         todo = [spec for spec in specs if spec.id not in group_run.ended]
