@@ -151,6 +151,19 @@ def test_all_that_a_program_started_ends_with_it_and_its_time_is_the_trajectory_
     assert tuple(trajectory.turns[0].tokens) == RENDERER.encode("The answer"), "what was sampled is kept"
 
 
+def test_a_program_behind_links_runs_and_reads_the_files_that_its_variables_name(tmp_path, monkeypatch):
+    (tmp_path / "environment").symlink_to(sys.prefix)
+    certificates = tmp_path / "certificates"
+    certificates.write_text("certificates")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates))
+    text = f"import os\nassert open(os.environ['SSL_CERT_FILE']).read() == 'certificates'\n{PROGRAM}"
+    try:
+        trajectory = played(factory(text, python=str(tmp_path / "environment/bin/python"), score="file"))
+    except ConfigError as refused:
+        pytest.skip(f"other users cannot read this interpreter: {refused}")
+    assert (trajectory.outcome, trajectory.turns and trajectory.turns[-1].reward) == (Outcome.COMPLETED, 0.25), trajectory.error
+
+
 @pytest.mark.parametrize(
     ("options", "sandbox", "words"),
     [

@@ -17,7 +17,7 @@ ASK_S = 60.0
 
 def needed_by(command: Sequence[str], environment: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """A command with the full path of its program, and what it must read to run: the program, the installation of its interpreter with
-    the folders that Python imports from, and the files that its arguments name by full paths.
+    the folders that Python imports from, folders of libraries, and the files that its arguments and variables name by full paths.
 
     Args:
         command: a program and its arguments.
@@ -30,7 +30,9 @@ def needed_by(command: Sequence[str], environment: Mapping[str, str]) -> tuple[t
     if program is None:
         raise ValueError(f"there is no program {command[0]!r}")
     program = os.path.abspath(program)
-    found = [*_of_program(program, environment), *(one for one in command[1:] if one.startswith("/") and os.path.isfile(one))]
+    named = (one for one in (*command[1:], *environment.values()) if one.startswith("/") and os.path.isfile(one))
+    libraries = (one for one in environment.get("LD_LIBRARY_PATH", "").split(":") if one.startswith("/"))
+    found = [*_of_program(program, environment), *named, *libraries]
     both = (path for one in found for path in (os.path.normpath(one), os.path.realpath(one)))
     return (program, *command[1:]), tuple(dict.fromkeys(path for path in both if path != "/" and os.path.exists(path)))
 

@@ -116,7 +116,7 @@ class Surroundings:
 
     def _make_root(self, uid: int) -> None:
         """A root with what may be read, at `/tmp`."""
-        readable = _outermost([path for path in (*SYSTEM, *self._settings["readable"]) if os.path.exists(path)])
+        readable = _outermost(_past_links([path for path in (*SYSTEM, *self._settings["readable"]) if os.path.exists(path)]))
         sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in readable if not os.path.islink(path)]
         links = [(path, os.readlink(path)) for path in readable if os.path.islink(path)]
         devices = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in DEVICES if os.path.exists(path)]
@@ -156,6 +156,15 @@ def _unused(path: str, readable: list[str]) -> str:
         number += 1
         found = f"{path}{number}"
     return found
+
+
+def _past_links(found: list[str]) -> list[str]:
+    """Paths of which none is below another one that is a link: such a one is where the link leads."""
+    links = [f"{os.path.normpath(path)}/" for path in found if os.path.islink(path)]
+    return [
+        os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) if path.startswith(tuple(links)) else path
+        for path in map(os.path.normpath, found)
+    ]
 
 
 def _outermost(found: list[str]) -> list[str]:
