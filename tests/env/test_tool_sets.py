@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
@@ -48,8 +49,23 @@ def mine(monkeypatch):
 
         return [Echo(), *(counter(name) for name in names)]
 
-    module.add, module.counters, module.number = add, counters, 3
+    @dataclass
+    class Options:
+        names: list
+        by: int = 1
+
+        def make(self):
+            return counters(self.names, self.by)
+
+    module.add, module.counters, module.number, module.Options = add, counters, 3, Options
     monkeypatch.setitem(sys.modules, "mine", module)
+
+
+def test_a_factory_may_be_a_class_of_its_options(mine):
+    env = build_env_factory(EnvConfig(name="tools", tools=[{"name": "mine:Options", "names": ["one"], "by": 5}]))()
+    assert [tool["function"]["name"] for tool in env.tools] == ["echo", "one"]
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'of'"):
+        build_env_factory(EnvConfig(name="tools", tools=[{"name": "mine:Options", "names": [], "of": 5}]))
 
 
 def test_a_factory_makes_several_tools_with_its_options(mine):
