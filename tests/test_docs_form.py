@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE = 110
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
-EXAMPLES = [f"examples/{name}" for name in ("deep_research", "rlhf", "search_qa", "self_play", "simulated_user", "smollm2")]
+EXAMPLES = sorted(f"examples/{path.parent.name}" for path in (ROOT / "examples").glob("*/README.md"))
 FOLDERS = ["benchmarks", *EXAMPLES, "recipes"]
 WRAPPED = ["README.md", *PAGES, "SECURITY.md", *(f"{folder}/README.md" for folder in FOLDERS)]
 LINKED = [*WRAPPED, "CHANGELOG.md"]

@@ -388,6 +388,12 @@ def test_a_command_names_files_of_the_folder_where_the_run_was_started(tmp_path,
     assert (trajectory.outcome, trajectory.turns[-1].reward) == (Outcome.COMPLETED, 0.25), trajectory.error
 
 
+def test_a_program_that_ends_before_it_asks_is_an_error_with_its_last_words():
+    options = {"command": [sys.executable, "-c", "raise KeyError('no such room')"], "score": "exit", "sandbox": False}
+    trajectory = run(played_alone(build_env_factory(EnvConfig(name="program", options=options)), FakeEngine()))
+    assert trajectory.outcome is Outcome.ENV_ERROR and "no such room" in trajectory.error.message
+
+
 LEAVES = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

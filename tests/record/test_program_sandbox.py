@@ -75,6 +75,20 @@ def rung(request, monkeypatch):
     return found
 
 
+CERTIFIED = """
+import os, ssl, sys
+ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))  # as clients do
+report = lambda: None
+"""
+
+
+def test_no_certificates_are_named_that_a_program_cannot_read(rung, monkeypatch, tmp_path):
+    (tmp_path / "ca.pem").write_text("")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    trajectory = played(factory(CERTIFIED + ASKS, python=SYSTEM_PYTHON, score="file"))
+    assert (trajectory.outcome, trajectory.turns[-1].reward) == (Outcome.COMPLETED, 0.25), trajectory.error
+
+
 TRIES = """
 import socket
 def report():

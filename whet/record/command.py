@@ -28,8 +28,10 @@ OUTPUT_BYTES = 64 * 1024
 """Bytes at the end of a program's output that are kept."""
 FLOOD_BYTES = 32 << 20
 """Output after which a program in a sandbox is ended."""
-PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
+PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Variables of the environment that every program gets."""
+PASSED_OUTSIDE = ("SSL_CERT_FILE",)
+"""Further ones of a program outside of a sandbox. Inside, the file is not there, and a client that is told to read it fails."""
 TASK, SCORE = ".whet/task.json", ".whet/score"
 """Files in a sandbox's folder."""
 SCORE_CHARS = 100
@@ -170,7 +172,7 @@ async def run_outside(command: Sequence[str], variables: Sequence[str], task: Ta
         work.mkdir()
         given.write_bytes(_given(task))
         environment = {
-            **passed(variables),
+            **passed((*PASSED_OUTSIDE, *variables)),
             **{"HOME": str(work), "TMPDIR": str(work), "WHET_TASK": str(given), "WHET_SCORE": str(scored)},
             **_reaches(endpoint),
         }

@@ -74,7 +74,8 @@ async def play_recorded(run: TrajectoryRun, recorder: Recorder, training: Traini
         run.counts["calls_retried"] += session.num_retries
     if not run.turns:
         where = "does it use the address in OPENAI_BASE_URL or ANTHROPIC_BASE_URL?"
-        raise ValueError(f"the program ended without a model call that trains: {where}")
+        words = str(ended.attachments.get("stderr", "")).strip()[-800:]
+        raise ValueError(f"the program ended without a model call that trains: {where}" + (f" Its last words: {words}" if words else ""))
     run.turns[-1] = _noted(run.turns[-1], ended)
     return Outcome.TRUNCATED if calls.cut else Outcome.COMPLETED
 
