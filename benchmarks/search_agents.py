@@ -25,7 +25,7 @@ def measure(name: str, rewards: Sequence[str]) -> None:
     """Run the example with each seed of the command line, and write the figures to benchmarks/results.
 
     Each seed makes its own model, demonstrations and runs; their folder `runs/<name>` is moved to `runs/<name>-seed<SEED>` afterwards. A
-    seed whose folder is there already is measured again, not run.
+    seed whose folder is there already is measured again, not run; seconds.json in it has the seconds of each command.
 
     Args:
         name: folder of the example.
@@ -44,8 +44,9 @@ def _run(name: str, rewards: Sequence[str], seed: int) -> dict[str, Any]:
     """The three commands with a seed, and what they measured."""
     folder = Path("runs") / name
     kept = folder.with_name(f"{name}-seed{seed}")
-    seconds: dict[str, float] = {}
+    times = kept / "seconds.json"
     if not kept.exists():
+        seconds: dict[str, float] = {}
         shutil.rmtree(folder, ignore_errors=True)
         for phase, arguments in PHASES.items():
             began = time.perf_counter()
@@ -53,7 +54,8 @@ def _run(name: str, rewards: Sequence[str], seed: int) -> dict[str, Any]:
             subprocess.run(command, check=True, timeout=LIMIT_S)
             seconds[phase] = time.perf_counter() - began
         folder.rename(kept)
+        times.write_text(json.dumps(seconds))
     rows = [json.loads(line) for line in (kept / "rl/metrics.jsonl").read_text().splitlines()]
     before, after = ([row for row in rows if f"eval/held_out/reward/{rewards[0]}" in row][place] for place in (0, -1))
     warmup, rl = ({each: row[f"eval/held_out/reward/{each}"] for each in rewards} for row in (before, after))
-    return {"seed": seed, "seconds": seconds, "warmup": warmup, "rl": rl}
+    return {"seed": seed, "seconds": json.loads(times.read_text()) if times.exists() else {}, "warmup": warmup, "rl": rl}

@@ -44,7 +44,7 @@ class Findings:
     cited: tuple[str, ...]
     """Ids that the report cites, and that were opened before it."""
     not_opened: tuple[str, ...]
-    """Everything else that stands in the report's brackets: pages that were never opened, or that there are not."""
+    """All other citations of the report: pages that were never opened, or that there are not."""
     queries: tuple[str, ...]
     """Queries of its searches, in order."""
 
