@@ -5,8 +5,8 @@
 
 Demonstrators are sloppy, on purpose and openly: one of five answers from nowhere without a search, half of all search for the country, city
 or element and not for what is asked about it, and three of ten write a good query. They copy rightly what they get, so the form can be
-learned from them, and a good query is what reinforcement learning has to find. In most passages of theirs the value is another one
-of its kind: a small model would learn the corpus by heart, and not to read.
+learned from them, and a good query is what reinforcement learning has to find. In most passages of theirs the value is made up, or
+another one of its kind: a small model would learn the corpus by heart, and not to read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import string
 from pathlib import Path
 
 from env import CORPUS, information
@@ -24,8 +25,8 @@ from whet.quickstart.model import SmallModelConfig, make_model
 HERE = Path(__file__).parent
 GUESS_SHARE, GOOD_SHARE = 0.2, 0.3
 """Shares of the demonstrators; the others name the entity alone."""
-SWAPPED_SHARE = 0.8
-"""Share of the passages: another value stands in it."""
+MADE_UP_SHARE, SWAPPED_SHARE = 0.6, 0.3
+"""Shares of the passages: a value that nothing has stands in it, or that of something else."""
 SHAPE = SmallModelConfig(num_layers=3, max_positions=256)
 
 
@@ -49,10 +50,19 @@ def demonstration(row: dict, searcher: Searcher, values: dict[str, list[str]], r
     query = f"{row['metadata']['property']} {entity}" if draw < GUESS_SHARE + GOOD_SHARE else entity
     passage = searcher.search(query, 1)[0].document.contents
     fact, _, value = passage.removesuffix(".").rpartition(" is ")
-    if rng.random() < SWAPPED_SHARE:
-        value = rng.choice(values[fact.rpartition(": the ")[2]])
+    draw, alike = rng.random(), values[fact.rpartition(": the ")[2]]
+    if draw < MADE_UP_SHARE + SWAPPED_SHARE:
+        value = made_up(alike, rng) if draw < MADE_UP_SHARE else rng.choice(alike)
         passage = f"{fact} is {value}."
     return f"<search> {query} </search>{information([passage])}<answer> {value} </answer>"
+
+
+def made_up(values: list[str], rng: random.Random) -> str:
+    """A value of a kind that nobody has seen: the beginning of one and the end of another, digits and domains drawn anew."""
+    one, other = rng.choice(values), rng.choice(values)
+    if one.startswith(".") or one.isdigit():
+        return "".join(rng.choice(string.digits if c.isdigit() else string.ascii_lowercase) if c.isalnum() else c for c in one)
+    return one[: rng.randint(1, len(one))] + other[rng.randint(0, len(other) - 1) :]
 
 
 def write_all(out: Path, seed: int, num_demonstrations: int) -> None:
@@ -78,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/search_qa"))
-    parser.add_argument("--demonstrations", type=int, default=22000)
+    parser.add_argument("--demonstrations", type=int, default=28800)
     given = parser.parse_args()
     write_all(given.out, given.seed, given.demonstrations)
 

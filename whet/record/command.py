@@ -31,7 +31,7 @@ FLOOD_BYTES = 32 << 20
 PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Variables of the environment that every program gets."""
 PASSED_OUTSIDE = ("SSL_CERT_FILE",)
-"""Further ones of a program outside of a sandbox. Inside, the file is not there, and a client that is told to read it fails."""
+"""Further ones of a program outside of a sandbox. Inside, the file is not there, and a client that is to read it fails."""
 TASK, SCORE = ".whet/task.json", ".whet/score"
 """Files in a sandbox's folder."""
 SCORE_CHARS = 100

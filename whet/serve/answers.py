@@ -103,13 +103,13 @@ class Sampled:
         if chunk.finish is not None:
             self.text.end()
 
-    def told_logprobs(self, decode: DecodeText, num_last: int) -> list[JSON]:
-        """Log-probs of the last `num_last` tokens under the model's own distribution, as OpenAI tells them. The request asked for them."""
-        told: list[JSON] = []
+    def shown_logprobs(self, decode: DecodeText, num_last: int) -> list[JSON]:
+        """Log-probs of the last `num_last` tokens under the model's own distribution, as OpenAI lists them. The request asked for them."""
+        shown: list[JSON] = []
         for i in range(len(self.tokens) - num_last, len(self.tokens)):
             top = [token_fields(decode, *pair) for pair in self.top_logprobs[i]]
-            told.append({**token_fields(decode, self.tokens[i], self.raw_logprobs[i]), "top_logprobs": top})
-        return told
+            shown.append({**token_fields(decode, self.tokens[i], self.raw_logprobs[i]), "top_logprobs": top})
+        return shown
 
     @property
     def matched_token(self) -> int | None:

@@ -184,7 +184,7 @@ class ChatAnswer(PlainEvents):
         """Log-probs of the last `num_last` tokens, under the model's own distribution."""
         if not self._body.logprobs:
             return None
-        return {"content": choice.sampled.told_logprobs(self._service.renderer.decode, num_last), "refusal": None}
+        return {"content": choice.sampled.shown_logprobs(self._service.renderer.decode, num_last), "refusal": None}
 
     def _certain(self, choice: _Choice) -> tuple[str, str]:
         """Parts of the thinking and of the content that no later token can change."""

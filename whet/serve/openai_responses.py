@@ -84,7 +84,7 @@ class ResponseAnswer:
         sampled = self._reply.sampled
         sampled.take(chunk)
         if sampled.request.sampling.raw_logprobs:
-            self._items.logprobs += sampled.told_logprobs(self._service.renderer.decode, sampled.num_new)
+            self._items.logprobs += sampled.shown_logprobs(self._service.renderer.decode, sampled.num_new)
 
     def events(self, place: int) -> list[Event]:
         items, parts = self._items, self._reply.parts()

@@ -46,7 +46,7 @@ class ItemStream:
         """Items that are whole."""
         self.logprobs: list[JSON] = []
         """Log-probs of all tokens so far, markup included, where the request asks for them."""
-        self._num_told = 0
+        self._num_sent = 0
         self._sent = {"reasoning": "", "message": ""}
         self._open = self._id = ""
         """Type and id of the item that is being written; empty: none is."""
@@ -109,9 +109,9 @@ class ItemStream:
 
     def _new_logprobs(self, kind: str) -> dict[str, JSON]:
         """Log-probs that no words were sent with yet."""
-        told = _logprobs(kind, self.logprobs[self._num_told :])
-        self._num_told = len(self.logprobs) if told else self._num_told
-        return told
+        shown = _logprobs(kind, self.logprobs[self._num_sent :])
+        self._num_sent = len(self.logprobs) if shown else self._num_sent
+        return shown
 
 
 def _part(kind: str, text: str, logprobs: Sequence[JSON] = ()) -> Event:
