@@ -12,6 +12,7 @@ import pytest
 from tests.env.sandbox.conftest import SYSTEM_PYTHON
 from tests.env.test_mcp import HERE, ask, factory
 from tests.left import Left
+from tests.reach import open_to_all
 from tests.rollout.scripted import run
 from whet.config import ConfigError
 from whet.env.build import EnvConfig, build_env_factory
@@ -39,9 +40,8 @@ def rung(request, monkeypatch):
 @pytest.fixture
 def make(rung, tmp_path_factory):
     """Environments with a server in the sandbox, whose program every user may read."""
-    for path in (here := tmp_path_factory.mktemp("server"), *here.parents):
-        if path.name.startswith(("pytest-", "server")):
-            path.chmod(0o755)
+    here = tmp_path_factory.mktemp("server")
+    open_to_all(here)
     program = here / "server.py"
     program.write_text((HERE / "mcp_stdlib.py").read_text())
     program.chmod(0o644)

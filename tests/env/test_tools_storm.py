@@ -17,6 +17,7 @@ import pytest
 from tests.env.test_mcp import STDLIB
 from tests.fakes import HANG, FakeEngine
 from tests.left import Left, below
+from tests.reach import open_to_all
 from tests.rollout.rolling import World
 from tests.rollout.scripted import RENDERER, STOP, TEXTS
 from whet.data.parsers import Malformed, Parsed
@@ -184,9 +185,7 @@ def check_tokens(trajectories, engine):
     ids=["sandboxes", "servers", "servers-in-sandboxes", "programs"],
 )
 def test_hundreds_of_trajectories_in_a_storm(kind, isolated, rollouts, groups, tmp_path, monkeypatch):
-    for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith(("pytest-", tmp_path.name)):
-            path.chmod(0o755)
+    open_to_all(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("whet.env.sampling.ABORT_GRACE_S", 0.5)
     make = environment(kind, isolated)

@@ -16,6 +16,7 @@ from tests.env.sandbox.conftest import SYSTEM_PYTHON
 from tests.env.sandbox.test_sandbox_bombs import SHARED
 from tests.fakes import HANG, FakeEngine
 from tests.left import Left
+from tests.reach import open_to_all
 from tests.record.test_program import LIMITS, PARAMS, PROGRAM, TASK, script
 from tests.rollout.scripted import RENDERER, run
 from whet.config import ConfigError
@@ -113,10 +114,7 @@ def test_a_program_reaches_the_model_and_what_it_was_given_alone(rung, tmp_path,
     monkeypatch.setenv("SECRET", "s")
     granted = tmp_path / "granted"
     granted.mkdir()
-    for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith("pytest-"):
-            path.chmod(0o755)
-    tmp_path.chmod(0o755)
+    open_to_all(tmp_path)
     (granted / "rows").write_text("rows")
     (tmp_path / "secret").write_text("secret")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -167,12 +165,12 @@ def test_all_that_a_program_started_ends_with_it_and_its_time_is_the_trajectory_
 
 def test_a_program_behind_links_runs_and_reads_the_files_that_its_variables_name(tmp_path, monkeypatch):
     (tmp_path / "environment").symlink_to(sys.prefix)
-    certificates = tmp_path / "certificates"
-    certificates.write_text("certificates")
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates))
-    text = f"import os\nassert open(os.environ['SSL_CERT_FILE']).read() == 'certificates'\n{PROGRAM}"
+    settings = tmp_path / "settings"
+    settings.write_text("settings")
+    monkeypatch.setenv("SETTINGS", str(settings))
+    text = f"import os\nassert open(os.environ['SETTINGS']).read() == 'settings'\n{PROGRAM}"
     try:
-        trajectory = played(factory(text, python=str(tmp_path / "environment/bin/python"), score="file"))
+        trajectory = played(factory(text, python=str(tmp_path / "environment/bin/python"), score="file", variables=["SETTINGS"]))
     except ConfigError as refused:
         pytest.skip(f"other users cannot read this interpreter: {refused}")
     assert (trajectory.outcome, trajectory.turns and trajectory.turns[-1].reward) == (Outcome.COMPLETED, 0.25), trajectory.error

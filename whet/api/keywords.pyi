@@ -218,7 +218,7 @@ class EnvTable(TypedDict, total=False):
     reply_cut: Literal["head", "middle", "tail"]
     """Part that they lose: the head, the middle or the tail."""
     sandbox: SandboxTable
-    """The place of the tools python, shell and files (docs/sandbox.md)."""
+    """The place of the tools python, shell and files, of programs, and of servers that are to run in it (docs/sandbox.md)."""
     parser: str | Callable[..., Any]
     """Format of the model's tool calls. auto: as its chat template tells; hermes, qwen_xml, llama3, deepseek_v3, deepseek_v31, dsml, glm, kimi, harmony, tags, none (docs/tool_formats.md), or an import reference to a function."""
 
@@ -870,7 +870,7 @@ class TrainSettings(TypedDict, total=False):
     env__reply_cut: Literal["head", "middle", "tail"]
     """Part that they lose: the head, the middle or the tail."""
     env__sandbox: SandboxTable
-    """The place of the tools python, shell and files (docs/sandbox.md)."""
+    """The place of the tools python, shell and files, of programs, and of servers that are to run in it (docs/sandbox.md)."""
     env__sandbox__kind: Literal["local", "docker", "fusion"]
     """local: processes of this machine, isolated as its kernel allows; docker: a container for each trajectory; fusion: a server of SandboxFusion's protocol."""
     env__sandbox__at: str

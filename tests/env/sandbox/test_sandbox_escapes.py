@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.env.sandbox.conftest import LAUNCHES, PLACES, opened, play, program, rung
+from tests.reach import open_to_all
 from whet.env.build import EnvConfig, build_env_factory
 from whet.env.sandbox import open as opening
 from whet.env.sandbox import probe
@@ -96,10 +97,8 @@ def test_programs_do_not_have_this_process_s_environment_descriptors_or_user(pla
 
 def test_a_folder_of_the_settings_can_be_read_and_not_written(tmp_path):
     (tmp_path / "rows").write_text("rows")
+    open_to_all(tmp_path)
     os.chmod(tmp_path, 0o777)
-    for path in tmp_path.parents:
-        if path.stat().st_uid == os.geteuid() and path.name.startswith("pytest-"):
-            path.chmod(0o755)
     for place in ("here-namespaces", "here-landlock"):
         write = program(f"open('{tmp_path}/rows', 'a').write('x')")
         done = play(place, program(f"print(open('{tmp_path}/rows').read())"), write, paths=[str(tmp_path)])
