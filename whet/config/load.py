@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from whet.config.union import chosen
 
 C = TypeVar("C", bound=Config)
 
+_NO_NUMBER = object()
 _ERROR_LINE = re.compile(r"\(at line (\d+), column (\d+)\)")
 
 
@@ -57,12 +58,12 @@ def load_config(
     source = str(path) if path is not None else ""
     data = _with_owners_defaults((model,), _unset_words((model,), data))
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         wants_text = failed_keys(error, model, data, "string_type")
     data = _restore_text(data, [override for override in parsed if override.path in wants_text])
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         problems = located_problems(error, model, data)
     lines = _lines_in_file(path, parsed, list(problems.values()))
@@ -85,7 +86,7 @@ def validated(model: type[C], data: Mapping[str, Any], where: str) -> C:
         ConfigError: with every problem found.
     """
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         raise ConfigError([f"{where}: {problem}" for problem in problems_of(error, model, data)]) from None
 
@@ -204,6 +205,21 @@ def _unset_words(options: Options, value: Any) -> Any:
         return [_unset_words(child_options(options, index), item) for index, item in enumerate(items)]
     is_word = isinstance(value, str) and value in UNSET_WORDS
     return None if is_word and NoneType in options and not admits_word(options, value) else value
+
+
+def _no_truth_for_numbers(options: Options, value: Any) -> Any:
+    """The value with what no model takes in place of true and false where a number is wanted: pydantic would read 1 and 0."""
+    if isinstance(value, Mapping):
+        table = cast(Mapping[str, Any], value)
+        options = chosen(options, table)
+        return {key: _no_truth_for_numbers(child_options(options, key), item) for key, item in table.items()}
+    if isinstance(value, list | tuple):
+        items = cast(Sequence[Any], value)
+        return [_no_truth_for_numbers(child_options(options, index), item) for index, item in enumerate(items)]
+    if not isinstance(value, bool) or not (int in options or float in options):
+        return value
+    admits = any(option in (bool, Any) or (get_origin(option) is Literal and True in get_args(option)) for option in options)
+    return value if admits else _NO_NUMBER
 
 
 def _with_owners_defaults(options: Options, value: Any) -> Any:
