@@ -224,6 +224,20 @@ def test_a_syntax_error_names_its_line(tmp_path, text, line):
         load_config(Run, path)
 
 
+@pytest.mark.parametrize("name", ["run.json", "run.toml"])
+def test_json_is_told_with_the_same_in_toml(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"name": "x",\n "judge": null, "optim": {"lr": 1e-4}}\n')
+    with pytest.raises(ConfigError, match=rf"{name}: whet reads TOML, not JSON; the same as .*run\.toml:") as error:
+        load_config(Run, path)
+    shown = str(error.value).partition("run.toml:\n\n")[2]
+    path.write_text(shown)
+    assert load_config(Run, path.rename(tmp_path / "new.toml")).optim.lr == 1e-4
+    path.write_text('{"name": "x",}\n')
+    with pytest.raises(ConfigError, match="not JSON; write tables in brackets" if name == "run.json" else "not valid TOML"):
+        load_config(Run, path)
+
+
 def test_unreadable_files(tmp_path):
     with pytest.raises(ConfigError, match=r"no configuration file .*missing\.toml"):
         load_config(Run, tmp_path / "missing.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -110,8 +111,8 @@ def _layered(path: Path | None, overrides: Sequence[_Override], base: Mapping[st
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise ConfigError([f"whet reads TOML, not YAML; {_in_toml(path)}"], str(path))
+    if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
+        raise ConfigError([f"whet reads TOML, not {path.suffix[1:].replace('yml', 'yaml').upper()}; {_in_toml(path)}"], str(path))
     try:
         return tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -119,6 +120,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError([f"not UTF-8 text (byte {error.start})"], str(path)) from None
     except tomllib.TOMLDecodeError as error:
+        if isinstance(_other_format(path), dict) and path.read_text().lstrip().startswith("{"):
+            raise ConfigError([f"whet reads TOML, not JSON; {_in_toml(path)}"], str(path)) from None
         match = _ERROR_LINE.search(str(error))
         last_line = len(path.read_text().splitlines())
         line, column = match.groups() if match else (str(last_line), "end")
@@ -128,15 +131,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from None
 
 
-def _in_toml(path: Path) -> str:
-    """A YAML file's content in TOML; a general example if it cannot be read."""
-    example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
+def _other_format(path: Path) -> Any:
+    """The content of a file in JSON, or in YAML if that is its suffix; None if it cannot be read."""
     try:
+        if path.suffix not in (".yaml", ".yml"):
+            return json.loads(path.read_text())
         import yaml  # not one of whet's own needs, but most often there
 
-        found = yaml.safe_load(path.read_text())
-    except Exception:  # whatever it is, YAML is not what whet reads
-        return example
+        return yaml.safe_load(path.read_text())
+    except Exception:  # whatever it is, it is not what whet reads
+        return None
+
+
+def _in_toml(path: Path) -> str:
+    """The content of a YAML or JSON file in TOML; a general example if it cannot be read."""
+    example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
+    found = _other_format(path)
     if not isinstance(found, dict):
         return example
     try:
