@@ -234,7 +234,8 @@ def test_json_is_told_with_the_same_in_toml(tmp_path, name):
     path.write_text(shown)
     assert load_config(Run, path.rename(tmp_path / "new.toml")).optim.lr == 1e-4
     path.write_text('{"name": "x",}\n')
-    with pytest.raises(ConfigError, match="not JSON; write tables in brackets" if name == "run.json" else "not valid TOML"):
+    told = "not JSON; write tables in brackets" if name == "run.json" else "not valid TOML"
+    with pytest.raises(ConfigError, match=told):
         load_config(Run, path)
 
 

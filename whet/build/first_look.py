@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whet.data.config import PairColumns
 from whet.data.files import Row, read_rows, split_slice
-from whet.data.hub import HUB_NAME, check_model_path
+from whet.data.hub import HUB_NAME, check_model_folder
 from whet.data.rows import fail_missing, task_from
 from whet.env.tool_sets import build_tools
 from whet.reward.build import check_functions
@@ -21,7 +21,7 @@ def look_at(config: BaseRunConfig) -> None:
     Raises:
         ValueError: one of them is not there, or cannot be what the settings say.
     """
-    check_model_path(config.model.path)
+    check_model_folder(config.model.path)
     if isinstance(config, RunConfig):
         look_at_playing(config)
     elif isinstance(config, SupervisedRunConfig):
