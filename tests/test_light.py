@@ -43,7 +43,10 @@ def folder(tmp_path_factory):
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"raise ImportError('{name} is broken here')\n")
     (made / "good.toml").write_text(GOOD)
-    (made / "model").mkdir()
+    for name, files in (("model", ("config.json", "tokenizer.json")), ("weights", ("config.json",)), ("texts", ("tokenizer.json",))):
+        (made / name).mkdir()
+        for file in files:
+            (made / name / file).write_text("{}")
     (made / "rows.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n')
     (made / "odd.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
     (made / "empty.jsonl").write_text("")
@@ -139,6 +142,12 @@ TOLD = [
     ("train good.toml env.name=tools env.tools=[\"my.py:bare\"]", "has no docstring"),
     ("train good.toml batch.samples_per_prompt=1", "must be at least 2, not 1"),
     ("evaluate good.toml evaluate.sets.test.path=odd.jsonl", "the columns are question, answer"),
+    ("train good.toml model.path=weights", "model.path: weights has no tokenizer.json or tokenizer_config.json"),
+    ("train good.toml model.path=texts", "model.path: texts has no config.json"),
+    ("generate good.toml model.path=weights", "model.path: weights has no tokenizer.json"),
+    ("serve weights", "model.path: weights has no tokenizer.json"),
+    ("plan texts", "model.path: texts has no config.json"),
+    ("doctor nourl", "'nourl' is not the address of a server; write http://HOST:PORT"),
     ("serve modell", "there is no model folder 'modell'"),
     ("plan modell", "there is no model folder 'modell'"),
     ("init math", "math has config.toml already"),
@@ -211,6 +220,7 @@ told(lambda: whet.train("model", ROWS, lambda t: 1.0, tools=[bare], **KEPT))
 told(lambda: whet.train("model", ROWS, lambda t: 1.0, num_generations=8))
 told(lambda: whet.evaluate("model", ROWS, "maths", run_dir="runs/light"))
 told(lambda: whet.generate("modell", "What is 2 + 3?"))
+told(lambda: whet.generate("weights", "What is 2 + 3?"))
 told(lambda: whet.sft("model", ROWS, num_steps=1, run_dir="runs/light"))
 told(lambda: whet.dpo("model", ROWS, num_steps=1, run_dir="runs/light"))
 told(lambda: whet.Run("runs/nothing"))
@@ -225,6 +235,7 @@ ANSWERS = (
     "in whet it is batch.samples_per_prompt",
     "did you mean math",
     "there is no model folder 'modell'",
+    "weights has no tokenizer.json",
     "there is no column 'messages'",
     "there is no column 'chosen'",
     "is no run's folder",

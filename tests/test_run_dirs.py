@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.errors.error_bench import Bench, make_shared
+from tests.errors.error_bench import Bench, make_shared, snapshot
 
 SMALL = ("num_rollouts=1",)
 
@@ -23,6 +24,11 @@ def bench(shared, tmp_path):
         (bench.folder / "free.toml").write_text((bench.folder / "run.toml").read_text().replace('run_dir = "runs/demo"\n', ""))
         bench.file("mine.py", "def score(trajectory):\n    return trajectory.turns[0].tokens[0] % 7 / 7\n")
         yield bench
+
+
+def earlier_run(bench: Bench) -> Path:
+    """A run that was trained to its end, as runs/demo."""
+    return Path(shutil.copytree(bench.shared.earlier, bench.folder / "runs/demo"))
 
 
 def folders() -> list[str]:
@@ -87,6 +93,32 @@ def test_a_start_that_fails_before_anything_leaves_nothing(bench, wrong, command
     assert bench.start(command, "run.toml", *SMALL, wrong, *sets)[0] == 2
     assert sorted(path.name for path in bench.folder.iterdir() if path.name != "__pycache__") == before
     assert folders() == []
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_a_start_that_fails_in_a_runs_folder_changes_nothing_there(bench, status):
+    run = earlier_run(bench)
+    end = json.loads((run / "end.json").read_text())
+    (run / "end.json").write_text(json.dumps({**end, "status": status}))
+    before = snapshot(run)
+    (bench.folder / "empty").mkdir()
+    (bench.folder / "empty/config.json").write_text((bench.folder / "model/config.json").read_text())
+    for wrong in ("model.path=empty", "num_epochs=1", "data.prompt_template=nothing {missing}"):
+        assert bench.start("train", "run.toml", *SMALL, wrong)[0] == 2
+        assert snapshot(run) == before, wrong
+    found, _, err = bench.start("train", "run.toml", *SMALL)
+    assert found == (3 if status == "finished" else 0), err
+    assert ("finished: the run in runs/demo has done all" in err) == (status == "finished")
+
+
+def test_a_start_that_fails_gives_back_what_it_renamed(bench):
+    run = earlier_run(bench)
+    shutil.rmtree(run / "checkpoints")
+    before = snapshot(run)
+    assert bench.start("train", "run.toml", "num_rollouts=2", "num_epochs=1")[0] == 2
+    assert snapshot(run) == before
+    status, out, err = bench.start("train", "run.toml", "num_rollouts=2")
+    assert status == 0 and "what it wrote is in metrics.1.jsonl, rollouts.1" in out + err
 
 
 def test_a_start_that_fails_with_a_sandbox_leaves_nothing(bench, monkeypatch):

@@ -263,12 +263,12 @@ def serve(
     Example: whet serve Qwen/Qwen3-0.6B port=8000 limits.max_running=64
     """
     from whet.config import load_config
-    from whet.data.hub import check_model_path
+    from whet.data.hub import check_model_folder
     from whet.serve.settings import ServeConfig
 
     def work() -> None:
         settings = load_config(ServeConfig, config, [*_typed(config, overrides, ServeConfig), f"model.path={json.dumps(model)}"])
-        check_model_path(settings.model.path)
+        check_model_folder(settings.model.path)
         from whet.runs.commands import serve
 
         serve(settings)
@@ -288,12 +288,12 @@ def record(
     Example: whet record Qwen/Qwen3-0.6B --out recorded
     """
     from whet.config import load_config
-    from whet.data.hub import check_model_path
+    from whet.data.hub import check_model_folder
     from whet.serve.settings import ServeConfig
 
     def work() -> None:
         settings = load_config(ServeConfig, config, [*_typed(config, overrides), f"model.path={json.dumps(model)}"])
-        check_model_path(settings.model.path)
+        check_model_folder(settings.model.path)
         from whet.runs.commands import record
 
         record(settings, out)
@@ -578,10 +578,10 @@ def plan(options: PlanOptions, report: Path | None) -> None:
 
     Example: whet plan --rollouts examples/plan_rollouts.toml engine.count=64 control.max_staleness=1
     """
-    from whet.data.hub import check_model_path
+    from whet.data.hub import TO_PLAN, check_model_folder
 
     def work() -> bool:
-        check_model_path(options.model)
+        check_model_folder(options.model, TO_PLAN)
         from whet.build.parts import write_summary
         from whet.plan.plan import plan as planned
 
@@ -652,6 +652,9 @@ def doctor(
 
         found = doctor(lambda finding: _echo(line(finding, CHECKS)))
     else:
+        from whet.typed import check_address
+
+        guarded(lambda: check_address(url))
         from whet.check.server import AREAS, doctor_server
 
         found = doctor_server(url, lambda finding: _echo(line(finding, AREAS)))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from whet.config import Config, ConfigError
 from whet.config.elsewhere import known_elsewhere
@@ -43,6 +44,17 @@ _ALIKE = 0.75
 _MAX_PLACES = 3
 """Number of settings of one name that an error lists."""
 _LISTED = "--keys in place of the file lists all settings"
+
+
+def check_address(url: str) -> None:
+    """Check the form of a server's address.
+
+    Raises:
+        ConfigError: it is no URL of a host.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError([f"{url!r} is not the address of a server; write http://HOST:PORT"])
 
 
 def check_options(command: str, given: Sequence[str], options: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 import whet
 from tests.api.small import ROWS, SMALL, score
 from tests.e2e.tiny_run import metrics_of, weights_of
+from tests.errors.error_bench import snapshot
 from whet.api.player import Player
 from whet.config import ConfigError
 from whet.rollout.sampling import RolloutConfig
@@ -52,6 +53,18 @@ def test_a_second_experiment_is_one_and_a_folder_that_is_named_is_that_run(here,
     assert again.folder == first.folder and len(again.rows) == 2
     assert "has done all of its 2 rollouts, so nothing is trained" in capsys.readouterr().err
     assert len(whet.train("model", ROWS, reward=score, **{**SMALL, "num_rollouts": 3}, run_dir=first.folder).rows) == 3
+
+
+def test_a_call_that_fails_leaves_the_rows_of_an_earlier_run(here, capsys):
+    run = whet.train("model", ROWS, reward=score, **SMALL)
+    before = snapshot(run.folder)
+    for model in ("nothing", "rows"):
+        (here / "rows").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=r"model"):
+            whet.train(model, ROWS[:2], reward=score, **SMALL, run_dir=run.folder)
+        assert snapshot(run.folder) == before
+    assert whet.train("model", ROWS, reward=score, **SMALL, run_dir=run.folder).status == "finished"
+    assert "has done all of its 2 rollouts" in capsys.readouterr().err
 
 
 def test_an_unfinished_run_goes_on_unless_a_function_changed(here):

@@ -108,7 +108,7 @@ def test_prompts_that_end_with_a_reply_are_worth_a_look(here):
 def test_roles_that_nobody_knows_are_told_with_their_row(here):
     rows = [{"prompt": [{"role": role, "content": "1 + 1?"}], "label": "2"} for role in ("user", "critic", "critic")]
     write_rows(here / "train.jsonl", rows)
-    (told,) = of(look(*AREAS)[0], "data", "warn")
+    (told,) = of(look(*AREAS)[0], "data", "FAIL")
     assert told.startswith("train.jsonl:2: message 0 has the role 'critic', which neither") and "roles are assistant, developer, " in told
     rows[2]["prompt"][0]["role"] = "human"
     write_rows(here / "train.jsonl", rows)

@@ -62,6 +62,8 @@ class Run(Config):
     stages: list[Sampling] = Field(default_factory=list)
     mode: Mode | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
+    shares: dict[str, float] = Field(default_factory=dict)
+    keep: bool | int = False
     label_key: str | None = "label"
 
     @model_validator(mode="after")
@@ -171,6 +173,11 @@ def test_a_misspelled_key_names_the_nearest_and_the_place_of_its_name():
     [
         ("seed=1.5", "seed = 1.5: expected an integer"),
         ("seed=abc", 'seed = "abc": expected an integer'),
+        ("seed=true", "seed = true: expected an integer"),
+        ("optim.lr=true", "optim.lr = true: expected a number"),
+        ("evaluate.sets.a={path='x', limit=false}", "evaluate.sets.a.limit = false: expected an integer"),
+        ("optim.betas=[true, 0.9]", "optim.betas[0] = true: expected a number"),
+        ("shares={a=0.5, b=true}", "shares.b = true: expected a number"),
         ("optim.lr=fast", 'optim.lr = "fast": expected a number'),
         ("optim.lr=-1.0", "optim.lr = -1.0: expected more than 0"),
         ("optim.schedule=linear", "optim.schedule = \"linear\": expected one of 'none' or 'cosine'"),
@@ -195,6 +202,11 @@ def test_a_wrong_value_says_what_was_given_and_expected(override, expected):
     assert "pydantic" not in problem and "Input" not in problem and "Value error" not in problem
 
 
+def test_true_stays_true_where_it_may_stand():
+    config = load_config(Run, None, ["name=x", "keep=true", "extra={a=true, b=[true, 1]}"])
+    assert config.keep is True and config.extra == {"a": True, "b": [True, 1]}
+
+
 def test_every_problem_is_listed_at_once(tmp_path):
     path = write(tmp_path, "seed = 'a'\nsede = 1\n[optim]\nlr = 'b'\n")
     with pytest.raises(ConfigError) as error:
@@ -209,6 +221,21 @@ def test_every_problem_is_listed_at_once(tmp_path):
 def test_a_syntax_error_names_its_line(tmp_path, text, line):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError, match=f"run.toml:{line}: not valid TOML"):
+        load_config(Run, path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.toml"])
+def test_json_is_told_with_the_same_in_toml(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"name": "x",\n "judge": null, "optim": {"lr": 1e-4}}\n')
+    with pytest.raises(ConfigError, match=rf"{name}: whet reads TOML, not JSON; the same as .*run\.toml:") as error:
+        load_config(Run, path)
+    shown = str(error.value).partition("run.toml:\n\n")[2]
+    path.write_text(shown)
+    assert load_config(Run, path.rename(tmp_path / "new.toml")).optim.lr == 1e-4
+    path.write_text('{"name": "x",}\n')
+    told = "not JSON; write tables in brackets" if name == "run.json" else "not valid TOML"
+    with pytest.raises(ConfigError, match=told):
         load_config(Run, path)
 
 

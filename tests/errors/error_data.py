@@ -57,6 +57,16 @@ def missing_column(bench: Bench) -> Told:
     return together(first, bench.refused("data.label_key=labels"), bench.refused("data.prompt_template={question}?"))
 
 
+def unknown_role(bench: Bench) -> Told:
+    def row(role: str) -> str:
+        return json.dumps({"prompt": [{"role": role, "content": "What is 4+4?"}], "label": "8"}) + "\n"
+
+    usual = "".join(map(row, ("user", "developer", "tool")))
+    bench.file("test.jsonl", row("human"))
+    test = bench.refused("evaluate.sets.test.path=test.jsonl")
+    return together(*(of_file(bench, "my.jsonl", usual + row(role)) for role in ("usr", "human")), test)
+
+
 def wrong_type(bench: Bench) -> Told:
     return together(
         second_row(bench, '{"prompt": 4, "label": "8"}'),
@@ -159,6 +169,16 @@ DATA = (
         remedy="Name the column that there is, for example `data.prompt_key=question`.",
         words=("my.jsonl:1: there is no column 'prompt' (prompt_key); the columns are question, answer", "did you mean 'label'?"),
         provoke=missing_column,
+        seen_by_check=True,
+    ),
+    Case(
+        id="unknown-role",
+        title="A role that nobody knows",
+        cause="A message of a prompt has a role that neither chat formats nor the model's chat template know: most templates would write it "
+        "as it is, and some would leave the message out.",
+        remedy="Write one of the roles that the message lists. A role that the chat template names (`data.template`) is one, too.",
+        words=("my.jsonl:4: message 0 has the role 'usr'", "write 'user' for it", "test.jsonl:1: message 0 has the role 'human'", "developer"),
+        provoke=unknown_role,
         seen_by_check=True,
     ),
     Case(

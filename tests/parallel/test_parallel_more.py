@@ -135,7 +135,7 @@ def shared_out(degrees):
     """A rank's part of a batch that rank 0 alone has, and what the other ranks get of results."""
     backend = backend_of(model_of("dense"), degrees, max_tokens_per_device=40)
     batch = with_nuclei(weighed()) if dist.get_rank() == 0 else None
-    share = backend._share(batch)
+    share = backend._share(batch, None)
     found = backend.forward_backward(batch, sft_loss, per_token=True)
     annotated = backend.annotate(batch, Need.OLD_LOGPROBS)
     return share, found, annotated

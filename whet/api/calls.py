@@ -14,6 +14,7 @@ from whet.api.given import Given, read_given
 from whet.api.process import CallerThread, watched
 from whet.api.run import Run
 from whet.build.first_look import look_at
+from whet.build.put_back import found_rows
 from whet.build.run_dirs import FRESH, Finished, leave_nothing, new_or_unfinished, same_settings, set_aside, something_to_do
 from whet.config import ConfigError, changed_code, code_digests
 from whet.here import holding
@@ -158,13 +159,15 @@ def _changed(config: BaseRunConfig, folder: Path) -> bool:
 
 @contextmanager
 def rows_in(given: Given, folder: Path) -> Iterator[None]:
-    """Context of a run whose rows are in its folder. One that fails before it did anything leaves nothing."""
+    """Context of a run whose rows are in its folder. One that fails before anything leaves nothing, and earlier rows as they were."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+    before = found_rows(folder, given.rows)
     given.write_rows(folder)
     try:
         yield
     except BaseException as error:  # raised again, whatever it is
         if not isinstance(error, KeyboardInterrupt):
+            before.put_back()
             leave_nothing(folder, made)
         raise
 

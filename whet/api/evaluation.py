@@ -11,7 +11,7 @@ from whet.api.given import NO_DATA, read_given
 from whet.api.process import CallerThread
 from whet.api.run import Run
 from whet.build.first_look import look_at_playing
-from whet.data.hub import check_model_path
+from whet.data.hub import check_model_folder
 from whet.here import holding
 from whet.settings.rl import RunConfig
 from whet.types import Trajectory
@@ -41,7 +41,7 @@ def evaluate(
     folder = Path(given.tree.get("run_dir") or new_folder("evaluate"))
     with holding(given.functions), rows_in(given, folder):
         config = given.config(RunConfig, folder)
-        check_model_path(config.model.path)
+        check_model_folder(config.model.path)
         look_at_playing(config, trains=False)
         from whet.runs.commands import evaluate as play
 
@@ -76,7 +76,7 @@ def generate(
     given.tree.setdefault("reward", {"name": "random"})
     config: RunConfig = given.config(RunConfig, Path("runs/generate"))
     with holding(given.functions):
-        check_model_path(config.model.path)
+        check_model_folder(config.model.path)
         look_at_playing(config, trains=False)
         from whet.api.player import Player
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from whet.data.config import PairColumns
 from whet.data.files import Row, data_files, read_rows, split_slice
-from whet.data.hub import HUB_NAME, check_model_path
+from whet.data.hub import HUB_NAME, check_model_folder
 from whet.data.rows import fail_missing, task_from
 from whet.data.source import SourceConfig, read_tasks
 from whet.env.build import tools_of
@@ -26,7 +26,7 @@ def look_at(config: BaseRunConfig) -> None:
     Raises:
         ValueError: one of them is not there, or cannot be what the settings say.
     """
-    check_model_path(config.model.path)
+    check_model_folder(config.model.path)
     if isinstance(config, RunConfig):
         look_at_playing(config)
     elif isinstance(config, SupervisedRunConfig):

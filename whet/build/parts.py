@@ -301,7 +301,19 @@ def evaluation_tasks(config: RunConfig, texts: Texts) -> dict[str, list[Task]]:
     for name, chosen in config.evaluate.sets.items():
         length = prompt_length(texts, evaluation_env(config, chosen))  # shows now, not after hours, that its prompts can be rendered
         out[name] = load_tasks(evaluation_rows(config, chosen), name=name, length=length)[: chosen.limit]
+        check_roles(texts.renderer, out[name])
     return out
+
+
+def check_roles(renderer: Renderer, tasks: Iterable[Task]) -> None:
+    """Refuse the first prompt with a role that nobody knows: a chat template writes it as it is, or leaves its message out.
+
+    Raises:
+        ValueError: with the row (`file:line`) and the roles that there are.
+    """
+    for task in tasks:
+        if not isinstance(task.prompt, str) and (odd := renderer.odd_role(task.prompt)):
+            raise ValueError(f"{task.origin}: {odd}")
 
 
 def build_evaluations(config: RunConfig, parts: Parts, tasks: Mapping[str, list[Task]], run_dir: Path) -> list[EvaluationSet]:

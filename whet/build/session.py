@@ -19,6 +19,7 @@ from typing import TextIO
 import torch
 
 from whet.build.process import prepare_process
+from whet.build.put_back import FoundFolder, found_folder
 from whet.build.run_dirs import leave_nothing
 from whet.checkpoint.store import CheckpointStore, checkpoints_in
 from whet.config import changed_code, code_digests, dump_toml
@@ -61,7 +62,7 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
         ValueError: if the folder cannot be written, another process works in it, or it holds checkpoints and
             `checkpoint.resume` is false; the folder is then as it was.
 
-    A start that fails before it has played or trained anything leaves no folder that was not there before.
+    A start that fails before it has played or trained anything leaves no folder that was not there before, and a run's folder as it was.
     """
     folder = Path(config.run_dir)
     made = _make_writable(folder)
@@ -76,35 +77,49 @@ def open_run(config: BaseRunConfig, command: str) -> Iterator[OpenRun]:
 
 @contextmanager
 def _claimed(config: BaseRunConfig, command: str, folder: Path) -> Iterator[OpenRun]:
-    """Claim the folder, and write down the end of the start."""
+    """Claim the folder, and put its files back if the start comes to nothing."""
     with claim(folder, command), on_signals() as stop:
         CheckpointStore(folder / "checkpoints", config.checkpoint).check_resume()  # before anything in the folder is touched
-        notes = _settle(config, folder)
-        starts = read_rows(folder / STARTS)
-        notes += _clock_notes(starts)
-        prepare_process(config, _threads_before(starts) if config.deterministic else None)
-        threads = ThreadWatch(on_cpu=config.model.device == "cpu" or not torch.cuda.is_available())
-        notes += threads.at_start()
-        journal, found = Journal(folder), environment()
-        code = code_digests(config)
-        if starts and (other := changed_code(starts[-1].get("code") or {}, code)):
-            notes.append(f"the code of {', '.join(other)} is not what it was at the last start here")
-        changed = journal.started(command, found, code)
-        if changed:
-            notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
+        before = found_folder(folder)
         try:
-            with _warnings_noted(journal):
-                yield OpenRun(folder, notes, journal, stop, found, threads)
-        except BaseException as error:
-            if isinstance(error, Stalled):
-                with suppress(OSError), open(folder / STACKS, "w") as file:
-                    faulthandler.dump_traceback(file, all_threads=True)
-            journal.ended("stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed", error, command)
+            with _started(config, command, before, stop) as session:
+                yield session
+        except BaseException as error:  # whatever ends the start; it is raised again
+            if before.is_of_run or not isinstance(error, Stopped | KeyboardInterrupt):
+                before.put_back()
             raise
-        else:
-            journal.ended("finished")
-        finally:
-            journal.close()
+
+
+@contextmanager
+def _started(config: BaseRunConfig, command: str, before: FoundFolder, stop: Stop) -> Iterator[OpenRun]:
+    """Write down a start and its end."""
+    folder = before.folder
+    notes = _settle(config, before)
+    starts = read_rows(folder / STARTS)
+    notes += _clock_notes(starts)
+    prepare_process(config, _threads_before(starts) if config.deterministic else None)
+    threads = ThreadWatch(on_cpu=config.model.device == "cpu" or not torch.cuda.is_available())
+    notes += threads.at_start()
+    journal, found = Journal(folder), environment()
+    code = code_digests(config)
+    if starts and (other := changed_code(starts[-1].get("code") or {}, code)):
+        notes.append(f"the code of {', '.join(other)} is not what it was at the last start here")
+    changed = journal.started(command, found, code)
+    if changed:
+        notes.append(f"the environment changed since the last start, so the same bits are not to be expected: {'; '.join(changed)}")
+    try:
+        with _warnings_noted(journal):
+            yield OpenRun(folder, notes, journal, stop, found, threads)
+    except BaseException as error:
+        if isinstance(error, Stalled):
+            with suppress(OSError), open(folder / STACKS, "w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        journal.ended("stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed", error, command)
+        raise
+    else:
+        journal.ended("finished")
+    finally:
+        journal.close()
 
 
 @contextmanager
@@ -158,19 +173,21 @@ def _make_writable(folder: Path) -> list[Path]:
     return made
 
 
-def _settle(config: BaseRunConfig, folder: Path) -> list[str]:
+def _settle(config: BaseRunConfig, before: FoundFolder) -> list[str]:
     """Write config.toml; what it replaces, and a log that no checkpoint goes with, are set aside."""
     notes: list[str] = []
+    folder = before.folder
     path, text = folder / "config.toml", dump_toml(config)
     if path.exists() and path.read_text() != text:
-        kept = _set_aside(path)
+        kept = _set_aside(path, before)
         changed = changed_settings(kept.read_text(), text)
         notes.append(f"settings changed since the last start in {folder}: {changed}; the old ones are in {kept.name}")
     if not path.exists():
         replace_file(path, text)
     log = folder / "metrics.jsonl"
     if log.exists() and log.stat().st_size and not checkpoints_in(folder / "checkpoints"):
-        aside = [_set_aside(found).name for name in ("metrics.jsonl", "rollouts", "evaluations") if (found := folder / name).exists()]
+        parts = (folder / name for name in ("metrics.jsonl", "rollouts", "evaluations"))
+        aside = [_set_aside(part, before).name for part in parts if part.exists()]
         notes.append(f"an earlier start left no checkpoint: this one begins afresh, what it wrote is in {', '.join(aside)}")
     return notes
 
@@ -186,9 +203,10 @@ def changed_settings(before: str, after: str) -> str:
     return ", ".join(f"{key} = {new.get(key)!r} (was {old.get(key)!r}{weights.get(key, '')})" for key in changed)
 
 
-def _set_aside(path: Path) -> Path:
+def _set_aside(path: Path, before: FoundFolder) -> Path:
     """Rename a file to `stem.<n>.suffix`, the first that is free."""
     kept = next(p for n in count(1) if not (p := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists())
+    before.aside.append((path, kept))
     return path.rename(kept)
 
 

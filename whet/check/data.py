@@ -42,7 +42,7 @@ def _tasks(context: CheckContext) -> Iterator[Note]:
         yield from check_source(context)
         if context.source is not None and context.renderer is not None and TRAINING in context.tools:
             rollout = context.fitted(context.rl.rollout)
-            yield from _prompts(context.rows[TRAINING], context.renderer, context.tools[TRAINING], rollout, context.vocab_size)
+            yield from _prompts(context.rows[TRAINING], context.renderer, context.tools[TRAINING], rollout, context.vocab_size, odd=warn)
         return
     rows = training_rows(context.rl)
     renderer, tools = context.renderer, context.tools.get(TRAINING)
@@ -109,9 +109,17 @@ def _counted(source: TaskSource, rows: SourceConfig) -> str:
 
 
 def _prompts(
-    tasks: Sequence[Task], renderer: Renderer, tools: Tools, rollout: RolloutConfig, vocab_size: int | None
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    tools: Tools,
+    rollout: RolloutConfig,
+    vocab_size: int | None,
+    odd: Callable[[str], Note] = fail,
 ) -> Iterator[Note]:
-    """Render prompts as the run does, and check their lengths, the room for replies and their token ids."""
+    """Render prompts as the run does, and check their lengths, the room for replies, their token ids, and their roles.
+
+    `odd` makes the note about a role that nobody knows: the run refuses rows with one, but not what a source of the user's gives.
+    """
     step = -(-len(tasks) // MEASURED_ROWS)
     lengths: list[int] = []
     highest = -1
@@ -136,7 +144,7 @@ def _prompts(
             f"{len(answered)} of {len(tasks)} prompts end with a message of the assistant's ({answered[0]}), and the model begins another "
             "after it: if it is the answer, the model reads it before it replies; leave it out of the prompt"
         )
-    yield from _odd_roles(renderer, ((task.origin, task.prompt) for task in tasks if not isinstance(task.prompt, str)))
+    yield from _odd_roles(renderer, ((task.origin, task.prompt) for task in tasks if not isinstance(task.prompt, str)), odd)
     for task in tasks[:SHOWN_ROWS]:
         tokens = renderer.prompt(task, tools)
         label = "no label" if task.label is None else f"label {task.label!r}"
@@ -180,7 +188,7 @@ def _conversations(context: CheckContext, config: SupervisedRunConfig) -> Iterat
     dropped = "" if rows.max_tokens is None else f", {source.num_dropped} dropped as longer than data.max_tokens = {rows.max_tokens}"
     share = f"{trained} of {sum(lengths)} tokens train ({trained / sum(lengths):.0%})"
     yield ok(f"{len(source)} conversations have {min(lengths)} to {max(lengths)} tokens{dropped}; {share}")
-    yield from _odd_roles(renderer, ((conversation.origin, conversation.messages) for conversation in conversations))
+    yield from _odd_roles(renderer, ((conversation.origin, conversation.messages) for conversation in conversations), warn)
     yield from rotary_faults(context, lengths)
     if context.vocab_size is not None and highest >= context.vocab_size:
         yield fail(f"token ids go up to {highest}, but the model knows 0 to {context.vocab_size - 1}: its tokenizer is another")
@@ -202,11 +210,11 @@ def _held_out(config: SupervisedRunConfig, renderer: Renderer) -> Iterator[Note]
     yield ok(f"held out: {len(source)} conversations of {paths_text(rows.path)}")
 
 
-def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]]) -> Iterator[Note]:
-    """Warn of the first row with an unknown role: the template writes it unchanged."""
+def _odd_roles(renderer: Renderer, rows: Iterable[tuple[str, Sequence[Message]]], note: Callable[[str], Note]) -> Iterator[Note]:
+    """Note the first row with an unknown role: the template writes it unchanged."""
     odd = next((f"{origin}: {text}" for origin, messages in rows if (text := renderer.odd_role(messages))), None)
     if odd is not None:
-        yield warn(odd)
+        yield note(odd)
 
 
 ROWS: dict[str, Callable[[CheckContext, Any], Iterator[Note]]] = {"conversations": _conversations, "pairs": check_pairs}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from whet.config.union import chosen
 
 C = TypeVar("C", bound=Config)
 
+_NO_NUMBER = object()
 _ERROR_LINE = re.compile(r"\(at line (\d+), column (\d+)\)")
 
 
@@ -57,12 +59,12 @@ def load_config(
     source = str(path) if path is not None else ""
     data = _with_owners_defaults((model,), _unset_words((model,), data))
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         wants_text = failed_keys(error, model, data, "string_type")
     data = _restore_text(data, [override for override in parsed if override.path in wants_text])
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         problems = located_problems(error, model, data)
     lines = _lines_in_file(path, parsed, list(problems.values()))
@@ -85,7 +87,7 @@ def validated(model: type[C], data: Mapping[str, Any], where: str) -> C:
         ConfigError: with every problem found.
     """
     try:
-        return model.model_validate(data)
+        return model.model_validate(_no_truth_for_numbers((model,), data))
     except ValidationError as error:
         raise ConfigError([f"{where}: {problem}" for problem in problems_of(error, model, data)]) from None
 
@@ -109,8 +111,8 @@ def _layered(path: Path | None, overrides: Sequence[_Override], base: Mapping[st
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        raise ConfigError([f"whet reads TOML, not YAML; {_in_toml(path)}"], str(path))
+    if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
+        raise ConfigError([f"whet reads TOML, not {path.suffix[1:].replace('yml', 'yaml').upper()}; {_in_toml(path)}"], str(path))
     try:
         return tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
@@ -118,6 +120,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError([f"not UTF-8 text (byte {error.start})"], str(path)) from None
     except tomllib.TOMLDecodeError as error:
+        if isinstance(_other_format(path), dict) and path.read_text().lstrip().startswith("{"):
+            raise ConfigError([f"whet reads TOML, not JSON; {_in_toml(path)}"], str(path)) from None
         match = _ERROR_LINE.search(str(error))
         last_line = len(path.read_text().splitlines())
         line, column = match.groups() if match else (str(last_line), "end")
@@ -129,15 +133,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}{advice}"]) from None
 
 
-def _in_toml(path: Path) -> str:
-    """A YAML file's content in TOML; a general example if it cannot be read."""
-    example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
+def _other_format(path: Path) -> Any:
+    """The content of a file in JSON, or in YAML if that is its suffix; None if it cannot be read."""
     try:
+        if path.suffix not in (".yaml", ".yml"):
+            return json.loads(path.read_text())
         import yaml  # not one of whet's own needs, but most often there
 
-        found = yaml.safe_load(path.read_text())
-    except Exception:  # whatever it is, YAML is not what whet reads
-        return example
+        return yaml.safe_load(path.read_text())
+    except Exception:  # whatever it is, it is not what whet reads
+        return None
+
+
+def _in_toml(path: Path) -> str:
+    """The content of a YAML or JSON file in TOML; a general example if it cannot be read."""
+    example = 'write tables in brackets and texts in quotes:\n\n[model]\npath = "Qwen/Qwen3-0.6B"'
+    found = _other_format(path)
     if not isinstance(found, dict):
         return example
     try:
@@ -206,6 +217,21 @@ def _unset_words(options: Options, value: Any) -> Any:
         return [_unset_words(child_options(options, index), item) for index, item in enumerate(items)]
     is_word = isinstance(value, str) and value in UNSET_WORDS
     return None if is_word and NoneType in options and not admits_word(options, value) else value
+
+
+def _no_truth_for_numbers(options: Options, value: Any) -> Any:
+    """The value with what no model takes in place of true and false where a number is wanted: pydantic would read 1 and 0."""
+    if isinstance(value, Mapping):
+        table = cast(Mapping[str, Any], value)
+        options = chosen(options, table)
+        return {key: _no_truth_for_numbers(child_options(options, key), item) for key, item in table.items()}
+    if isinstance(value, list | tuple):
+        items = cast(Sequence[Any], value)
+        return [_no_truth_for_numbers(child_options(options, index), item) for index, item in enumerate(items)]
+    if not isinstance(value, bool) or not (int in options or float in options):
+        return value
+    admits = any(option in (bool, Any) or (get_origin(option) is Literal and True in get_args(option)) for option in options)
+    return value if admits else _NO_NUMBER
 
 
 def _with_owners_defaults(options: Options, value: Any) -> Any:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """`owner/name`"""
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+
+CONFIG = ("config.json",)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+TO_RUN = (TOKENIZER, CONFIG)
+"""Files of a model's folder without which no run starts: of each group one."""
+TO_PLAN = (CONFIG,)
+"""Those that `whet plan` reads."""
 
 # Weights in other formats than safetensors would double the download and are never read.
 _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -40,6 +48,32 @@ def check_model_path(name: str) -> None:
         raise ValueError(f"model.path: {name!r} is a file; give the folder that holds its config.json")
     if not path.exists() and not HUB_NAME.fullmatch(name):
         raise ValueError(f"model.path: there is no model folder {name!r} (nor is it a hub name, which reads owner/name)")
+
+
+def check_model_folder(name: str, needed: Sequence[Sequence[str]] = TO_RUN) -> None:
+    """Refuse what is no model's folder, and a folder on this machine that lacks files.
+
+    Args:
+        name: value of `model.path`.
+        needed: of each of these groups one file has to be there.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    check_model_path(name)
+    path = Path(name).expanduser()
+    for files in needed if path.is_dir() else ():
+        if any((path / each).is_file() for each in files):
+            continue
+        if files == CONFIG:
+            raise ValueError(f"model.path: {name} has no config.json; it must be a model folder in Hugging Face format")
+        raise ValueError(f"model.path: {name} has no tokenizer.json or tokenizer_config.json; {_where_one_is(path)}")
+
+
+def _where_one_is(folder: Path) -> str:
+    """Advice for a folder without a tokenizer: a model's folder in it, if there is one."""
+    inside = next((path.parent for path in sorted(folder.glob("*/config.json")) if (path.parent / "tokenizer.json").exists()), None)
+    return "copy the model's own there" if inside is None else f"did you mean {inside}?"
 
 
 def dataset_files(name: str, split: str | None) -> list[Path]:

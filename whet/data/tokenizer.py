@@ -8,6 +8,7 @@ from typing import cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from whet.data.hub import TOKENIZER, check_model_folder
 from whet.model.causal import read_config
 
 
@@ -17,8 +18,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     Raises:
         ValueError: if there is none, or it cannot be read, or it has tokens that the folder's model does not have.
     """
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise ValueError(f"model.path: {folder} has no tokenizer.json or tokenizer_config.json; {_advice(folder)}")
+    check_model_folder(str(folder), (TOKENIZER,))
     vocab_size = _vocab_size(folder, trust_remote_code)
     try:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -29,12 +29,6 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
     if vocab_size is not None:
         check_vocabulary(tokenizer, vocab_size, folder)
     return tokenizer
-
-
-def _advice(folder: Path) -> str:
-    """Advice for a folder without a tokenizer: a model's folder in it, if there is one."""
-    inside = next((path.parent for path in sorted(folder.glob("*/config.json")) if (path.parent / "tokenizer.json").exists()), None)
-    return "copy the model's own there" if inside is None else f"did you mean {inside}?"
 
 
 def _vocab_size(folder: Path, trust_remote_code: bool) -> int | None:

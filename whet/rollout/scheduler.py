@@ -223,8 +223,9 @@ class Rollouts:
 
     @property
     def _num_late(self) -> int:
-        """Groups being played for so long that the last rollouts do without them."""
-        limit = self._version - self._control.max_staleness
+        """Groups being played for so long that the last rollouts do without them: twice as long as tokens stay young enough, since tasks
+        that are merely slow are to keep their share."""
+        limit = self._version - 2 * self._control.max_staleness
         return sum(group_run.started is not None and group_run.started < limit for group_run in self._buffer.playing)
 
     @property

@@ -23,6 +23,7 @@ from whet.build.parts import (
     build_run_state,
     build_service,
     check_answers,
+    check_roles,
     evaluation_tasks,
     incidents_of,
     length_of_run,
@@ -358,7 +359,9 @@ def training_source(config: RunConfig, texts: Texts) -> Source:
     if config.data.source is not None:
         check_answers(texts, config.env)
         return own_source(config.data.source, config.data.source_options, config.seed, config.data.source_timeout_s)
-    return TaskSource(training_rows(config), length=prompt_length(texts, config.env))
+    source = TaskSource(training_rows(config), length=prompt_length(texts, config.env))
+    check_roles(texts.renderer, source.tasks)
+    return source
 
 
 def rows_of(source: Source) -> dict[str, Sequence[Task]]:
