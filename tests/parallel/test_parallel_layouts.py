@@ -98,7 +98,7 @@ def traffic(degrees):
     backend = backend_of(model_of(degrees), degrees, max_tokens_per_device=10_000)
     batch = batch_of(samples())
     batch = batch.with_(weights=REDUCERS["token_mean"](batch))
-    (micro,) = backend._micro_batches(backend._share(batch, None))
+    (micro,) = backend._micro_batches(backend._share(batch, None), None)
     with Sent() as sent:
         out = backend._head.outputs(micro, entropy_grad=False)
         (micro.part.weights * sft_loss(micro.part, out).terms).sum().backward()

@@ -33,7 +33,7 @@ class FoundFolder:
     played: dict[Path, int]
     """Sizes in bytes of what was played and trained, by path."""
     aside: list[tuple[Path, Path]] = field(default_factory=list[tuple[Path, Path]])
-    """What the start renamed: the path before, and the one afterwards."""
+    """Files that the start renamed: the path before, and the one afterwards."""
 
     @property
     def is_of_run(self) -> bool:
@@ -57,7 +57,7 @@ class FoundFolder:
 
 
 def found_folder(folder: Path) -> FoundFolder:
-    """What is in a run's folder now. The folder's lock is held."""
+    """Contents of a run's folder now. The folder's lock is held."""
     sizes = {name: path.stat().st_size if (path := folder / name).is_file() else 0 for name in APPENDED}
     return FoundFolder(folder, _texts(folder, REWRITTEN), sizes, dict(_played(folder)))
 
