@@ -55,6 +55,29 @@ def test_a_second_experiment_is_one_and_a_folder_that_is_named_is_that_run(here,
     assert len(whet.train("model", ROWS, reward=score, **{**SMALL, "num_rollouts": 3}, run_dir=first.folder).rows) == 3
 
 
+EVALUATED = {
+    "num_rollouts": 3,
+    "batch__samples_per_prompt": 4,
+    "batch": {"prompts_per_rollout": 2},
+    "train__optim__lr": 1e-3,
+    "evaluate__interval": 2,
+    "data__shuffle": False,
+}
+
+
+@pytest.mark.parametrize("key", EVALUATED)
+def test_settings_that_a_call_does_not_read_are_refused(here, key):
+    first = next(iter(EVALUATED[key])) if isinstance(EVALUATED[key], dict) else ""
+    name = key.replace("__", ".") + (f".{first}" if first else "")
+    for call, word, given in ((whet.evaluate, "evaluate", (ROWS, score)), (whet.generate, "generate", ("a",))):
+        with pytest.raises(ConfigError, match=rf"^{name} has no effect in whet\.{word}, which plays the .* once"):
+            call("model", *given, **{key: EVALUATED[key]})
+    for alone in ({"run_dir": "x"}, {"observe__display": "none"}, {"data__train": "train.jsonl"}):
+        with pytest.raises(ConfigError, match=r"has no effect in whet\.generate"):
+            whet.generate("model", "a", **alone)
+    assert not Path("runs").exists() and not Path("x").exists()
+
+
 def test_a_call_that_fails_leaves_the_rows_of_an_earlier_run(here, capsys):
     run = whet.train("model", ROWS, reward=score, **SMALL)
     before = snapshot(run.folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.api.calls import Named, new_folder, played_tables, rows_in
-from whet.api.given import NO_DATA, read_given
+from whet.api.given import NO_DATA, read_given, refuse_unread
 from whet.api.process import CallerThread
 from whet.api.run import Run
 from whet.build.first_look import look_at_playing
@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from whet.api.keywords import TrainSettings  # pyright: ignore[reportMissingModuleSource]
+
+LEFT_OUT = "leave it out"
+UNREAD = {
+    **dict.fromkeys(("num_rollouts", "num_epochs", "stop_after_constant_rewards", "train", "algo", "control", "sync"), LEFT_OUT),
+    **dict.fromkeys(("critic", "reference", "teacher", "checkpoint", "cluster"), LEFT_OUT),
+    **dict.fromkeys(("evaluate.interval", "evaluate.before_training"), LEFT_OUT),
+    **dict.fromkeys(("data.max_prompt_tokens", "data.long_prompts", "data.shuffle", "data.source"), LEFT_OUT),
+    "batch": "the number of replies to each prompt is evaluate__sets__test__samples_per_prompt, in whet.generate samples",
+}
+"""Settings of training that nothing reads where a model is only played, and what to do instead."""
+UNREAD_ALONE = {
+    **dict.fromkeys(("run_dir", "evaluate", "observe"), LEFT_OUT),
+    "data.train": "give the rows as prompts",
+}
+"""Those that are not read where no run is made, either."""
 
 
 def evaluate(
@@ -36,6 +51,7 @@ def evaluate(
         A run without training, in a new folder `runs/evaluate-TIME`: `results` has mean@n, pass@k, lengths and outcomes, and `show` the
         replies.
     """
+    refuse_unread("whet.evaluate", "plays the rows once and trains nothing", settings, UNREAD)
     tables = played_tables(model, None, reward, tools, None)
     given = read_given({**tables, "data": {"train": NO_DATA}, "evaluate": {"sets": {"test": {"path": data}}}}, settings)
     folder = Path(given.tree.get("run_dir") or new_folder("evaluate"))
@@ -71,6 +87,7 @@ def generate(
     Returns:
         A trajectory for each reply, prompt by prompt; `response` is its text.
     """
+    refuse_unread("whet.generate", "plays the prompts once and keeps no files", settings, {**UNREAD, **UNREAD_ALONE})
     given = read_given(played_tables(model, None, reward, tools, None), settings)
     given.tree.setdefault("data", {}).setdefault("train", NO_DATA)
     given.tree.setdefault("reward", {"name": "random"})

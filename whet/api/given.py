@@ -89,6 +89,38 @@ def read_given(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> Giv
     return given
 
 
+def refuse_unread(call: str, why: str, settings: Mapping[str, Any], unread: Mapping[str, str]) -> None:
+    """Refuse the settings of a call that it does not read.
+
+    Args:
+        call: its name.
+        why: what the call does, so that it does not read them.
+        settings: keyword arguments, as for `read_given`.
+        unread: keys and tables that it does not read, each with what to do instead.
+
+    Raises:
+        ConfigError: naming each of them.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        _put(tree, tuple(key.split("__")), _tree_of(value) if isinstance(value, Mapping) else value, key)
+    problems: dict[str, str] = {}
+    for key, remedy in unread.items():
+        found: Any = tree
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        problems |= {leaf: f"{leaf} has no effect in {call}, which {why}; {remedy}" for leaf in _leaves(key, found)}
+    if problems:
+        raise ConfigError([*problems.values()])
+
+
+def _leaves(key: str, value: Any) -> list[str]:
+    """Keys of the values in a table, below its own key; none of what is not set."""
+    if isinstance(value, dict):
+        return [leaf for name, item in cast(dict[str, Any], value).items() for leaf in _leaves(f"{key}.{name}", item)]
+    return [] if value is None else [key]
+
+
 def _tree_of(table: Mapping[Any, Any]) -> dict[str, Any]:
     """A copy of a table, and of the tables in it."""
     return {str(key): _tree_of(value) if isinstance(value, Mapping) else value for key, value in table.items()}
