@@ -236,7 +236,7 @@ ANSWERS = (
     "did you mean math",
     "there is no model folder 'modell'",
     "weights has no tokenizer.json",
-    "there is no column 'messages'",
+    "there is no column 'messages' (messages_key); the columns are prompt, label; if prompts and replies have columns of their own",
     "there is no column 'chosen'",
     "is no run's folder",
 )

@@ -120,6 +120,12 @@ def test_in_memory_tools_are_told(renderer):
 @pytest.mark.parametrize(
     ("row", "keys", "what"),
     [
+        (
+            {"prompt": "a", "completion": "b"},
+            {},
+            r"the columns are prompt, completion; write data\.prompt_key=prompt data\.response_key=completion$",
+        ),
+        ({"asked": "a", "said": "b"}, {}, r"the columns are asked, said; if .* name them in data\.prompt_key and data\.response_key$"),
         ({"message": []}, {}, r"rows\.jsonl:1.*no column 'messages' \(messages_key\).*did you mean 'message'"),
         ({"messages": "hi"}, {}, r"rows\.jsonl:1: column 'messages' holds .*expected a list"),
         ({"messages": [{"role": "user", "content": "a"}]}, {}, r"rows\.jsonl:1: the conversation has no assistant"),

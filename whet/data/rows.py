@@ -16,6 +16,9 @@ from whet.data.messages import NO_JSON, as_json, messages_from, metadata_from, t
 from whet.types import JSON, Message, Task
 
 T = TypeVar("T")
+PROMPTS = ("prompt", "question", "instruction", "input", "query")
+RESPONSES = ("completion", "response", "answer", "output", "reply")
+"""Common names of the columns of prompts and of replies to them."""
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -138,8 +141,17 @@ def fail_missing(where: str, key: str, name: str, columns: Iterable[str]) -> NoR
     """Raises the error for a column that is not there: `key` is the setting that names it."""
     columns = list(columns)
     near = difflib.get_close_matches(name, columns, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else _two_columns(columns) if key == "messages_key" else ""
     raise ValueError(f"{where}: there is no column {name!r} ({key}); the columns are {', '.join(columns)}{hint}")
+
+
+def _two_columns(columns: Sequence[str]) -> str:
+    """Advice on the settings that take a prompt and its reply from two columns."""
+    prompt = next((name for name in PROMPTS if name in columns), None)
+    response = next((name for name in RESPONSES if name in columns), None)
+    if prompt is None or response is None:
+        return "; if prompts and replies have columns of their own, name them in data.prompt_key and data.response_key"
+    return f"; write data.prompt_key={prompt} data.response_key={response}"
 
 
 def _column(row: Row, name: str | None) -> str:
