@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -42,9 +43,21 @@ def save_model(hf: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] 
     Raises:
         OSError: if it cannot be written, with the system's reason.
     """
-    with system_errors(folder):
+    with system_errors(folder), no_progress_bar():
         hf.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors))
     follow_umask(folder.glob("*.safetensors"))
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Context in which transformers shows no progress bar."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def follow_umask(files: Iterable[Path]) -> None:
