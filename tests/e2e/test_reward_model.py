@@ -41,9 +41,11 @@ def score(folder, reply):
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_it_scores_the_preferred_reply_higher_and_transformers_agrees(tmp_path, flipped):
+def test_it_scores_the_preferred_reply_higher_and_transformers_agrees(tmp_path, flipped, capsys):
     make_pairs(tmp_path, flipped=flipped)
-    values = train_on_data(config_of(tmp_path, "run"))
+    values = train_on_data(config_of(tmp_path, "run", observe={"display": "plain"}))
+    _, _, after = capsys.readouterr().out.partition("next:\n")
+    assert after == f"  whet train CONFIG.toml reward.name=model reward.options.path={tmp_path}/run/model\n", "it writes no replies"
     assert values["eval/rm/accuracy"] == (0.0 if flipped else 1.0)
     good, bad = (score(tmp_path / "run/model", reply) for reply in (GOOD, BAD))
     assert (good > bad) != flipped

@@ -68,7 +68,9 @@ def _short(text: str) -> str:
     return line if len(line) <= LETTERS else f"{line[: LETTERS - 3]}..."
 
 
-def next_commands(run: Path) -> list[str]:
-    """Commands that go on with a run that has come to its end."""
-    shows = [f"  whet show {run}"] if (run / "rollouts").is_dir() else []
-    return ["next:", *shows, f"  whet serve {run / 'model'}"]
+def next_commands(run: Path, *, scores: bool = False) -> list[str]:
+    """Commands that go on with a run that has come to its end; `scores`: its model scores replies, and writes none."""
+    shows = [f"  whet show {run}"] if any((run / "rollouts").glob("*.parquet")) else []
+    model = run / "model"
+    uses = f"whet train CONFIG.toml reward.name=model reward.options.path={model}" if scores else f"whet serve {model}"
+    return ["next:", *shows, f"  {uses}"]

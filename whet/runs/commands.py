@@ -60,7 +60,7 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.runs.closing import figures, next_commands, replies
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
-from whet.settings.supervised import chat_of
+from whet.settings.supervised import chat_of, kind_of
 from whet.train.base import Backend
 from whet.train.batching import plan_batch
 from whet.train.build import build_backend
@@ -185,7 +185,7 @@ def finish(config: BaseRunConfig, observer: Observer, policy: Backend, source: P
     observer.display.note(f"the model is in {run_dir / 'model'}, metrics in {run_dir / 'metrics.jsonl'}")
     for line in figures(run_dir):
         observer.display.note(line)
-    for line in [*replies(run_dir), *next_commands(run_dir)]:
+    for line in [*replies(run_dir), *next_commands(run_dir, scores=kind_of(config) == "rm")]:
         observer.display_without_log.note(line)  # the log holds no replies
 
 
