@@ -32,9 +32,9 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path, seed):
     draw, first, whole = random.Random(seed), 0, 0
     for _ in range(3):
         code = f"from pathlib import Path; from {__name__} import write_until_killed as write; write(Path({str(tmp_path)!r}), {first})"
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             for _ in range(draw.randrange(3, 40)):
-                assert process.stdout.readline()
+                assert process.stdout.readline(), process.stderr.read()
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL, "it was still writing"
         files = sorted((tmp_path / "rollouts").rglob("*.parquet"))
