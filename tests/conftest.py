@@ -3,6 +3,7 @@
 On a transformers that cannot cut layers or experts, whet refuses to, by name: tests that meet the refusal are skipped with it.
 """
 
+import os
 from collections.abc import Generator
 from importlib.metadata import version
 
@@ -12,6 +13,8 @@ from hypothesis import settings
 CUTS = (5, 23)
 """The first transformers whose layers whet can cut over ranks."""
 REFUSAL = "cutting layers or experts needs transformers 5.23 or newer"
+
+STARTED_IN = os.getcwd()
 
 pytest_plugins = ["tests.durations"]
 
@@ -43,6 +46,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except BaseException as error:
         _skip_refused(error)
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    if (found := os.getcwd()) != STARTED_IN:
+        os.chdir(STARTED_IN)
+        pytest.fail(f"the test has left the process in {found}: paths of a run are relative to where it was started")
+    return result
 
 
 def _skip_refused(error: BaseException) -> None:

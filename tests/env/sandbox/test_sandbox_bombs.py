@@ -134,12 +134,15 @@ def test_a_holder_that_is_killed_is_a_typed_failure_and_leaves_nothing():
     from whet.env.sandbox.base import SandboxFailed
 
     async def run(place):
+        before = os.getcwd()
         async with opened(place) as sandbox:
+            await sandbox.exec(program(f"{DEEP}\nos.chmod('../../d', 0)"))
             os.kill(sandbox._holder.pid, 9)
             with pytest.raises(SandboxFailed, match="sandbox's process"):
                 await sandbox.exec(["true"])
             folder = sandbox._holder.outside
         assert folder is None or not os.path.exists(folder)
+        assert os.getcwd() == before, "the run goes on where it was"
 
     for place in ("here-namespaces", "here-landlock"):
         asyncio.run(run(place))

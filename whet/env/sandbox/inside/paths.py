@@ -116,25 +116,40 @@ def taken(folder: str, max_bytes: int, max_files: int) -> bool:
 
 
 def empty(folder: str) -> None:
-    """Remove all that is in a folder, however deep. No process may be working in it."""
-    os.chdir(folder)
+    """Remove all that is in a folder, however deep, whatever its modes. No process may be working in it.
+
+    It is called in the process of a run, too: it neither recurses nor changes the working directory.
+    """
+    os.chmod(folder, 0o700)
+    place = os.open(folder, _FOLDER)
     names: list[str] = []
-    while True:
-        below = None
-        os.chmod(".", 0o700)
-        with os.scandir(".") as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    below = entry.name
-                    break
-                os.unlink(entry.name)
-        if below is not None:
-            os.chmod(below, 0o700)
-            os.chdir(below)
-            names.append(below)
-        elif names:
-            os.chdir("..")
-            os.rmdir(names.pop())
-        else:
-            os.chdir("/")
-            return
+    try:
+        while True:
+            if (below := _without_files(place)) is not None:
+                os.chmod(below, 0o700, dir_fd=place)
+                names.append(below)
+                place = _moved(place, below)
+            elif names:
+                place = _moved(place, "..")
+                os.rmdir(names.pop(), dir_fd=place)
+            else:
+                return
+    finally:
+        os.close(place)
+
+
+def _without_files(place: int) -> str | None:
+    """Remove files of an open folder until there is none, or a folder is met: its name."""
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return entry.name
+            os.unlink(entry.name, dir_fd=place)
+    return None
+
+
+def _moved(place: int, name: str) -> int:
+    """The open folder of a name in an open folder, which is closed then."""
+    found = os.open(name, _FOLDER, dir_fd=place)
+    os.close(place)
+    return found
