@@ -49,11 +49,14 @@ test-viewer: setup
 
 # Runs against vLLM's build for CPUs, in an environment of its own (some 2 GB, half a minute to install).
 VLLM := .vllm
-$(VLLM)/.ready: tests/vllm/requirements.txt whet-vllm/pyproject.toml
+$(VLLM)/.ready: tests/vllm/requirements.txt tests/vllm/routers.txt whet-vllm/pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) "torch==2.13.0"
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --requirement tests/vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --editable . --editable ./whet-vllm
+	@# Routers, each in a folder of its own: two of them have a command of one name.
+	while read router; do $(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --target $(VLLM)/routers/$${router%==*} $$router || exit 1; \
+	done < tests/vllm/routers.txt
 	touch $(VLLM)/.ready
 
 test-vllm: setup $(VLLM)/.ready

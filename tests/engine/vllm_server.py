@@ -65,6 +65,8 @@ class FakeVllm:
         self.label = "default"
         self.bodies: list[dict[str, Any]] = []
         """Bodies of the requests."""
+        self.headers: list[dict[str, str]] = []
+        """Their headers."""
         self.calls: list[str] = []
         """Routes of weights and pauses, as they were called."""
         self.alter: Alter | None = None
@@ -161,6 +163,7 @@ class FakeVllm:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.statuses:
             status, text = self.statuses.pop(0)
             return web.json_response({"error": {"message": text, "type": "planted", "param": None, "code": status}}, status=status)

@@ -30,5 +30,5 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-def starter(name: str, folder: Path, decode, direct_names=None) -> ServerStarter:
-    return ServerStarter(Vllm(), name, python(), folder, "float32", ARGS, decode, direct_names, START_S)
+def starter(name: str, folder: Path, decode, direct_names=None, args=()) -> ServerStarter:
+    return ServerStarter(Vllm(), name, python(), folder, "float32", ARGS | dict(args), decode, direct_names, START_S)

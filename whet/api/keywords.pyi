@@ -187,6 +187,8 @@ class EngineTable(TypedDict, total=False):
     """Engine that samples: embedded, which is whet's own, or vllm or sglang, whose servers have environments of their own (docs/engines.md)."""
     urls: Sequence[str]
     """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
+    router: str | None
+    """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     servers: int
     """Servers that whet starts on this machine."""
     python: str
@@ -1097,6 +1099,8 @@ class TrainSettings(TypedDict, total=False):
     """Engine that samples: embedded, which is whet's own, or vllm or sglang, whose servers have environments of their own (docs/engines.md)."""
     engine__urls: Sequence[str]
     """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts them."""
+    engine__router: str | None
+    """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     engine__servers: int
     """Servers that whet starts on this machine."""
     engine__python: str

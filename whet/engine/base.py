@@ -66,6 +66,24 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixUse:
+    """Use of an engine's prefix cache since it was made; zeros where it does not tell."""
+
+    cached: int = 0
+    """Tokens of prompts that were there."""
+    asked: int = 0
+    """Tokens of all prompts."""
+
+    def __add__(self, other: PrefixUse) -> PrefixUse:
+        return PrefixUse(self.cached + other.cached, self.asked + other.asked)
+
+    def since(self, before: PrefixUse) -> PrefixUse:
+        """Use after `before`; all of it where the engine was restarted."""
+        restarted = self.asked < before.asked or self.cached < before.cached
+        return self if restarted else PrefixUse(self.cached - before.cached, self.asked - before.asked)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineHealth:
     """Health of an engine."""
 
@@ -74,6 +92,7 @@ class EngineHealth:
     step_s: float
     """Seconds that the current step or score has taken so far; 0: the engine computes none. New weights
     may take longer."""
+    prefix: PrefixUse = PrefixUse()
 
 
 class Engine(Protocol):

@@ -74,6 +74,12 @@ class GenerateBody(Body):
     log_metrics: bool = True
     """Accepted without effect: there are no such metrics."""
     return_hidden_states: Literal[False] = False
+    return_entropy: Literal[False] = False
+    return_bytes: Literal[False] = False
+    background: Literal[False] = False
+    no_logs: bool = False
+    model: Name | None = None
+    """Routers add these; accepted without effect, for there is one model."""
     return_routed_experts: bool = False
     """Also tell, at the end, the experts that tokens of a mixture went to: of all but the last one, from `routed_experts_start_len` on."""
     routed_experts_start_len: int = Field(default=0, ge=0)

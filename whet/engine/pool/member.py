@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
-from whet.engine.base import Capabilities, EngineHealth
+from whet.engine.base import Capabilities, EngineHealth, PrefixUse
 from whet.engine.pool.breaker import Breaker
 from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
@@ -199,6 +199,8 @@ class Slot(Generic[M]):
     """Why its last member was lost."""
     busy_s: float = 0.0
     """Busy time of its present member, as last reported."""
+    prefix: PrefixUse = field(default=PrefixUse())
+    """Use of its present member's prefix cache, as last reported."""
     starting: asyncio.Task[None] | None = None
     """Task that starts another member."""
 

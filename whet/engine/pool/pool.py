@@ -14,7 +14,7 @@ from typing import Generic
 
 from torch import Tensor
 
-from whet.engine.base import Capabilities, EngineFailed, EngineLost, nats_apart
+from whet.engine.base import Capabilities, EngineFailed, EngineLost, PrefixUse, nats_apart
 from whet.engine.pool.breaker import Breaker
 from whet.engine.pool.config import PoolConfig, Supervision
 from whet.engine.pool.member import Incident, M, OnIncident, Slot, StartMember, State
@@ -23,7 +23,7 @@ from whet.engine.pool.reply import PooledReply
 from whet.engine.pool.requests import Requests
 from whet.engine.pool.supervisor import Supervisor
 from whet.engine.pool.weights import WeightSync
-from whet.observe.metrics import Last, Metrics, Total
+from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.transport.base import Ticket
 from whet.types import Chunk, Receipt, Request, Scored
 from whet.types.columns import Ints
@@ -67,6 +67,7 @@ class EnginePool(Generic[M]):
         self._supervisor.published.tolerance = tolerance
         self._requests = Requests(self._supervisor, replies, config, deterministic=deterministic)
         self._reported_retried = self._reported_restarts = 0
+        self._reported_prefixes: dict[str, PrefixUse] = {}
         (first, *_) = self.members
         self._capabilities = replace(first.capabilities, shares_weights=False)
 
@@ -92,14 +93,18 @@ class EnginePool(Generic[M]):
         return self._capabilities
 
     def metrics(self) -> Metrics:
-        """`engine/...`: how many members serve; restarts and retried requests since it was last asked."""
+        """`engine/...`: how many members serve; restarts, retried requests and use of prefix caches since it was last asked."""
         restarts, retried = self._supervisor.num_restarts - self._reported_restarts, self._requests.num_retried - self._reported_retried
         self._reported_restarts, self._reported_retried = self._supervisor.num_restarts, self._requests.num_retried
+        new = PrefixUse()
+        for slot in self.slots:
+            new += slot.prefix.since(self._reported_prefixes.get(slot.name, PrefixUse()))
+        self._reported_prefixes = {slot.name: slot.prefix for slot in self.slots}
         return {
             "engine/members_up": Last(float(len(self._supervisor.up))),
             "engine/restarts": Total(float(restarts)),
             "engine/retried_requests": Total(float(retried)),
-        }
+        } | ({"engine/prefix_hit_rate": Mean(float(new.cached), float(new.asked))} if new.asked else {})
 
     def open(self, conversation: str) -> None:
         self._supervisor.check_open()
@@ -196,7 +201,7 @@ class EnginePool(Generic[M]):
     async def busy_s(self) -> float:
         self._supervisor.enter()
         for slot, health in await self._supervisor.everywhere("how busy it is", lambda m: m.health(), self._config.health_timeout_s):
-            slot.busy_s = health.busy_s
+            slot.busy_s, slot.prefix = health.busy_s, health.prefix
         return self._supervisor.busy_s
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from whet.engine.base import EngineFailed, EngineLost
+from whet.engine.base import EngineFailed, EngineLost, PrefixUse
 from whet.engine.pool.config import Supervision
 from whet.engine.pool.member import STEADY_S, CannotCatchUp, Incident, M, OnIncident, Slot, State
 from whet.engine.pool.proof import Published, in_time, prove
@@ -186,7 +186,7 @@ class Supervisor(Generic[M]):
         if time.monotonic() - slot.since > STEADY_S:
             slot.num_restarts = 0
         slot.member, slot.cause, slot.state = None, cause, State.DOWN
-        self._busy_before_s, slot.busy_s = self._busy_before_s + slot.busy_s, 0.0
+        self._busy_before_s, slot.busy_s, slot.prefix = self._busy_before_s + slot.busy_s, 0.0, PrefixUse()
         if self._deterministic:
             self._broken = True
             self.over = f"{cause}. With deterministic=true another would go on with other bits, so the run ends: the same command goes on"
@@ -260,7 +260,7 @@ class Supervisor(Generic[M]):
         member = slot.member
         timeout_s = self._config.health_timeout_s
         for health in await self.ask(slot, "a look at its health (engine.pool.health_timeout_s)", lambda m: m.health(), timeout_s):
-            slot.busy_s = health.busy_s
+            slot.busy_s, slot.prefix = health.busy_s, health.prefix
             if member is not None and health.step_s > self._config.step_timeout_s:
                 cause = f"{slot.name} has been in one step for {health.step_s:.0f} s (engine.pool.step_timeout_s)"
                 await self.lose(slot, member, cause)

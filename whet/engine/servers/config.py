@@ -37,6 +37,8 @@ class ServersConfig(Config):
     urls: list[str] = Field(default_factory=list)
     """Servers that run already (`http://HOST:PORT`); their key is read from the environment variable WHET_ENGINE_KEY. Empty: whet starts
     them."""
+    router: str | None = None
+    """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     servers: int = Field(default=1, ge=1)
     """Servers that whet starts on this machine."""
     python: str = "python"
@@ -60,9 +62,11 @@ class ServersConfig(Config):
     @model_validator(mode="after")
     def _servers_are_read(self) -> ServersConfig:
         if self.name == "embedded":
-            every = ["urls", "servers", "python", "vllm", "sglang"]
+            every = ["urls", "router", "servers", "python", "vllm", "sglang"]
             refuse_unread(self, every, "(engine) with engine.name='embedded'", "set engine.name=vllm or sglang")
             return self
+        if not self.urls:
+            refuse_unread(self, ["router"], "(engine) without engine.urls", "name the servers behind the router in engine.urls")
         if self.urls:
             refuse_unread(self, ["servers", "python", self.name], "(engine) with servers that run already (engine.urls)", "leave them out")
         other = "sglang" if self.name == "vllm" else "vllm"

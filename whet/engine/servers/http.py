@@ -68,6 +68,10 @@ class HttpServer:
         """
         return await self._call("POST", path, {} if body is None else body)
 
+    async def get_text(self, path: str) -> str:
+        """The text of a GET route whose answer is no JSON. Errors as `post`."""
+        return await self._unless_cut(path, self._answer("GET", path, None))
+
     async def post_text(self, path: str, body: Mapping[str, Any]) -> str:
         """The text of a POST route whose answer is no JSON. Errors as `post`."""
         return await self._unless_cut(path, self._answer("POST", path, body))
@@ -79,10 +83,12 @@ class HttpServer:
         except ValueError as error:
             raise EngineFailed(f"{self.name}: {path} answered what is no JSON: {text[:SHOWN_CHARS]!r}") from error
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a stream. Errors as `post`; also EngineLost if the stream ends before the server says that it is over."""
         over = False
-        answer = await self._unless_cut(path, self._session().post(self.url + path, json=body))
+        answer = await self._unless_cut(path, self._session().post(self.url + path, json=body, headers=headers))
         try:
             async with answer:
                 if answer.status != 200:

@@ -316,10 +316,11 @@ class ServerMember:
         """As `EngineCalls.health`: the server answers, and has its engine."""
         try:
             await self._wire.health()
+            prefix = await self._wire.prefix_use()
         except (EngineFailed, EngineRefused) as error:
             raise EngineLost(str(error)) from error
         running_s = time.monotonic() - self._busy_since if self._num_streams else 0.0
-        return EngineHealth(self._busy_before_s + running_s, 0.0)
+        return EngineHealth(self._busy_before_s + running_s, 0.0, prefix)
 
     def stacks(self, *, lost: bool) -> str:
         return "" if self._process is None else self._process.stacks()

@@ -16,6 +16,7 @@ from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.member import ServerMember
+from whet.engine.servers.routed import ServersBehind
 from whet.engine.servers.start import ServerAt, ServerKind, ServerStarter
 from whet.engine.sglang.start import Sglang
 from whet.engine.vllm.start import Vllm
@@ -44,6 +45,11 @@ class Servers:
         """A start of each server, by its name."""
         kind, direct = KINDS[self.config.name], direct_names(model)
         names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
+        if self.config.router is not None:
+            behind, name = dict(zip(names, self.config.urls, strict=True)), f"{kind.name} router"
+            tolerance = SCORE_TOLERANCE[model.dtype]
+            at = ServersBehind(kind, name, self.config.router, behind, self.decode, direct, tolerance, pool.start_timeout_s)
+            return {name: at}
         if self.config.urls:
             pairs = zip(names, self.config.urls, strict=True)
             return {name: ServerAt(kind, name, url, self.decode, direct, pool.start_timeout_s) for name, url in pairs}

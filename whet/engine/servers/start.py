@@ -216,15 +216,24 @@ class ServerAt:
     timeout_s: float
 
     def __call__(self, given_up: threading.Event) -> ServerMember:
-        deadline = time.monotonic() + self.timeout_s
-        while not answers(self.url.rstrip("/") + "/health"):
-            if time.monotonic() > deadline:
-                raise EngineFailed(f"{self.name}: {self.url} (engine.urls) did not answer within {self.timeout_s:g} s ({TIMEOUT})")
-            if given_up.wait(POLL_S):
-                raise EngineFailed(f"{self.name}: the engine was closed")
+        await_answer(self.name, self.url, "engine.urls", self.timeout_s, given_up)
         key = os.environ.get(KEY)
         server = HttpServer(self.name, self.url, key)
         return ServerMember(server, self.kind.connect(server, key, self.direct_names), self.decode)
+
+
+def await_answer(name: str, url: str, setting: str, timeout_s: float, given_up: threading.Event) -> None:
+    """Wait until a server that somebody else started answers.
+
+    Raises:
+        EngineFailed: if it does not, or nobody waits any more.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not answers(url.rstrip("/") + "/health"):
+        if time.monotonic() > deadline:
+            raise EngineFailed(f"{name}: {url} ({setting}) did not answer within {timeout_s:g} s ({TIMEOUT})")
+        if given_up.wait(POLL_S):
+            raise EngineFailed(f"{name}: the engine was closed")
 
 
 def ask(name: str, url: str, key: str | None, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from whet.engine.base import EngineRefused
+from whet.engine.base import EngineRefused, PrefixUse
+from whet.engine.servers.http import HttpServer
 from whet.transport.base import Ticket
 from whet.types import Request, SamplingParams, Scored
 from whet.types.columns import Ints
@@ -51,6 +52,10 @@ class Wire(Protocol):
     """The kind of server in messages: vLLM, SGLang."""
     served: Served
 
+    def by(self, router: HttpServer) -> Wire:
+        """The same server's routes, reached by a router's address."""
+        ...
+
     def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         """Have a request run under an id of the server's; `label`: of the weights, which caches are kept apart by."""
         ...
@@ -94,9 +99,17 @@ class Wire(Protocol):
         """The server's label of its weights."""
         ...
 
+    async def prefix_use(self) -> PrefixUse:         ...
+
     async def health(self) -> None:
         """Raises if the server does not answer."""
         ...
+
+
+def sticky(request: Request) -> dict[str, str]:
+    """Headers by which routers keep a conversation at one server: vLLM's router reads the first, SGLang's the second."""
+    key = request.conversation or request.id
+    return {"x-session-id": key, "x-smg-routing-key": key}
 
 
 def restarts(sampling: SamplingParams) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal
 
-from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.base import EngineFailed, EngineRefused, PrefixUse
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.wire import SampledTokens, Served
+from whet.engine.servers.wire import SampledTokens, Served, sticky
 from whet.engine.sglang.wire import ReplyStream, body_of, score_body, scored_of
 from whet.transport.base import DiskTicket, Ticket
 from whet.types import Request, Scored
@@ -29,12 +29,21 @@ class SglangWire:
 
     def __init__(self, server: HttpServer, served: Served) -> None:
         self.served, self._server = served, server
+        self._use = [PrefixUse()]
+
+    def by(self, router: HttpServer) -> SglangWire:
+        other = SglangWire(router, self.served)
+        other._use = self._use
+        return other
 
     async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         reply = ReplyStream(request)
-        async with aclosing(self._server.events(GENERATE, body_of(request, request_id))) as events:
+        async with aclosing(self._server.events(GENERATE, body_of(request, request_id), sticky(request))) as events:
             async for event in events:
-                yield reply.sampled(event)
+                sampled = reply.sampled(event)
+                if sampled.finish is not None:
+                    self._use[0] += PrefixUse(reply.num_cached, len(request.tokens))
+                yield sampled
 
     async def abort(self, request_id: str) -> None:
         await self._server.post_text("/abort_request", {"rid": request_id})
@@ -67,6 +76,10 @@ class SglangWire:
 
     async def label(self) -> str:
         return str((await self._server.get("/model_info"))["weight_version"])
+
+    async def prefix_use(self) -> PrefixUse:
+        """As `Wire.prefix_use`, of whet's own requests: its `/metrics` is a switch of the server's."""
+        return self._use[0]
 
     async def health(self) -> None:
         await self._server.get("/health")

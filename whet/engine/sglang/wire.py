@@ -79,7 +79,7 @@ class ReplyStream:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._count = 0
+        self._count = self.num_cached = 0
 
     def sampled(self, event: Mapping[str, Any]) -> SampledTokens:
         """The tokens of an event that no earlier event had.
@@ -90,7 +90,7 @@ class ReplyStream:
         request, sampling = self._request, self._request.sampling
         try:
             meta = event["meta_info"]
-            total = int(meta["completion_tokens"])
+            total, self.num_cached = int(meta["completion_tokens"]), int(meta.get("cached_tokens") or 0)
             tokens = [int(each) for each in self._new("output_ids", event["output_ids"], total)]
             entries = self._new("output_token_logprobs", meta.get("output_token_logprobs") or (), total)
             logprobs, named = [float(each[0]) for each in entries], [int(each[1]) for each in entries]

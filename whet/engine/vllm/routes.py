@@ -7,15 +7,16 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
-from whet.engine.base import EngineFailed, EngineRefused
+from whet.engine.base import EngineFailed, EngineRefused, PrefixUse
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.wire import SampledTokens, Served
+from whet.engine.servers.wire import SampledTokens, Served, sticky
 from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
 from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
 from whet.types import Request, Scored
 from whet.types.columns import Ints
 
 GENERATE = "/inference/v1/generate"
+PREFIX_COUNTS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
 PREFIX = "generate-tokens-"
 """vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
 
@@ -41,10 +42,13 @@ class VllmWire:
         self._server, self._model, self._has_plugin, self._direct_names = server, model, has_plugin, direct_names
         self._joined = False
 
+    def by(self, router: HttpServer) -> VllmWire:
+        return VllmWire(router, self.served, self._model, has_plugin=self._has_plugin, direct_names=self._direct_names)
+
     async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         body = body_of(request, request_id, self._model, f"whet-{label}")
         num_sampled = 0
-        async with aclosing(self._server.events(GENERATE, body)) as events:
+        async with aclosing(self._server.events(GENERATE, body, sticky(request))) as events:
             async for event in events:
                 sampled = sampled_of(event, request, num_sampled)
                 num_sampled += len(sampled.tokens)
@@ -80,6 +84,18 @@ class VllmWire:
 
     async def label(self) -> str:
         return (await self._server.get("/weight_info"))["weight_version"]
+
+    async def prefix_use(self) -> PrefixUse:
+        found = dict.fromkeys(PREFIX_COUNTS, 0)
+        try:
+            text = await self._server.get_text("/metrics")
+        except EngineRefused:  # a server without this route
+            return PrefixUse()
+        for line in text.splitlines():
+            name, _, rest = line.partition("{")
+            if name in found:
+                found[name] += int(float(rest.rpartition(" ")[2]))
+        return PrefixUse(*found.values())
 
     async def health(self) -> None:
         await self._server.get("/health")
