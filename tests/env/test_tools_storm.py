@@ -194,6 +194,6 @@ def test_hundreds_of_trajectories_in_a_storm(kind, isolated, rollouts, groups, t
     before.check()
     assert Counter(t.id for t in found) == dict.fromkeys((t.id for t in found), 1) and len(found) == rollouts * groups * 5
     outcomes = Counter(t.outcome for t in found)
-    expected = {Outcome.COMPLETED, Outcome.TIMEOUT, Outcome.ENV_ERROR, Outcome.ABORTED}
-    assert set(outcomes) >= expected - ({Outcome.TIMEOUT} if kind == "sandboxes" else set()), outcomes
+    hung = {Outcome.TIMEOUT} if kind.startswith("servers") else set()  # elsewhere the storm may kill all that hangs
+    assert set(outcomes) >= {Outcome.COMPLETED, Outcome.ENV_ERROR, Outcome.ABORTED} | hung, outcomes
     assert killed["processes"] > 0, killed
