@@ -1,12 +1,12 @@
 """A small model and demonstrations to warm it up, made on the spot: `python examples/search_qa/data.py [--seed 0] [--out runs/search_qa]`.
 
     base/                      a small Qwen3-architecture model with random weights, and a tokenizer
-    data/demonstrations.jsonl  conversations: a question, and what a demonstrator does about it
+    data/demonstrations.jsonl  exercises in copying, then conversations: a question, and what a demonstrator does about it
 
 Demonstrators are sloppy, on purpose and openly: one of five answers from nowhere without a search, half of all search for the country, city
 or element and not for what is asked about it, and three of ten write a good query. They copy rightly what they get, so the form can be
 learned from them, and a good query is what reinforcement learning has to find. In most passages of theirs the value is made up, or
-another one of its kind: a small model would learn the corpus by heart, and not to read.
+another one of its kind: a small model would learn the corpus by heart, and not to read. Exercises say nothing of searching.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ GUESS_SHARE, GOOD_SHARE = 0.2, 0.3
 """Shares of the demonstrators; the others name the entity alone."""
 MADE_UP_SHARE, SWAPPED_SHARE = 0.6, 0.3
 """Shares of the passages: a value that nothing has stands in it, or that of something else."""
+NUM_EXERCISES = 24000
+"""Made-up words to copy, before all demonstrations: a small model copies a name that it never saw piece by piece, or not at all."""
 SHAPE = SmallModelConfig(num_layers=3, max_positions=256)
 
 
@@ -57,6 +59,13 @@ def demonstration(row: dict, searcher: Searcher, values: dict[str, list[str]], r
     return f"<search> {query} </search>{information([passage])}<answer> {value} </answer>"
 
 
+def exercise(values: dict[str, list[str]], entities: list[str], rng: random.Random) -> dict:
+    """An exercise in copying: words that mean nothing."""
+    words = [made_up(entities if rng.random() < 0.5 else rng.choice(list(values.values())), rng) for _ in range(rng.randint(4, 7))]
+    text = " is ".join(words)
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+
 def made_up(values: list[str], rng: random.Random) -> str:
     """A value of a kind that nobody has seen: the beginning of one and the end of another, digits and domains drawn anew."""
     one, other = rng.choice(values), rng.choice(values)
@@ -72,7 +81,8 @@ def write_all(out: Path, seed: int, num_demonstrations: int) -> None:
     values: dict[str, list[str]] = {}
     for row in rows:
         values.setdefault(row["metadata"]["property"], []).append(row["label"])
-    conversations = []
+    entities = [row["metadata"]["entity"] for row in rows]
+    conversations = [exercise(values, entities, rng) for _ in range(NUM_EXERCISES)]
     for _ in range(num_demonstrations):
         row = rng.choice(rows)
         reply = demonstration(row, searcher, values, rng)

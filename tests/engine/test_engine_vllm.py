@@ -432,6 +432,8 @@ def test_requests_that_are_too_long_are_refused(server):
 def test_a_call_that_waits_ends_when_the_server_is_cut_off(server):
     async def cut():
         member = member_of(server)
+        await reply_to(member, ask())
+        server.bodies.clear()
         await server.engine.pause()
         reading = asyncio.ensure_future(reply_to(member, ask()))
         while not server.bodies:
@@ -510,3 +512,34 @@ RUN = {"model": {"path": "m"}, "data": {"train": "t.jsonl", "prompt_key": "q", "
 def test_settings_that_nothing_reads_are_refused(settings, words):
     with pytest.raises(ValidationError, match=words):
         RunConfig.model_validate({**RUN, "engine": settings})
+
+
+def test_a_server_that_a_client_before_left_paused_answers():
+    server = FakeVllm(model())
+    before = member_of(server)
+    run(before.pause())
+    before.stop()
+    try:
+        assert play(server, ask()).tokens == expected()
+        assert server.calls.count("/resume") == 1
+    finally:
+        server.die()
+
+
+def test_an_update_that_a_client_before_left_in_the_middle_is_ended_and_made_again():
+    server = FakeVllm(model())
+    member = member_of(server)
+    server._session, server.label = True, "torn"
+
+    async def updated():
+        await member.pause()
+        return await member.update(DiskTicket(1, model_folder()), 1)
+
+    try:
+        assert run(updated()).version == 1 and server.label == "1"
+        assert [call for call in server.calls if "weight_update" in call] == [
+            "/start_weight_update", "/finish_weight_update", "/start_weight_update", "/finish_weight_update",
+        ]  # fmt: skip
+    finally:
+        member.stop()
+        server.die()

@@ -253,7 +253,9 @@ class FakeVllm:
                 return web.json_response({"error": {"message": f"no method {other}", "code": 500}}, status=500)
 
     async def _start(self, _: web.Request) -> web.Response:
-        assert not self._session, "an update is under way"
+        if self._session:
+            words = "Worker failed with error 'start_weight_update called while a weight update is already active. Call finish first.'"
+            return web.json_response({"error": {"message": words}}, status=500)
         self._session = True
         return web.json_response({"message": "Weight update started"})
 

@@ -61,8 +61,8 @@ class ServerMember:
         self._server, self._wire, self._decode, self._process = server, wire, decode, process
         self._label, self._version = wire.served.label, 0
         self._asleep = self._updated = False
-        self._paused_there = False
-        """True while the server itself is paused."""
+        self._paused_there: bool | None = None
+        """Whether the server itself is paused; None: a client before may have left it so."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
@@ -151,8 +151,11 @@ class ServerMember:
 
     async def _may_begin(self, reply: ServedReply) -> bool:
         """Wait for the gate, and for a server that sleeps; False: the request was aborted meanwhile."""
-        while not reply.aborted and (self._asleep or not self._open.is_set()):
+        while not reply.aborted and (self._asleep or not self._open.is_set() or self._paused_there is None):
             self._server.check_cut()
+            if self._paused_there is None and self._open.is_set():
+                async with self._changing:
+                    await self._resume_there()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._open.wait(), LOOK_S)
             if self._asleep:
@@ -236,9 +239,8 @@ class ServerMember:
         if temperature != 1.0:
             raise EngineRefused(f"{self._wire.kind} scores tokens at temperature 1 alone, not {temperature}")
         async with self._changing:
-            was_paused = self._paused_there
-            if was_paused:  # a paused server answers nothing
-                await self._resume_there()
+            was_paused = self._paused_there is True
+            await self._resume_there()  # a paused server answers nothing
             scored = await self._wire.score(tokens, top_logprobs, self._new_id())
             if was_paused:
                 await self._pause_there()
@@ -263,12 +265,12 @@ class ServerMember:
         self._open.set()
 
     async def _pause_there(self) -> None:
-        if not self._paused_there:
+        if self._paused_there is not True:
             await self._wire.pause()
             self._paused_there = True
 
     async def _resume_there(self) -> None:
-        if self._paused_there:
+        if self._paused_there is not False:
             await self._wire.resume()
             self._paused_there = False
 
@@ -294,6 +296,7 @@ class ServerMember:
         began = time.monotonic()
         async with self._changing:
             try:
+                await self._pause_there()  # a client before may have left requests there
                 if self._asleep:
                     await self._wire.wake("weights")
                 wire = await self._wire.load(ticket, version)
@@ -308,6 +311,8 @@ class ServerMember:
                 words = str(error).removeprefix(f"{self.name}: ")
                 raise EngineLost(f"{self.name}: version {version} arrived in part, if at all: {words}") from error
             self._version, self._label, self._asleep, self._updated = version, label, False, True
+            if self._open.is_set():
+                await self._resume_there()
         return Receipt(version, wire, None, held, engine=self.name, load_s=time.monotonic() - began)
 
     # Supervision.

@@ -17,6 +17,10 @@ from whet.types.columns import Ints
 
 GENERATE = "/inference/v1/generate"
 PREFIX_COUNTS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+ACTIVE = "a weight update is already active"
+"""vLLM's words where an earlier update was not finished."""
+TORN = "whet-torn"
+"""Label of weights that an update left in the middle."""
 PREFIX = "generate-tokens-"
 """vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
 
@@ -121,12 +125,22 @@ class VllmWire:
         if not self._joined:
             await self._server.post("/init_weight_transfer_engine", {"init_info": {"receivers": list(self.served.receivers)}})
             self._joined = True
-        await self._server.post("/start_weight_update")
+        await self._start_update()
         await self._server.post("/update_weights", {"update_info": info})
         await self._server.post("/finish_weight_update", {"weight_version": str(version)})
         answer = await self._server.post("/collective_rpc", {"method": "whet_digests"})
         found = same_digests(name, answer, len(self.served.receivers))
         return None if self._direct_names is None else {each: digest for each, digest in found.items() if each in self._direct_names}
+
+    async def _start_update(self) -> None:
+        """Begin an update, and end one before that failed in the middle: what it left is overwritten, and proven to be."""
+        try:
+            await self._server.post("/start_weight_update")
+        except EngineFailed as error:
+            if ACTIVE not in str(error):
+                raise
+            await self._server.post("/finish_weight_update", {"weight_version": TORN})
+            await self._server.post("/start_weight_update")
 
 
 def same_digests(name: str, answer: Any, world_size: int) -> dict[str, str]:
