@@ -447,6 +447,28 @@ def test_a_call_that_waits_ends_when_the_server_is_cut_off(server):
     run(cut())
 
 
+def test_every_stream_ends_when_the_server_is_cut_off(server):
+    """A session that is closed forgets its streams: who reads one that was not broken off before would wait forever."""
+
+    async def cut(round):
+        member, begun = member_of(server), 0
+
+        async def read(i):
+            nonlocal begun
+            async for chunk in member.generate(ask(f"r{round} {i}", num=200)):
+                begun += not chunk.finish
+
+        reading = [asyncio.ensure_future(read(i)) for i in range(12)]
+        while begun < 12:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(member.kill)
+        found = await asyncio.gather(*reading, return_exceptions=True)
+        assert all(each is None or isinstance(each, EngineLost) for each in found) and any(found), found
+
+    for round in range(5):
+        run(cut(round))
+
+
 # Starts.
 
 

@@ -116,8 +116,8 @@ class HttpServer:
             self.cut_off = self.cut_off or why
             sessions, self._sessions = self._sessions, {}
             ends, self._ends = self._ends, set()
-        ends |= {(loop, partial(_close, session)) for loop, session in sessions.items()}
-        for loop, end in ends:
+        # First the streams: a session that is closed forgets them, and who reads one of them would wait forever.
+        for loop, end in [*ends, *((loop, partial(_close, session)) for loop, session in sessions.items())]:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(end)
 
@@ -130,14 +130,16 @@ class HttpServer:
     async def _unless_cut(self, path: str, work: Awaitable[T]) -> T:
         """The result of some work, which ends when the server is cut off."""
         task = asyncio.ensure_future(work)
-        with self._ended_by(task.cancel):
-            try:
+        try:
+            with self._ended_by(task.cancel):
                 found = await task
-            except asyncio.CancelledError:
-                self.check_cut()
-                raise
-            except (aiohttp.ClientError, OSError) as error:
-                raise self._lost(path, error) from error
+        except asyncio.CancelledError:
+            self.check_cut()
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(path, error) from error
+        finally:
+            task.cancel()
         self.check_cut()
         return found
 
@@ -156,6 +158,7 @@ class HttpServer:
         """Have a cut call something on the present loop."""
         entry = (asyncio.get_running_loop(), end)
         with self._lock:
+            self.check_cut()  # a later cut finds it
             self._ends.add(entry)
         try:
             yield
@@ -164,9 +167,9 @@ class HttpServer:
                 self._ends.discard(entry)
 
     def _session(self) -> aiohttp.ClientSession:
-        self.check_cut()
         loop = asyncio.get_running_loop()
         with self._lock:
+            self.check_cut()
             session = self._sessions.get(loop)
             if session is None:
                 self._sessions = {each: kept for each, kept in self._sessions.items() if not each.is_closed()}
