@@ -97,28 +97,51 @@ def pool_at(proxies, folder, decode, incidents):
     return EnginePool(slots, weights, config, deterministic=False, on_incident=incidents.append, tolerance=1e-3)
 
 
-def test_a_run_behind_servers_with_every_fault_of_a_reply_loses_no_token(proxies, folder, tmp_path):
-    faults = {5: "500", 6: "500", 12: "fewer", 20: "cut", 30: "slow", 31: "slow", 90: "version"}
-    one, other = proxies({"faults": faults}, {"refused": {("/update_weights", 3): 500}})
-    run_dir = tmp_path / "run"
-    table = settings(folder, run_dir, 6)
-    table["engine"] = {"name": "vllm", "urls": [one.url, other.url]}
-    (tmp_path / "run.json").write_text(json.dumps(table))
-    stopped, _ = begin(table, tmp_path).communicate(timeout=300)
-    assert "somebody else changes its weights" in stopped and "saved after" in stopped, stopped[-4000:]
-    process = begin(table, tmp_path)  # the same command goes on
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out[-4000:]
-    assert one.planted == list(faults.values()) and other.planted == ["/update_weights 500"]
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "reward/total" in row]
-    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6] and max(row["mismatch/logprob_mean"] for row in steps) < 1e-3
-    assert sum(row["engine/retried_requests"] for row in steps) >= 4 and sum(row["engine/restarts"] for row in steps) >= 2
+def rows_of(run_dir):
+    """Metrics of each step, in which every token is accounted for."""
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in found if "reward/total" in row]
     for row in steps:
-        kept = sum(value for name, value in row.items() if name.startswith("tokens/") and name not in ("tokens/sampled", "tokens/carried"))
-        assert kept == row["tokens/sampled"] + row["tokens/carried"] and row.get("tokens/unaccounted", 0) == 0, row
+        sampled = row["tokens/sampled"] + row["tokens/carried"]
+        assert sampled == row["tokens/trained"] + row["tokens/dropped"] + row["tokens/held"] and row["tokens/unaccounted"] == 0, row
+        assert row["mismatch/logprob_mean"] < 1e-3
+    return steps
+
+
+def told(table, tmp_path):
+    process = begin(table, tmp_path)
+    out, _ = process.communicate(timeout=300)
+    return process.returncode, out
+
+
+def behind(proxies, folder, run_dir, steps):
+    table = settings(folder, run_dir, steps)
+    table["engine"] = {"name": "vllm", "urls": [proxy.url for proxy in proxies]}
+    (run_dir.parent / "run.json").write_text(json.dumps(table))
+    return table
+
+
+def test_a_run_behind_servers_with_every_fault_of_a_reply_loses_no_token(proxies, folder, tmp_path):
+    faults = {5: "500", 6: "500", 12: "fewer", 20: "cut", 30: "slow", 31: "slow"}
+    one, other = proxies({"faults": faults}, {"refused": {("/update_weights", 3): 500}})
+    status, out = told(behind([one, other], folder, tmp_path / "run", 6), tmp_path)
+    assert status == 0, out[-4000:]
+    assert one.planted == list(faults.values()) and other.planted == ["/update_weights 500"]
+    steps = rows_of(tmp_path / "run")
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    assert sum(row["engine/retried_requests"] for row in steps) >= 4 and sum(row["engine/restarts"] for row in steps) >= 2
     for words in ("HTTP 500: planted", "1 tokens came with 0 log-probs", "generate is gone", "arrived in part"):
-        assert words in stopped + out, words
+        assert words in out, words
+
+
+def test_a_run_stops_at_another_version_and_the_same_command_goes_on(proxies, folder, tmp_path):
+    one, other = proxies({"faults": {30: "version"}}, {})
+    table = behind([one, other], folder, tmp_path / "run", 3)
+    status, out = told(table, tmp_path)
+    assert status != 0 and "somebody else changes its weights" in out and "saved after" in out, out[-4000:]
+    status, out = told(table, tmp_path)
+    assert status == 0, out[-4000:]
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [1, 2, 3]
 
 
 def test_an_update_that_fails_on_one_of_two_servers_leaves_no_stale_weights(proxies, folder, decode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Generic
@@ -15,6 +16,8 @@ from whet.engine.pool.reply import PooledReply
 from whet.engine.pool.supervisor import Supervisor
 from whet.types import Chunk, Request
 
+MOST_KINDS = 50
+"""Kinds of failures of a member that are reported at most: a server's words may differ each time."""
 ABORTED_S = 1.0
 """For a member to hand over what it sampled of a request that is aborted. One that hangs is not waited for: what it had handed over is
 there."""
@@ -39,6 +42,8 @@ class Requests(Generic[M]):
         """Tasks that pass an abort on to members, and need not be awaited."""
         self._stale: set[str] = set()
         """Names of members reported as holding a stale cache."""
+        self._kinds: dict[str, set[str]] = {}
+        """Kinds of failed requests that were reported, by the member's name."""
 
     def open(self, conversation: str) -> None:
         slot = self._homes[conversation] = choose(self._supervisor.slots, self._homes.get(conversation))
@@ -162,9 +167,18 @@ class Requests(Generic[M]):
     def _failed(self, slot: Slot[M], reply: PooledReply, failed: EngineFailed, number: int) -> None:
         reply.failed_at.add(slot.name)
         reply.failure = failed
-        if slot.breaker.failed(number):
+        new = self._is_new(slot, failed)
+        if slot.breaker.failed(number) or new:
             state = slot.breaker.state
             self._report(slot, failed, "its requests are tried elsewhere" + ("" if state == "closed" else "; its circuit breaker is open"))
+
+    def _is_new(self, slot: Slot[M], failed: EngineFailed) -> bool:
+        """True for a failure that the member has not had before, but for ids and numbers."""
+        kinds, kind = self._kinds.setdefault(slot.name, set()), re.sub(r"request \S+|\d+", "", str(failed))
+        new = kind not in kinds and len(kinds) < MOST_KINDS
+        if new:
+            kinds.add(kind)
+        return new
 
     def _report(self, slot: Slot[M], error: EngineFailed, then: str) -> None:
         cause = f"{slot.name} failed with a request and lives: {error}"

@@ -62,7 +62,7 @@ class ServerMember:
         self._label, self._version = wire.served.label, 0
         self._asleep = self._updated = False
         self._paused_there: bool | None = None
-        """Whether the server itself is paused; None: a client before may have left it so."""
+        """True while the server itself is paused; None: a client before may have left it so."""
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
