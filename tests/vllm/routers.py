@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.vllm.servers import python
 from whet.engine.servers.start import answers, free_port
 
-STICKY = {"smg": "manual", "sglang_router": "manual", "vllm_router": "sticky_least_loaded"}
-"""Each router's policy that keeps a conversation at one server."""
+MANUAL = ["--policy", "manual", "--assignment-mode", "min_group"]
+STICKY = {"smg": MANUAL, "sglang_router": MANUAL, "vllm_router": ["--policy", "sticky_least_loaded"]}
+"""Each router's arguments by which a conversation stays at one server, and begins at that of the fewest."""
 READY_S = 60.0
 
 
@@ -21,10 +22,12 @@ READY_S = 60.0
 def router(name: str, urls: Sequence[str]) -> Iterator[str]:
     """The address of a router before servers."""
     port = free_port()
-    command = [python(), "-m", f"{name}.launch_router", "--host", "127.0.0.1", "--port", str(port), "--policy", STICKY[name]]
+    command = [python(), "-m", f"{name}.launch_router", "--host", "127.0.0.1", "--port", str(port), *STICKY[name]]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *urls]
     folder = Path(python()).parents[1] / "routers" / name.replace("_", "-")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(folder)})
+    variables = {**os.environ, "PYTHONPATH": str(folder)}
+    # No pipe: one that nobody reads fills, and the router waits in the middle of a stream.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
     try:
         while not answers(f"{url}/health") or not answers(f"{url}/readiness"):
@@ -34,7 +37,7 @@ def router(name: str, urls: Sequence[str]) -> Iterator[str]:
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=10)
+            process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()

@@ -15,9 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.vllm.faulty import FaultyProxy
-from tests.vllm.servers import ENVIRONMENT, small_model, starter
+from tests.vllm.servers import starter
 from tests.vllm.test_vllm import DEADLINE_S, PROMPT, begin, pool_of, publish, run, settings, trained
-from whet.data.template import Renderer, load_tokenizer
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
@@ -35,24 +34,6 @@ from whet.transport.settings import SyncConfig
 from whet.types import Finish, Request, SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def decode(folder):
-    return Renderer(load_tokenizer(folder)).decode
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.vllm.servers import ARGS, ENVIRONMENT, python, small_model, starter
-from whet.data.template import Renderer, load_tokenizer
+from tests.vllm.servers import ARGS, python, starter
 from whet.engine.base import EngineLost
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Slot
@@ -46,24 +45,6 @@ from whet.types.columns import Ints
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 DEADLINE_S = 120
 PROMPT = (5, 17, 30, 2, 44)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def renderer(folder):
-    return Renderer(load_tokenizer(folder))
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,9 @@ class Wire(Protocol):
         """The server's label of its weights."""
         ...
 
-    async def prefix_use(self) -> PrefixUse:         ...
+    async def prefix_use(self) -> PrefixUse:
+        """Use of the server's prefix cache so far; zeros: it does not tell."""
+        ...
 
     async def health(self) -> None:
         """Raises if the server does not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import copy
 from typing import Literal
 
 from whet.engine.base import EngineFailed, EngineRefused, PrefixUse
@@ -30,10 +31,12 @@ class SglangWire:
     def __init__(self, server: HttpServer, served: Served) -> None:
         self.served, self._server = served, server
         self._use = [PrefixUse()]
+        """Use by whet's requests; one place for this wire and the one through a router."""
 
     def by(self, router: HttpServer) -> SglangWire:
-        other = SglangWire(router, self.served)
-        other._use = self._use
+        """As `Wire.by`."""
+        other = copy(self)
+        other._server = router
         return other
 
     async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import copy
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
-from whet.engine.base import EngineFailed, EngineRefused, PrefixUse
+from whet.engine.base import EngineFailed, EngineLost, EngineRefused, PrefixUse
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.wire import SampledTokens, Served, sticky
 from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
@@ -17,6 +18,7 @@ from whet.types.columns import Ints
 
 GENERATE = "/inference/v1/generate"
 PREFIX_COUNTS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+"""Counters of `/metrics`: tokens of prompts that were in the cache, and tokens of all prompts."""
 ACTIVE = "a weight update is already active"
 """vLLM's words where an earlier update was not finished."""
 TORN = "whet-torn"
@@ -47,7 +49,10 @@ class VllmWire:
         self._joined = False
 
     def by(self, router: HttpServer) -> VllmWire:
-        return VllmWire(router, self.served, self._model, has_plugin=self._has_plugin, direct_names=self._direct_names)
+        """As `Wire.by`."""
+        other = copy(self)
+        other._server = router
+        return other
 
     async def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         body = body_of(request, request_id, self._model, f"whet-{label}")
@@ -90,10 +95,13 @@ class VllmWire:
         return (await self._server.get("/weight_info"))["weight_version"]
 
     async def prefix_use(self) -> PrefixUse:
+        """As `Wire.prefix_use`, of the requests of all of its clients."""
         found = dict.fromkeys(PREFIX_COUNTS, 0)
         try:
             text = await self._server.get_text("/metrics")
-        except EngineRefused:  # a server without this route
+        except EngineLost:
+            raise
+        except (EngineFailed, EngineRefused):  # a server without this route, or with a broken one, samples as well
             return PrefixUse()
         for line in text.splitlines():
             name, _, rest = line.partition("{")
