@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.vllm.faulty import FaultyProxy
+from tests.vllm.faulty_proxy import FaultyProxy
 from tests.vllm.servers import starter
 from tests.vllm.test_vllm import DEADLINE_S, PROMPT, begin, pool_of, publish, run, settings, trained
 from whet.engine.pool.config import PoolConfig

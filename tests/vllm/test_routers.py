@@ -17,7 +17,7 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
-from whet.engine.servers.routed import ServersBehind
+from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.start import ServerAt
 from whet.engine.sglang.start import Sglang
 from whet.engine.vllm.start import Vllm
@@ -68,7 +68,7 @@ def pool_of(members, folder):
 
 def behind(kind, url, servers, decode):
     given = {f"{kind.name} {i}": each for i, each in enumerate(servers)}
-    return ServersBehind(kind, f"{kind.name} router", url, given, decode, None, 1e-3, 30.0)(threading.Event())
+    return ServersBehindRouter(kind, f"{kind.name} router", url, given, decode, None, 1e-3, 30.0)(threading.Event())
 
 
 @pytest.fixture(scope="module")

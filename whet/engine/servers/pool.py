@@ -14,9 +14,9 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident, Slot, StartMember
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
+from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.member import ServerMember
-from whet.engine.servers.routed import ServersBehind
 from whet.engine.servers.start import ServerAt, ServerKind, ServerStarter
 from whet.engine.sglang.start import Sglang
 from whet.engine.vllm.start import Vllm
@@ -48,7 +48,7 @@ class Servers:
         if self.config.router is not None:
             behind, name = dict(zip(names, self.config.urls, strict=True)), f"{kind.name} router"
             tolerance = SCORE_TOLERANCE[model.dtype]
-            at = ServersBehind(kind, name, self.config.router, behind, self.decode, direct, tolerance, pool.start_timeout_s)
+            at = ServersBehindRouter(kind, name, self.config.router, behind, self.decode, direct, tolerance, pool.start_timeout_s)
             return {name: at}
         if self.config.urls:
             pairs = zip(names, self.config.urls, strict=True)

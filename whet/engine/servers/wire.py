@@ -52,7 +52,7 @@ class Wire(Protocol):
     """The kind of server in messages: vLLM, SGLang."""
     served: Served
 
-    def by(self, router: HttpServer) -> Wire:
+    def through(self, router: HttpServer) -> Wire:
         """The same server's routes, reached by a router's address."""
         ...
 

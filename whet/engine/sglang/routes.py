@@ -33,8 +33,8 @@ class SglangWire:
         self._use = [PrefixUse()]
         """Use by whet's requests; one place for this wire and the one through a router."""
 
-    def by(self, router: HttpServer) -> SglangWire:
-        """As `Wire.by`."""
+    def through(self, router: HttpServer) -> SglangWire:
+        """As `Wire.through`."""
         other = copy(self)
         other._server = router
         return other

@@ -48,8 +48,8 @@ class VllmWire:
         self._server, self._model, self._has_plugin, self._direct_names = server, model, has_plugin, direct_names
         self._joined = False
 
-    def by(self, router: HttpServer) -> VllmWire:
-        """As `Wire.by`."""
+    def through(self, router: HttpServer) -> VllmWire:
+        """As `Wire.through`."""
         other = copy(self)
         other._server = router
         return other

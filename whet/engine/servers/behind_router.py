@@ -35,7 +35,7 @@ class Router(HttpServer):
             server.cut(why)
 
 
-class RoutedWire:
+class RouterWire:
     """The `Wire` of servers behind a router.
 
     Args:
@@ -46,13 +46,13 @@ class RoutedWire:
 
     def __init__(self, router: HttpServer, servers: Mapping[str, Wire], tolerance: float) -> None:
         first, *_ = every = list(servers.values())
-        self._servers, self._tolerance, self._router = servers, tolerance, first.by(router)
+        self._servers, self._tolerance, self._router = servers, tolerance, first.through(router)
         self.kind = f"{first.kind} behind a router"
         receivers = tuple(name for wire in every for name in wire.served.receivers)
         self.served = Served(min(wire.served.max_tokens for wire in every), receivers, first.served.label)
 
-    def by(self, router: HttpServer) -> Wire:
-        return self._router.by(router)
+    def through(self, router: HttpServer) -> Wire:
+        return self._router.through(router)
 
     def stream(self, request: Request, request_id: str, label: str) -> AsyncGenerator[SampledTokens, None]:
         return self._router.stream(request, request_id, label)
@@ -130,7 +130,7 @@ def _same(found: Mapping[str, T], words: str) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class ServersBehind:
+class ServersBehindRouter:
     """Connects to servers behind a router, again and again. Its `__call__` may run in any thread."""
 
     kind: ServerKind
@@ -143,7 +143,7 @@ class ServersBehind:
     direct_names: frozenset[str] | None
     """As in `ServerKind.connect`."""
     tolerance: float
-    """As in `RoutedWire`."""
+    """As in `RouterWire`."""
     timeout_s: float
 
     def __call__(self, given_up: threading.Event) -> ServerMember:
@@ -153,4 +153,4 @@ class ServersBehind:
         servers = {name: HttpServer(name, url, key) for name, url in self.servers.items()}
         router = Router(self.name, self.url, key, list(servers.values()))
         wires = {name: self.kind.connect(server, key, self.direct_names) for name, server in servers.items()}
-        return ServerMember(router, RoutedWire(router, wires, self.tolerance), self.decode)
+        return ServerMember(router, RouterWire(router, wires, self.tolerance), self.decode)

@@ -16,9 +16,9 @@ from tests.engine.test_engine_vllm import ask, expected, model_folder
 from tests.engine.vllm_server import FakeVllm, letters
 from whet.engine.base import EngineFailed, EngineLost, PrefixUse
 from whet.engine.pool.config import PoolConfig
+from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.pool import Servers
-from whet.engine.servers.routed import ServersBehind
 from whet.engine.vllm.start import Vllm
 from whet.transport.base import DiskTicket
 from whet.types.columns import Ints
@@ -30,7 +30,7 @@ def two_behind_a_router(second=None):
     servers = [FakeVllm(model()), (second or FakeVllm)(model())]
     urls = {f"vllm {i}": server.url for i, server in enumerate(servers)}
     names = frozenset(name for name, _ in model().named_weights())
-    start = ServersBehind(Vllm(), "vllm router", servers[0].url, urls, letters, names, 1e-3, 5.0)
+    start = ServersBehindRouter(Vllm(), "vllm router", servers[0].url, urls, letters, names, 1e-3, 5.0)
     member = start(threading.Event())
     try:
         yield servers, member
@@ -130,7 +130,7 @@ def test_a_cut_ends_what_waits_at_any_server():
 
 def test_what_is_not_there_is_named_with_its_setting():
     with two_behind_a_router() as (servers, _):
-        start = ServersBehind(Vllm(), "vllm router", "http://127.0.0.1:9", {"vllm 0": servers[0].url}, letters, None, 1e-3, 0.1)
+        start = ServersBehindRouter(Vllm(), "vllm router", "http://127.0.0.1:9", {"vllm 0": servers[0].url}, letters, None, 1e-3, 0.1)
         with pytest.raises(EngineFailed, match=r"http://127.0.0.1:9 \(engine.router\) did not answer"):
             start(threading.Event())
 
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_named_with_its_setting():
 def test_settings_of_a_router_start_one_member():
     config = ServersConfig(name="vllm", urls=["http://a:1", "http://b:1"], router="http://r:1")
     (start,) = Servers(config, model_folder(), letters).starts(model(), PoolConfig()).values()
-    assert isinstance(start, ServersBehind) and dict(start.servers) == {"vllm 0": "http://a:1", "vllm 1": "http://b:1"}
+    assert isinstance(start, ServersBehindRouter) and dict(start.servers) == {"vllm 0": "http://a:1", "vllm 1": "http://b:1"}
     with pytest.raises(ValidationError, match=r"name the servers behind the router in engine.urls"):
         ServersConfig(name="vllm", router="http://r:1")
 
