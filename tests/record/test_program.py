@@ -269,6 +269,29 @@ def test_a_program_that_ends_at_a_limit_s_error_is_truncated_too(agent):
     check_whole(trajectory, engine)
 
 
+@pytest.mark.parametrize(
+    ("asks", "goes_on", "outcome"),
+    [(None, False, Outcome.TRUNCATED), (3, False, Outcome.ENV_ERROR), (None, True, Outcome.ENV_ERROR)],
+    ids=["the-run's-limit", "its-own-limit", "it-went-on"],
+)
+def test_a_program_that_fails_at_a_reply_that_the_run_has_cut_is_truncated(agent, asks, goes_on, outcome):
+    async def strict(task, endpoint):
+        client, messages = client_of(endpoint), asked(task)
+        answer = await client.chat.completions.create(model="m", messages=messages, **({} if asks is None else {"max_tokens": asks}))
+        assert answer.choices[0].finish_reason == "length"
+        if goes_on:
+            messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "12"}]
+            last = await client.chat.completions.create(model="m", messages=messages)
+            assert last.choices[0].finish_reason == "stop"
+        raise RuntimeError("a reply that is not whole, or anything else")
+
+    trajectory, engine = agent(strict, "The answer is 36.", "36", limits=Limits(9, 2000, 3))
+    assert trajectory.outcome is outcome and (trajectory.error is None) == outcome.valid
+    if outcome is Outcome.TRUNCATED:
+        assert "not whole" in trajectory.turns[-1].notes[-1].attachments["ended_by"]
+    check_whole(trajectory, engine)
+
+
 def test_an_engine_that_is_lost_aborts_the_trajectory_whatever_the_program_does(agent):
     async def stubborn(task, endpoint):
         client = client_of(endpoint, max_retries=0)

@@ -91,7 +91,9 @@ async def _played(run: TrajectoryRun, calls: _Calls, playing: Playing, endpoint:
         if calls.stopped.is_set():
             raise Aborted(run.id)
         fault = working.exception()
-        if calls.cut and isinstance(fault, Exception):  # most programs end at an error of the API, which a limit of the run was
+        # Most programs end at an error of the API, which a limit of the run was, and some at a reply that is not whole.
+        if (calls.cut or calls.cut_replies) and isinstance(fault, Exception):
+            calls.cut = True
             return Ended(attachments={"ended_by": f"{type(fault).__name__}: {fault}"})
         return working.result()
     finally:
@@ -106,7 +108,9 @@ class _Calls:
     def __init__(self, run: TrajectoryRun) -> None:
         self._run = run
         self.cut = False
-        """A limit of the run refused a call."""
+        """A limit of the run refused a call, or cut a reply at which the program failed."""
+        self.cut_replies: list[list[int]] = []
+        """Tokens of the conversations whose last reply a limit of the run has cut, and which no later call went on from."""
         self.stopped = asyncio.Event()
         """The engine was asked to stop, or failed: nothing is sampled any more."""
         self.failure: Exception | None = None
@@ -120,7 +124,8 @@ class _Calls:
             # Clients know this sentence: they do not ask again after it.
             words = f"this model's maximum context length is used up: the trajectory is at its limit ({which})"
             raise ApiError(400, words, code="context_length_exceeded")
-        asked = request.sampling
+        asked, tokens = request.sampling, list(request.tokens)
+        self.cut_replies = [cut for cut in self.cut_replies if tokens[: len(cut)] != cut]
         sampling = replace(
             run.sampling,
             max_tokens=min(asked.max_tokens, room),
@@ -137,8 +142,11 @@ class _Calls:
             mine = replace(request, sampling=sampling, conversation=run.id, rank=run.rank)
             async with closing_reply(run.stream(mine)) as chunks:
                 async for chunk in chunks:
+                    tokens += chunk.tokens
                     if chunk.finish is Finish.ABORT:
                         self.stopped.set()
+                    if chunk.finish is Finish.LENGTH and room < asked.max_tokens:
+                        self.cut_replies.append(tokens)
                     yield chunk
         except EngineFailed as error:
             self.failure = self.failure or error
