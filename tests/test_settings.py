@@ -62,11 +62,6 @@ def test_an_interval_without_evaluation_sets_is_refused():
         check_together(run)
 
 
-def test_float16_does_not_train():
-    with pytest.raises(ValueError, match=r"model\.dtype=float16 cannot be trained in.*set bfloat16"):
-        check_together(config(model={"path": "m", "dtype": "float16"}))
-
-
 def test_servers_do_not_get_model_config():
     with pytest.raises(ValueError, match=r"model\.config does not reach engine.name=vllm"):
         config(model={"path": "m", "config": {"a": 1}}, engine={"name": "vllm"})

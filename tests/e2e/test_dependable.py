@@ -90,6 +90,17 @@ def test_weights_alone_are_taken_over_in_bfloat16_too(folder):
     assert weights_of(folder / "half-begun") == weights_of(folder / "half-precision")
 
 
+def test_a_run_in_float16_trains_and_goes_on_bit_for_bit(folder):
+    settings = {"model": {"path": str(folder / "model"), "device": "cpu", "dtype": "float16"}}
+    train(run_config(folder, "float16", num_rollouts=3, **settings))
+    train(run_config(folder, "float16-twice", num_rollouts=2, **settings))
+    train(run_config(folder, "float16-twice", num_rollouts=3, **settings))
+    assert weights_of(folder / "float16") == weights_of(folder / "float16-twice")
+    rows = metrics_of(folder / "float16")
+    assert [row["optim/repeated_steps"] > 0 for row in rows] == [True, False, False] and rows[-1]["optim/loss_scale"] > 1
+    assert rows == metrics_of(folder / "float16-twice")
+
+
 def test_threads_are_kept_from_start_to_start(folder):
     config = run_config(folder, "threads", num_rollouts=1)
     before = torch.get_num_threads()

@@ -123,6 +123,7 @@ def test_the_peak_of_a_gpu(monkeypatch):
 )
 def test_data_sheets_are_found_by_name(name, bfloat16, float32):
     assert (peak_tflops(name, torch.bfloat16), peak_tflops(name, torch.float32)) == (bfloat16, float32)
+    assert peak_tflops(name, torch.float16) == bfloat16
     assert peak_tflops(name, torch.float64) is None
 
 

@@ -419,6 +419,25 @@ def test_bfloat16_is_computed_with_and_float32_is_kept(degrees):
             assert float((grads[name] - grad).norm() / grad.norm()) < 0.05, name
 
 
+def in_float16(degrees):
+    backend = backend_of(model_of("dense", "float16"), degrees, optim={"lr": 0.0})
+    backend.forward_backward(weighed(), sft_loss)
+    repeats = backend.optim_step()["optim/repeated_steps"].value
+    backend.forward_backward(weighed(), sft_loss)
+    grads = {name: whole(m.grad).float() / backend._scale.value for name, m in backend.optimizer._masters.items()}
+    return repeats, backend._scale.state(), grads
+
+
+@pytest.mark.parametrize("degrees", [SHARD, ParallelConfig(shard=2, tensor=2)])
+def test_a_float16_step_that_overflows_is_repeated_by_all_ranks(degrees):
+    repeats, _, expected = in_float16(None)
+    ranks = on_ranks(degrees.num_ranks, in_float16, degrees)
+    assert repeats >= 1 and all(found >= 1 and scale == ranks[0][1] for found, scale, _ in ranks)
+    for _, _, grads in ranks:
+        for name, grad in expected.items():
+            assert float((grads[name] - grad).norm() / grad.norm()) < 0.02, name
+
+
 def in_float64(matrix, coefficients, steps, eps):
     """Muon's iteration without its roundings to bfloat16, in which the last bit of a gradient shows."""
     a, b, c = coefficients

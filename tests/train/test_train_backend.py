@@ -209,7 +209,7 @@ def test_what_this_backend_cannot_do_is_refused():
         backend(policy()).named_weights("adapter")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_save_and_load_go_on_bit_for_bit(dtype, tmp_path):
     batch = rollout()
     batch = batch.with_(weights=REDUCERS["sample_mean"](batch))

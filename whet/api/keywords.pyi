@@ -588,7 +588,7 @@ class TrainSettings(TypedDict, total=False):
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    """Type of parameters and computation. With bfloat16 and float16 the optimizer keeps float32 master weights; with float16 the loss is scaled, too, and a step whose gradients overflow is computed again."""
     model__config: Mapping[str, Any]
     """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
@@ -1180,7 +1180,7 @@ class SftSettings(TypedDict, total=False):
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    """Type of parameters and computation. With bfloat16 and float16 the optimizer keeps float32 master weights; with float16 the loss is scaled, too, and a step whose gradients overflow is computed again."""
     model__config: Mapping[str, Any]
     """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
@@ -1370,7 +1370,7 @@ class DpoSettings(TypedDict, total=False):
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    """Type of parameters and computation. With bfloat16 and float16 the optimizer keeps float32 master weights; with float16 the loss is scaled, too, and a step whose gradients overflow is computed again."""
     model__config: Mapping[str, Any]
     """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str
@@ -1572,7 +1572,7 @@ class RewardModelSettings(TypedDict, total=False):
     model__path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     model__dtype: Literal["float32", "bfloat16", "float16", "float64"]
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights; float16 is for commands that do not train."""
+    """Type of parameters and computation. With bfloat16 and float16 the optimizer keeps float32 master weights; with float16 the loss is scaled, too, and a step whose gradients overflow is computed again."""
     model__config: Mapping[str, Any]
     """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}` for longer sequences, or its rotary scaling. A trained model keeps them."""
     model__device: str

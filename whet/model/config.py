@@ -18,8 +18,8 @@ class ModelConfig(Config):
     path: str
     """A folder in Hugging Face format, or a name on the Hugging Face hub."""
     dtype: DType = "float32"
-    """Type of parameters and computation. With bfloat16 the optimizer keeps float32 master weights;
-    float16 is for commands that do not train."""
+    """Type of parameters and computation. With bfloat16 and float16 the optimizer keeps float32 master
+    weights; with float16 the loss is scaled, too, and a step whose gradients overflow is computed again."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Values in place of those in the model's config.json, such as `{max_position_embeddings = 32768}`
     for longer sequences, or its rotary scaling. A trained model keeps them."""

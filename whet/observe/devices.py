@@ -30,8 +30,8 @@ PEAK_TFLOPS: dict[str, tuple[float | None, float]] = {
     "MI325X": (1307.4, 163.4),
     "MI300X": (1307.4, 163.4),
 }
-"""A part of a device's name; 1e12 dense operations a second, in bfloat16 (None: it has no units for it) and in float32. The first that
-fits counts. Sources: the data sheets of NVIDIA (numbers with sparsity are halved) and AMD."""
+"""A part of a device's name; 1e12 dense operations a second, in 16 bits (None: it has no units for bfloat16) and in float32. The first
+that fits counts. Sources: the data sheets of NVIDIA (numbers with sparsity are halved) and AMD."""
 
 
 def peak_tflops(name: str, dtype: torch.dtype) -> float | None:
@@ -42,9 +42,10 @@ def peak_tflops(name: str, dtype: torch.dtype) -> float | None:
         dtype: type of the computation. Products of float32 may be set to take other units (TF32); what these can do is not looked up.
     """
     whole = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    if dtype != torch.bfloat16 and not whole:
+    half = dtype.itemsize == 2
+    if not half and not whole:
         return None
-    for part, (bfloat16, float32) in PEAK_TFLOPS.items():
+    for part, (of_half, of_float32) in PEAK_TFLOPS.items():
         if re.search(rf"\b{re.escape(part)}\b", name):
-            return bfloat16 if dtype == torch.bfloat16 else float32
+            return of_half if half else of_float32
     return None

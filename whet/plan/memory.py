@@ -187,7 +187,7 @@ def checkpoint_bytes(model: DecoderModel, train: TrainConfig, *, spread: bool = 
 
 def learned_dtype(model: DecoderModel) -> torch.dtype:
     """Type of the parameters that a mesh keeps of a model that trains."""
-    return torch.float32 if model.dtype == torch.bfloat16 else model.dtype
+    return torch.promote_types(model.dtype, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,12 +306,6 @@ def check_together(config: BaseRunConfig) -> None:
     Raises:
         ValueError: naming the setting, and what to set.
     """
-    if config.model.dtype == "float16":
-        raise ValueError(
-            "model.dtype=float16 cannot be trained in: small gradients become 0 in it, and whet does not scale losses against that; set "
-            "bfloat16, which needs the same memory, or float32 (files in float16 are read for both), and float16 for commands that do not "
-            "train"
-        )
     if isinstance(config, RunConfig):
         check_trainable(config.rollout)
         check_best(config)

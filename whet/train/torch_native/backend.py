@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,12 +27,13 @@ from whet.model.rotary import check_rotary
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
-from whet.observe.metrics import Mean, Metrics, Total, merge_metrics
+from whet.observe.metrics import Last, Mean, Metrics, Total, merge_metrics
 from whet.train.base import Annotator, Backend, Backward
 from whet.train.flops import PassSize, pass_size
 from whet.train.torch_native.config import RowsSetting, TrainConfig, check_compiled, rows_per_chunk
 from whet.train.torch_native.heads import head_of
 from whet.train.torch_native.layout import MicroBatch, Plan, RowInput, lay_out, micro_batches, plan_rows
+from whet.train.torch_native.loss_scale import LossScale
 from whet.train.torch_native.mesh import mesh_of, share_generator
 from whet.train.torch_native.mesh_ranks import MeshRanks
 from whet.train.torch_native.optim import Optimizer
@@ -118,6 +120,9 @@ class TorchBackend:
             trained = [(name, p) for name, p in model.hf.named_parameters() if p.requires_grad]
             lies_here = config.offload and config.degrees is None  # a mesh's parameters lie there themselves
             self.optimizer = Optimizer(trained, config.optim, total_steps, offload=lies_here)
+        self._scale = LossScale() if total_steps is not None and self.dtype == torch.float16 else None
+        self._since_step: list[Callable[[], Backward]] = []
+        """Backward passes whose gradients are added up, where an overflow may ask for them again."""
         self._replay: RouteReplay | None = None
         if config.routing_replay != "off" and total_steps is not None and isinstance(model, CausalModel):
             self._replay = RouteReplay(model, config.routing_replay)
@@ -170,8 +175,16 @@ class TorchBackend:
     def forward_backward(
         self, batch: TrainBatch | None, loss: LossFunction, *, entropy_grad: bool = False, per_token: bool = False
     ) -> Backward:
+        if self._scale is not None:
+            self._since_step.append(partial(self._forward_backward, batch, loss, entropy_grad=entropy_grad))
+        return self._forward_backward(batch, loss, entropy_grad=entropy_grad, per_token=per_token)
+
+    def _forward_backward(
+        self, batch: TrainBatch | None, loss: LossFunction, *, entropy_grad: bool, per_token: bool = False
+    ) -> Backward:
         assert self.optimizer is not None, "a frozen model has no gradients"
         batch = batch if self._ranks.first else None
+        scale = 1.0 if self._scale is None else self._scale.value
         share = self._share(batch, self._replay)
         terms = TermTable() if per_token else None
         columns = torch.zeros(1 if terms is None else 1 + len(NAMES), share.batch.num_tokens, dtype=torch.float32)
@@ -187,9 +200,9 @@ class TorchBackend:
                 number = float(value.detach())
                 bad = None if math.isfinite(number) else f"{number} ({_where(part, found.terms, [share.places[k] for k in micro.samples])})"
                 if (fault := self._ranks.agree(bad)) is not None:
-                    self.optimizer.zero_grad()
+                    self._drop_gradients()
                     raise NonFinite(f"the loss of a micro-batch is {fault}")
-                value.backward()
+                (value if scale == 1.0 else value * scale).backward()
                 if terms is not None:
                     _put(columns[1:], share.batch, micro, terms.rows_of(part, out, found))
                 if not micro.counts:
@@ -212,7 +225,30 @@ class TorchBackend:
 
     def optim_step(self) -> Metrics:
         assert self.optimizer is not None, "a frozen model has no optimizer"
-        return self.optimizer.step()
+        if self._scale is None:
+            return self.optimizer.step()
+        repeats = 0
+        while True:
+            scale = self._scale.value
+            try:
+                metrics = self.optimizer.step(scale)
+                break
+            except NonFinite:
+                if not self._scale.lower():
+                    self._drop_gradients()
+                    raise
+            repeats += 1
+            for again in self._since_step:
+                again()
+        self._scale.succeed()
+        self._since_step.clear()
+        return {**metrics, "optim/loss_scale": Last(scale), "optim/repeated_steps": Total(repeats)}
+
+    def _drop_gradients(self) -> None:
+        """Forget the passes since the last step."""
+        assert self.optimizer is not None
+        self.optimizer.zero_grad()
+        self._since_step.clear()
 
     def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
         if kind == "merged":
@@ -267,7 +303,8 @@ class TorchBackend:
             texts[BASE] = {"digest": self.adapter.base_digest(), "scale": self.adapter.scale}
         if self.optimizer is not None:
             tensors[OPTIMIZER] = self.optimizer.tensors()
-            texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps}
+            scaled = {} if self._scale is None else {"loss_scale": self._scale.state()}
+            texts[PLACE] = {"name": self.optimizer.config.name, "steps": self.optimizer.steps, **scaled}
         return CheckpointContent(tensors, texts)
 
     def _write(self, folder: Path, kept: CheckpointContent) -> None:
@@ -285,7 +322,10 @@ class TorchBackend:
             check_buffers(folder / BUFFERS, self.model.saved_buffers())
             self._take(read_tensors(folder / WEIGHTS, self._trained()).items(), str(folder / WEIGHTS))
         if optimizer and self.optimizer is not None:
-            load_optimizer(self.optimizer, folder)
+            scale = load_optimizer(self.optimizer, folder)
+            self._since_step.clear()
+            if self._scale is not None:
+                self._scale.load(scale)
 
     def _trained(self) -> dict[str, Tensor]:
         """Trained tensors for a checkpoint: every weight, or the adapter."""

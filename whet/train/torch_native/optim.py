@@ -67,13 +67,19 @@ class Optimizer:
         """torch's optimizers."""
         return [each for each in (self.adamw, self._other) if each is not None]
 
-    def step(self) -> Metrics:
+    def step(self, scale: float = 1.0) -> Metrics:
         """Clip, step, zero.
+
+        Args:
+            scale: factor of the loss whose gradients these are (`LossScale`).
 
         Raises:
             NonFinite: if the gradient norm is not finite; the weights are as they were.
         """
         groups = by_mesh(m for m in self._masters.values() if m.grad is not None)
+        if scale != 1.0:
+            for grad in (m.grad for group in groups for m in group if m.grad is not None):
+                grad.div_(scale)
         grad_norm = _total_norm(groups)
         if not bool(torch.isfinite(grad_norm)):
             names = [n for n, m in self._masters.items() if m.grad is not None and not bool(whole(m.grad.isfinite().all()))]

@@ -22,6 +22,7 @@ from whet.model.dcp_files import DcpFiles
 from whet.model.lora import Adapter
 from whet.model.tensor_files import write_tensors
 from whet.train.torch_native.optim import Optimizer
+from whet.types import JSON
 
 WEIGHTS, OPTIMIZER, PLACE = "weights.safetensors", "optimizer.safetensors", "optimizer.json"
 """Files of a checkpoint: its tensors, and the optimizer's name with its place in the schedule."""
@@ -161,8 +162,11 @@ def _on_all_ranks(read: Callable[[], None]) -> None:
                 raise ValueError(f"rank {rank}: {each}")
 
 
-def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
+def load_optimizer(optimizer: Optimizer, folder: Path) -> JSON:
     """Take over a checkpoint's moments, masters and place in the schedule.
+
+    Returns:
+        State of its `LossScale`; None, if it had none.
 
     Raises:
         ValueError: if it is of another optimizer or model, or of a layout whose moments cannot be taken over.
@@ -175,6 +179,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
         )
     optimizer.check_saved(_names(folder / OPTIMIZER))
     optimizer.load_tensors(read_tensors(folder / OPTIMIZER, optimizer.possible_tensors()), saved["steps"])
+    return saved.get("loss_scale")
 
 
 def _names(file: Path) -> set[str]:

@@ -37,8 +37,8 @@ class Trunk(nn.Module):
 def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool = False, key: str = "train.parallel") -> Trunk:
     """Spread a model over the mesh in place. Gradients are sums over all ranks, never means: weights are global to the step.
 
-    A model in bfloat16 that trains gets float32 parameters, and computes in bfloat16 what it computed before; gradients are reduced in
-    float32.
+    A model in bfloat16 or float16 that trains gets float32 parameters, and computes in its own type what it computed before; gradients
+    are reduced in float32.
 
     Args:
         model: whole on every rank, with the same weights, on the CPU perhaps, and ends up on the mesh's devices; or without contents.
@@ -51,9 +51,9 @@ def shard_model(model: CausalModel | ScalarModel, mesh: Mesh, *, offload: bool =
     """
     hf, policy = model.hf, MixedPrecisionPolicy()
     check_degrees(model, mesh, key)
-    if model.dtype == torch.bfloat16 and any(p.requires_grad for p in hf.parameters()):
+    if (dtype := model.dtype).itemsize < 4 and any(p.requires_grad for p in hf.parameters()):
         hf.float()
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if offload:
         model.computes_on = model.device
     lies = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
