@@ -3,7 +3,8 @@ benchmarks/results/quickstart_servers.json.
 
     python benchmarks/quickstart_servers.py VLLM/bin/python [SEED ...]
 
-Each seed's quickstart runs first, unless its folder is there: runs/quickstart-seed0, ....
+Each seed's quickstart runs first, unless its folder is there: runs/quickstart-seed0, .... vLLM's build for CPUs takes most of the machine's
+memory unless VLLM_CPU_KVCACHE_SPACE=1 (GiB) is set; VLLM_CPU_OMP_THREADS_BIND=nobind lets it share the cores.
 """
 
 from __future__ import annotations

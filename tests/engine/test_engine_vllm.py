@@ -489,6 +489,20 @@ def test_why_a_server_did_not_start():
     usage = "usage: api_server.py [--tensor-parallel-size X] [--max-model-len X]"
     words = Vllm().why([usage, "api_server.py: error: unrecognized arguments: --tensor-paralel-size 2"])
     assert words == "engine.vllm.args: the installed vLLM has no --tensor-paralel-size; it has --tensor-parallel-size"
+    where = "(VllmWorker-0 pid=27936) ERROR 11-25 14:39:45 [multiproc_executor.py:953] "
+    words = Vllm().why(
+        [
+            "WARNING failed to raise a limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.",
+            where + "Traceback (most recent call last):\r",
+            where + "    raise ValueError(\r",
+            where + "ValueError: Available memory on node 0 (18.77/23.54 GiB) on startup is less than desired\r",
+            *["(EngineCore pid=27910) ERROR a frame"] * 90,
+            "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.",
+            "    raise RuntimeError(",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        ]
+    )
+    assert words == "ValueError: Available memory on node 0 (18.77/23.54 GiB) on startup is less than desired"
 
 
 def starter(tmp_path, python, timeout_s=20.0):

@@ -35,6 +35,10 @@ END_S = 15.0
 ASK_S = 10.0
 """For a server to answer a question about itself."""
 TIMEOUT = "engine.pool.start_timeout_s"
+RAISED = re.compile(r"(?<![`\w.'])[\w.]*(Error|Exception): .+")
+"""An exception's last line, behind whatever a log puts before it."""
+CONSEQUENCE = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|See root cause")
+"""Exceptions of processes that wait for the one that failed."""
 
 
 class ServerKind(Protocol):
@@ -277,8 +281,10 @@ def reason(kind: ServerKind, lines: Sequence[str], module: str) -> str:
     if found := re.search(r"unrecognized arguments: (.*)", text):
         names = [word for word in found[1].split() if word.startswith("--")]
         return f"engine.{kind.name}.args: the installed {kind.title} has no {', '.join(names)}{nearest(names, text)}"
+    raised = [match[0].strip() for line in lines if (match := RAISED.search(line)) is not None]
+    causes = list(dict.fromkeys(words for words in raised if not CONSEQUENCE.search(words)))
     errors = [line for line in lines if re.search(r"Error|error:", line)]
-    return " | ".join((errors or list(lines))[-3:])
+    return " | ".join(causes[:2] or (errors or list(lines))[-3:])
 
 
 def nearest(names: Sequence[str], text: str) -> str:

@@ -28,7 +28,7 @@ from whet.runfolder.stacks import SAY_HELD_STACKS, SAY_STACKS, STACK_MARK, TIMEO
 HERE = socket.gethostname()
 """This machine, as others call it."""
 LOOPBACK = "127.0.0.1"
-LAST_LINES = 100
+LAST_LINES = 400
 """Number of lines of a worker's output that are kept."""
 QUIET_S = 0.2
 """Seconds without output after which a worker has nothing to add."""
