@@ -127,7 +127,7 @@ def _compressed(config: Mapping[str, Any], names: frozenset[str] | None) -> Quan
     if groups[0].get("targets") != ["Linear"]:
         raise ValueError(f"quantization_config: whet quantizes the target Linear alone, not {groups[0].get('targets')}")
     if not weights.get("symmetric", True) or weights.get("actorder"):
-        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric is true, actorder unset)")
+        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder)")
     match kind, weights.get("type"), num_bits, strategy:
         case "float-quantized", "float", 8, "tensor":
             quantize = _in_fp8((0, 0), "weight_scale")
