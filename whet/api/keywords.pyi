@@ -193,6 +193,8 @@ class EngineTable(TypedDict, total=False):
     """Servers that whet starts on this machine."""
     python: str
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
+    quantization: str | None
+    """Format of the servers' weights, which are quantized from the trainer's as they are written: fp8 (blocks of 128 x 128), int4 (groups of 128, or 64 or 32), or a quantized checkpoint (folder or hub name), whose format is taken and with which servers start. Unset: the trainer's type."""
     vllm: VllmTable
     """Servers of vLLM."""
     sglang: SglangTable
@@ -1105,6 +1107,8 @@ class TrainSettings(TypedDict, total=False):
     """Servers that whet starts on this machine."""
     engine__python: str
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
+    engine__quantization: str | None
+    """Format of the servers' weights, which are quantized from the trainer's as they are written: fp8 (blocks of 128 x 128), int4 (groups of 128, or 64 or 32), or a quantized checkpoint (folder or hub name), whose format is taken and with which servers start. Unset: the trainer's type."""
     engine__vllm: VllmTable
     """Servers of vLLM."""
     engine__vllm__args: Mapping[str, Any]

@@ -8,10 +8,12 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import torch
 
+from whet.data.hub import resolve_model_path
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
@@ -26,6 +28,8 @@ from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.launch import LOOPBACK, Launcher
 from whet.model.causal import CausalModel, pick_device
 from whet.model.config import ModelConfig
+from whet.model.quantization import OwnFormat, Quantization
+from whet.model.quantized_folder import checkpoint_format, named_format, quantize_folder
 from whet.transport.settings import Syncing
 
 
@@ -109,12 +113,33 @@ def build_servers(
         on_incident: called when a server is lost.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
-    asked = Servers(servers, spec.folder, decode, spec.routes)
+    folder, quantization = (spec.folder, None) if servers.quantization is None else quantized_model(servers, spec, model.dtype)
+    asked = Servers(servers, folder, decode, spec.routes, quantization)
     engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
         yield engine
     finally:
         engine.end()
+
+
+def quantized_model(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype) -> tuple[Path, Quantization]:
+    """Folder of the model that quantized servers start with, and its format. Where no checkpoint is named, it is written first.
+
+    Raises:
+        ValueError: if weights cannot be written in the format.
+    """
+    name = servers.quantization
+    assert name is not None and spec.sync is not None, "servers have their weights from a trainer"
+    try:
+        if name not in get_args(OwnFormat):
+            folder = resolve_model_path(name)
+            return folder, checkpoint_format(folder)
+        quantization, out = named_format(name, spec.folder), spec.sync.folder.absolute() / "quantized"
+        if not servers.urls:
+            quantize_folder(spec.folder, out, quantization, dtype, spec.sync.config.max_buffer_bytes)
+        return out, quantization
+    except ValueError as error:
+        raise ValueError(f"engine.quantization={name}: {error}") from error
 
 
 def address_of(urls: list[str]) -> str:

@@ -102,12 +102,14 @@ def check_layouts(config: RunConfig) -> None:
 
 
 def uncorrected(config: RunConfig, algorithm: Algorithm) -> str | None:
-    """Advice if nothing corrects for training on older policies' tokens; None: none is needed."""
-    bound = config.control.max_staleness
-    if bound == 0 or not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout":
+    """Advice if nothing corrects for training on tokens that older or quantized weights sampled; None: none is needed."""
+    bound, quantization = config.control.max_staleness, config.engine.quantization
+    reasons = [f"control.max_staleness={bound} trains on tokens that policies up to {bound} versions older sampled"] if bound else []
+    reasons += [f"engine.quantization={quantization} samples from other weights than train"] if quantization is not None else []
+    if not isinstance(algorithm, PolicyGradient) or algorithm.config.correction.used or algorithm.old_logprobs == "rollout" or not reasons:
         return None
     return (
-        f"control.max_staleness={bound} trains on tokens that policies up to {bound} versions older sampled, and nothing corrects for the "
+        f"{', '.join(reasons)}, and nothing corrects for the "
         f"difference: set algo.correction.weights=token (truncated importance sampling), or algo.old_logprobs=rollout (the ratio is "
         "then over the policy that sampled)"
     )

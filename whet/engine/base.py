@@ -63,6 +63,8 @@ class Capabilities:
     """It reads the trainer's own parameters, so an update moves no bytes."""
     deterministic: bool
     """Same requests, same bits."""
+    quantized_nats: float = 0.0
+    """Distance of its log-probs from the trainer's that its quantized weights explain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -181,8 +181,9 @@ class EnginePublisher:
         held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
         answers = receipt.members or (receipt,)
         for answer in answers:
-            self._check(answer, version, sent, held)
-        share = await loop.run_in_executor(self._thread, self._check_layouts, answers, version)
+            self._check(answer, version, sent if receipt.sent is None else receipt.sent, held)
+        alike = sent.keys() if receipt.sent is None else {name for name, digest in sent.items() if receipt.sent.get(name) == digest}
+        share = await loop.run_in_executor(self._thread, self._check_layouts, answers, version, alike)
         probe_nats = await self._compare_probe(version)
         times = SyncTimes(
             gather_s=stream.gather_s,
@@ -202,14 +203,15 @@ class EnginePublisher:
         if answer.num_stale_tokens:
             raise SyncError(f"version {version}: {answer.engine} still has {answer.num_stale_tokens} tokens cached from older weights")
 
-    def _check_layouts(self, answers: Sequence[Receipt], version: int) -> float:
-        """Compare what servers hold in layouts of their own; the share of parameters that could be compared, of the engine with the
-        fewest."""
+    def _check_layouts(self, answers: Sequence[Receipt], version: int, names: Collection[str]) -> float:
+        """Compare what servers hold in layouts of their own, of weights that were sent as they are; the share of parameters that could be
+        compared, of the engine with the fewest."""
         digests: dict[str, set[str]] = {}
         for answer in answers:
             for key, digest in (answer.layout or {}).items():
                 digests.setdefault(key, set()).add(digest)
-        mine = expected(self._backend.named_weights(), Heads.of(self._model.hf.config.get_text_config()), digests) if digests else {}
+        weights = ((name, weight) for name, weight in self._backend.named_weights() if name in names)
+        mine = expected(weights, Heads.of(self._model.hf.config.get_text_config()), digests) if digests else {}
         shares: list[float] = []
         for answer in answers:
             layout = answer.layout or {}
@@ -243,7 +245,7 @@ class EnginePublisher:
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
         worst = nats_apart(await self._engine.score(self._probe), Scored(Doubles(expected)))
-        if not worst <= SCORE_TOLERANCE[self._backend.dtype]:
+        if not worst <= max(SCORE_TOLERANCE[self._backend.dtype], self._engine.capabilities.quantized_nats):
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
         return worst
 

@@ -12,6 +12,8 @@ from whet.model.decoder import DecoderModel
 from whet.model.folders import open_weights, write_weights
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
+from whet.model.quantization import Quantization
+from whet.model.quantized_folder import describe_quantized
 from whet.transport.base import DiskTicket, TransportError
 
 
@@ -21,24 +23,28 @@ class FolderWriter:
     Args:
         model: its configuration and buffers are written as they are.
         shard_bytes: size of a file of weights.
+        quantization: format that weights come in, by the names of files; None: as the model has them.
 
     Raises:
         ValueError: if the model's tensors cannot be written one after another.
     """
 
-    def __init__(self, model: DecoderModel, shard_bytes: int) -> None:
+    def __init__(self, model: DecoderModel, shard_bytes: int, quantization: Quantization | None = None) -> None:
         self._model, self._naming, self._shard_bytes = model, Naming(without_contents(model)), shard_bytes
+        self._quantization = quantization
 
     def write(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> int:
         """Returns bytes of all tensors."""
         described = type(self._model.config).from_dict(self._model.config.to_dict())
         described.dtype = self._model.dtype
         described.save_pretrained(folder)
+        if self._quantization is not None:
+            describe_quantized(folder, self._quantization)
         return write_weights(folder, self._in_files(weights), self._shard_bytes)
 
     def _in_files(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
-            yield from self._naming.to_files(name, tensor.detach())
+            yield from [(name, tensor)] if self._quantization is not None else self._naming.to_files(name, tensor.detach())
         for name, buffer in self._model.saved_buffers():
             yield from self._naming.to_files(name, buffer)
 

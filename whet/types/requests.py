@@ -218,6 +218,8 @@ class Receipt:
     members: tuple[Receipt, ...] = ()
     """One receipt per engine copy, for an engine of several copies. All copies must hold identical
     weights."""
+    sent: Mapping[str, str] | None = None
+    """Digests of what the sender wrote in place of the trainer's tensors: quantized weights. None: these themselves."""
     wire_bytes: int = 0
     """Bytes that left the trainer's process, compressed if they were; 0 if the engine reads the
     trainer's own weights."""

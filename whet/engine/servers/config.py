@@ -43,6 +43,10 @@ class ServersConfig(Config):
     """Servers that whet starts on this machine."""
     python: str = "python"
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
+    quantization: str | None = None
+    """Format of the servers' weights, which are quantized from the trainer's as they are written: fp8 (blocks of 128 x 128), int4 (groups
+    of 128, or 64 or 32), or a quantized checkpoint (folder or hub name), whose format is taken and with which servers start. Unset: the
+    trainer's type."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """Servers of vLLM."""
     sglang: SglangConfig = Field(default_factory=SglangConfig)
@@ -62,7 +66,7 @@ class ServersConfig(Config):
     @model_validator(mode="after")
     def _servers_are_read(self) -> ServersConfig:
         if self.name == "embedded":
-            every = ["urls", "router", "servers", "python", "vllm", "sglang"]
+            every = ["urls", "router", "servers", "python", "quantization", "vllm", "sglang"]
             refuse_unread(self, every, "(engine) with engine.name='embedded'", "set engine.name=vllm or sglang")
             return self
         if not self.urls:

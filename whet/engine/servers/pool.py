@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from whet.engine.base import SCORE_TOLERANCE
@@ -23,6 +24,8 @@ from whet.engine.vllm.start import Vllm
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
+from whet.model.quantization import Quantization, quantized
+from whet.transport.quantize import QuantizedStream
 from whet.transport.senders import sender_of
 from whet.transport.settings import Syncing
 
@@ -40,10 +43,13 @@ class Servers:
     decode: Decode
     tells_routes: bool = False
     """True if requests ask for experts."""
+    quantization: Quantization | None = None
+    """Format of the weights that they hold; None: the trainer's type."""
 
     def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
         """A start of each server, by its name."""
-        kind, direct = KINDS[self.config.name], direct_names(model)
+        kind = KINDS[self.config.name]
+        direct = direct_names(model) if self.quantization is None else quantized_names(model, self.quantization)
         names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
         if self.config.router is not None:
             behind, name = dict(zip(names, self.config.urls, strict=True)), f"{kind.name} router"
@@ -79,6 +85,13 @@ def direct_names(model: CausalModel) -> frozenset[str] | None:
     return names if all(list(naming.files[name]) == [name] for name in names) else None
 
 
+def quantized_names(model: CausalModel, quantization: Quantization) -> frozenset[str]:
+    """Names of all tensors that are sent."""
+    naming = Naming(without_contents(model))
+    files = ((file, part) for name, tensor in naming.parameters.items() for file, part in naming.to_files(name, tensor))
+    return frozenset(name for name, _ in quantized(files, quantization))
+
+
 def servers_engine(
     servers: Servers, model: CausalModel, pool: PoolConfig, sync: Syncing, address: str, on_incident: OnIncident
 ) -> EnginePool[ServerMember]:
@@ -98,16 +111,19 @@ def servers_engine(
     bare = without_contents(model)
     starts = servers.starts(model, pool)
     transport = "disk" if sync.config.transport == "auto" else sync.config.transport
-    sender = sender_of(sync.config.model_copy(update={"transport": transport}), bare, sync.folder, address)
+    config = sync.config.model_copy(update={"transport": transport})
+    sender = sender_of(config, bare, sync.folder, address, servers.quantization)
     members = start_all(starts)
     slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
+    quantize = None if servers.quantization is None else partial(QuantizedStream, naming=Naming(bare), quantization=servers.quantization)
     return EnginePool(
         slots,
-        WeightSync(sender, dict(bare.named_weights())),
+        WeightSync(sender, dict(bare.named_weights()), quantize),
         pool,
         deterministic=False,
         on_incident=on_incident,
         tolerance=SCORE_TOLERANCE[model.dtype],
+        quantized_nats=0.0 if servers.quantization is None else servers.quantization.nats,
     )
 
 
