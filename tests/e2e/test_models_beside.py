@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.e2e.tiny_run import SHAPE, checkpoints_of, make_files, metrics_of, run_config, weights_of
+from tests.serve.serve_setup import live
 from whet.core.nonfinite import NonFinite
 from whet.model import forest_check
 from whet.observe.records import read_records
@@ -296,6 +297,12 @@ def test_a_reference_and_a_teacher_of_their_own_are_other_models(folder):
             train(run_config(folder, f"{name}_{which}", num_rollouts=1, **settings, **{name: {"path": str(folder / which)}}))
             found[which] = metrics_of(folder / f"{name}_{which}")[0][kl]
         assert found["model"] == pytest.approx(0, abs=1e-6) and found["other"] > 0.01, name
+    with live(folder / "other") as server:
+        teacher = {"path": str(folder / "other"), "urls": [server.url]}
+        train(run_config(folder, "served_teacher", num_rollouts=1, algo={"distill_coef": 0.5}, teacher=teacher))
+    mine, theirs = (metrics_of(folder / name)[0] for name in ("served_teacher", "teacher_other"))
+    assert mine["distill/kl"] == pytest.approx(theirs["distill/kl"], abs=1e-5)
+    assert mine["optim/grad_norm"] == pytest.approx(theirs["optim/grad_norm"], rel=1e-3)
 
 
 def test_the_notes_of_every_model_say_whose_they_are(folder, monkeypatch):
@@ -327,6 +334,10 @@ def test_models_of_another_vocabulary_are_refused_by_name(folder):
     [
         ({"algo": {"distill_coef": 0.5}}, "algo.name=grpo distils from a teacher .*: set teacher.path, or distill_coef=0"),
         ({"teacher": {"path": "x"}}, r"\[teacher\] is set, but algo.name=grpo does not learn from it"),
+        (
+            {"algo": {"distill_coef": 0.5}, "teacher": {"path": "x", "urls": ["http://h"]}, "rollout": {"temperature": 0.7}},
+            r"teacher\.urls: servers have log-probs of a prompt at temperature 1 .*set rollout\.temperature=1",
+        ),
         ({"reference": {"refresh_every": 2}}, r"\[reference\] is set, but algo.name=grpo keeps none"),
         ({"critic": {}}, r"\[critic\] is set, but algo.name=grpo needs no values: use ppo"),
     ],

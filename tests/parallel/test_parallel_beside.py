@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_parallel_more import pairs
 from tests.parallel.tiny_models import backend_of, relative, samples
+from tests.serve.serve_setup import live
 from whet.algo.base import StepPlan
 from whet.algo.preference_config import RewardModelConfig
 from whet.algo.reward_model import reward_model_loss
@@ -51,6 +54,8 @@ def folder(tmp_path_factory):
 
 def config_of(folder, degrees, beside):
     models = {name: {"path": str(folder / name), "parallel": beside.get(name)} for name in ("critic", "reference", "teacher")}
+    if "urls" in beside:
+        models["teacher"] = {"path": str(folder / "teacher"), "urls": beside["urls"]}
     algo = {"name": "ppo", "kl_coef": 0.1, "distill_coef": 0.1, "reference": True}
     train = {"optim": {"lr": 1e-2}, "max_tokens_per_device": 64, "parallel": degrees}
     return run_config(folder, "run", algo=algo, train=train, **models)
@@ -64,7 +69,7 @@ def learners_of(config, folder, controller=LOCAL):
     return build_learners(config, TorchBackend(model, config.train, 10), folder / "model", algorithm, plan, 10, controller)
 
 
-def learned(folder, degrees, beside):
+def learned(folder, degrees, beside, heat=None):
     """What the models say of a rollout, what an update finds, and the critic's gradients. On other ranks than the first these alone."""
     config, grads = config_of(folder, degrees, beside), {}
     job = None if degrees is None else Job(Watchdog(folder, 60))
@@ -83,7 +88,7 @@ def learned(folder, degrees, beside):
         job.share(LOSSES, learners.algorithm)
         job.serve_calls({name: Target(model, Mirror) for name, model in learners.models.by_name.items()})
         return None, None, grads
-    batch = learners.annotate(batch_of(samples()))
+    batch = learners.annotate(batch_of([replace(sample, temperature=heat or sample.temperature) for sample in samples()]))
     batch, _ = learners.algorithm.assign_credit(batch)
     update = learners.update(batch, Progress())
     if job is not None:
@@ -115,6 +120,14 @@ def test_models_beside_the_policy_are_one_processes_on_any_layout(folder, degree
     assert {"policy/loss", "critic/loss", "policy/kl_ref"} <= found[1].keys()
     assert max(relative(found[2][name], grads[name]) for name in grads) < 1e-5
     assert found[2].keys() == other[2].keys() and all(torch.equal(found[2][name], other[2][name]) for name in grads)
+
+
+def test_a_teacher_at_a_server_is_asked_by_the_first_of_several_processes(folder):
+    columns, told, _ = learned(folder, None, {}, 1.0)
+    with live(folder / "teacher") as server:
+        found, _ = on_ranks(2, learned, folder, {"shard": 2}, {"urls": [server.url]}, 1.0)
+    torch.testing.assert_close(found[0], columns, rtol=1e-4, atol=1e-4)
+    assert found[1]["policy/loss"] == pytest.approx(told["policy/loss"], rel=1e-4, abs=1e-4)
 
 
 def test_another_number_of_processes_is_refused(folder):

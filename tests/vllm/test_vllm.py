@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -18,7 +19,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.train.tiny_policy import rollout_samples
 from tests.vllm.servers import ARGS, python, starter
+from whet.algo.base import Need
+from whet.core.batch import batch_of
 from whet.engine.base import EngineLost
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Slot
@@ -33,6 +37,7 @@ from whet.engine.vllm.start import Vllm
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.model.meta import without_contents
+from whet.train.served_teacher import ServedTeacher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import DiskTicket
@@ -182,6 +187,14 @@ def publish(pool, model, version):
             return await EnginePublisher(TorchBackend(model, TrainConfig(), None), model, pool, thread).publish(version)
 
     return run(published())
+
+
+def test_a_teacher_at_a_server_has_the_log_probs_of_its_model(member, folder):
+    teacher = ServedTeacher([member._server.url], 60.0)
+    teacher.connect()
+    batch = batch_of([replace(sample, temperature=1.0) for sample in rollout_samples()])
+    expected = TorchBackend(trained(folder), TrainConfig(), None).annotate(batch, Need.TEACHER_LOGPROBS).teacher_logprobs
+    assert torch.allclose(teacher.annotate(batch, Need.TEACHER_LOGPROBS).teacher_logprobs, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("transport", "version"), [("disk", 1), ("broadcast", 2), ("disk", 3)])

@@ -546,7 +546,11 @@ class SyncTable(TypedDict, total=False):
 
 class TeacherTable(TypedDict, total=False):
     path: str
-    """A folder or a name on the hub; its tokenizer must be the policy's."""
+    """A folder or a name on the hub; its tokenizer must be the policy's. With `urls` nothing else of it is read."""
+    urls: Sequence[str]
+    """Servers that run already with this model (`http://HOST:PORT`, of vLLM, SGLang or `whet serve`) and compute its log-probs; their key is read from WHET_ENGINE_KEY. Empty: the trainer's processes compute them."""
+    timeout_s: float
+    """Seconds that a server may take for the log-probs of a sample."""
     parallel: ParallelTable | None
     """Layout of the teacher over the job's processes. It must use as many of them as `train.parallel` does; unset: the policy's layout."""
 
@@ -1080,7 +1084,11 @@ class TrainSettings(TypedDict, total=False):
     teacher: TeacherTable | None
     """The teacher, for distillation."""
     teacher__path: str
-    """A folder or a name on the hub; its tokenizer must be the policy's."""
+    """A folder or a name on the hub; its tokenizer must be the policy's. With `urls` nothing else of it is read."""
+    teacher__urls: Sequence[str]
+    """Servers that run already with this model (`http://HOST:PORT`, of vLLM, SGLang or `whet serve`) and compute its log-probs; their key is read from WHET_ENGINE_KEY. Empty: the trainer's processes compute them."""
+    teacher__timeout_s: float
+    """Seconds that a server may take for the log-probs of a sample."""
     teacher__parallel: ParallelTable | None
     """Layout of the teacher over the job's processes. It must use as many of them as `train.parallel` does; unset: the policy's layout."""
     teacher__parallel__replicate: int

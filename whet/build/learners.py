@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from whet.algo.base import Algorithm, LearnsValues, Need, StepPlan
 from whet.algo.policy import PolicyGradient
@@ -17,6 +18,7 @@ from whet.model.config import ModelConfig
 from whet.model.scalar import load_scalar
 from whet.observe.devices import peak_tflops
 from whet.observe.meter import Devices, Meter
+from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import BaseRunConfig, RunConfig
 from whet.train.base import Annotator, Backend, Mirror
 from whet.train.batching import BatchPlan, plan_batch
@@ -24,6 +26,7 @@ from whet.train.build import build_backend
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
 from whet.train.controller import LOCAL, LOSSES, Controller
 from whet.train.learners import Critic, Learners, Models, Refresh
+from whet.train.served_teacher import ServedTeacher
 from whet.train.torch_native.config import TrainConfig, check_compiled
 
 SHOWN = 3
@@ -70,7 +73,17 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
     if config.critic is not None and Need.VALUES not in needs:
         raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
+    if config.teacher is not None and config.teacher.urls and not sampled_plainly(config.rollout):
+        raise ValueError(
+            "teacher.urls: servers have log-probs of a prompt at temperature 1 and over the whole vocabulary alone: set "
+            "rollout.temperature=1 and leave out top_p, top_k and min_p, or leave out teacher.urls"
+        )
     check_layouts(config)
+
+
+def sampled_plainly(rollout: RolloutConfig) -> bool:
+    """True if replies are drawn from the model's own distribution."""
+    return (rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p) == (1.0, 1.0, 0, 0.0)
 
 
 def check_layouts(config: RunConfig) -> None:
@@ -155,7 +168,7 @@ def build_learners(
         reference, refresh = _reference(config, policy, folder)
     if Need.TEACHER_LOGPROBS in algorithm.needs:
         assert config.teacher is not None
-        teacher = _frozen(config, config.teacher, "teacher", folder, resolve_model_path(config.teacher.path))
+        teacher = _teacher(config, config.teacher, folder)
     if isinstance(algorithm, LearnsValues) and Need.VALUES in algorithm.needs:
         chosen = config.critic or CriticConfig()
         backend = _critic(config, chosen, folder, num_rollouts * plan.optimizer_steps)
@@ -249,6 +262,17 @@ def _reference(config: RunConfig, policy: Backend, folder: Path) -> tuple[Annota
         return reference, None if kept is None else Refresh(kept, None)
     backend = _frozen(config, chosen, "reference", folder, folder if chosen.path is None else resolve_model_path(chosen.path))
     return backend, None if chosen.refresh_every is None else Refresh(backend, chosen.refresh_every)
+
+
+def _teacher(config: RunConfig, chosen: TeacherConfig, policy_folder: Path) -> Annotator:
+    if not chosen.urls:
+        return _frozen(config, chosen, "teacher", policy_folder, resolve_model_path(chosen.path))
+    if (folder := resolve_model_path(chosen.path)) != policy_folder:
+        check_same_tokens(folder, policy_folder, "teacher.path", trust_remote_code=config.model.trust_remote_code)
+    teacher = ServedTeacher(chosen.urls, chosen.timeout_s)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        teacher.connect()
+    return teacher
 
 
 def _frozen(config: RunConfig, chosen: ReferenceConfig | TeacherConfig, name: str, policy_folder: Path, folder: Path) -> Mirror:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from whet.algo.base import Algorithm, Need
 from whet.build.learners import check_same_tokens, critic_train, parallel_key, rests, settings_of
 from whet.check.auxiliary import AuxiliaryModels
 from whet.check.context import CheckContext
-from whet.check.findings import Note, ok
+from whet.check.findings import Note, fail, ok
 from whet.data.hub import resolve_model_path
+from whet.engine.base import EngineFailed
+from whet.engine.servers.http import KEY, HttpServer
+from whet.engine.servers.kinds import kind_at
 from whet.model.causal import pick_device
 from whet.model.config import ModelConfig
 from whet.model.decoder import DecoderModel
@@ -24,7 +28,7 @@ from whet.reward.model import ModelRewardOptions
 from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
 from whet.settings.rl import RunConfig, reward_tables
-from whet.train.config import CriticConfig
+from whet.train.config import CriticConfig, TeacherConfig
 from whet.train.torch_native.config import ParallelConfig
 
 
@@ -36,6 +40,20 @@ def check_auxiliary(context: CheckContext, folder: Path) -> Iterator[Note]:
     for name, model in {**auxiliary.frozen, **({"critic": auxiliary.critic} if auxiliary.critic is not None else {})}.items():
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
+    if Need.TEACHER_LOGPROBS in context.algorithm.needs and context.rl.teacher is not None:
+        yield from _served_teacher(context.rl.teacher)
+
+
+def _served_teacher(chosen: TeacherConfig) -> Iterator[Note]:
+    """Look whether the servers of a teacher are there."""
+    key = os.environ.get(KEY)
+    for url in chosen.urls:
+        try:
+            kind_at(f"teacher at {url}", url, key).connect_fixed(HttpServer(f"teacher at {url}", url, key), key)
+        except (EngineFailed, ValueError) as error:
+            yield fail(f"teacher.urls: {error}")
+        else:
+            yield ok(f"teacher: a server answers at {url}")
 
 
 def auxiliary_models(config: RunConfig, algorithm: Algorithm, folder: Path) -> AuxiliaryModels:
@@ -45,7 +63,7 @@ def auxiliary_models(config: RunConfig, algorithm: Algorithm, folder: Path) -> A
         ValueError: if one cannot be had, or reads other tokens than the policy.
     """
     needs, models = algorithm.needs, dict[str, Planned]()
-    if Need.TEACHER_LOGPROBS in needs and config.teacher is not None:
+    if Need.TEACHER_LOGPROBS in needs and config.teacher is not None and not config.teacher.urls:
         models["teacher"] = read_meta(*_found(config.model, config.teacher.path, folder, "teacher.path"), key="teacher.path")
     if Need.REF_LOGPROBS in needs and has_own_reference(config):
         path = config.reference.path if config.reference is not None else None

@@ -3,9 +3,9 @@ not learn."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.config import Config, refuse_unread
 from whet.train.torch_native.config import OptimConfig, ParallelConfig
 
 
@@ -55,7 +55,20 @@ class TeacherConfig(Config):
     """The frozen model that on-policy distillation pulls the policy to (`distill_coef`)."""
 
     path: str
-    """A folder or a name on the hub; its tokenizer must be the policy's."""
+    """A folder or a name on the hub; its tokenizer must be the policy's. With `urls` nothing else of it is read."""
+    urls: list[str] = Field(default_factory=list)
+    """Servers that run already with this model (`http://HOST:PORT`, of vLLM, SGLang or `whet serve`) and compute its log-probs; their key
+    is read from WHET_ENGINE_KEY. Empty: the trainer's processes compute them."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a server may take for the log-probs of a sample."""
     parallel: ParallelConfig | None = None
     """Layout of the teacher over the job's processes. It must use as many of them as `train.parallel`
     does; unset: the policy's layout."""
+
+    @model_validator(mode="after")
+    def _servers_are_read(self) -> TeacherConfig:
+        if self.urls:
+            refuse_unread(self, ["parallel"], "(teacher) with teacher.urls", "leave it out")
+        else:
+            refuse_unread(self, ["timeout_s"], "(teacher) without teacher.urls", "leave it out")
+        return self

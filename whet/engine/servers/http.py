@@ -121,6 +121,13 @@ class HttpServer:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(end)
 
+    async def close(self) -> None:
+        """Close the connections of the present loop, on which nothing runs any more."""
+        with self._lock:
+            session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
     async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
         async with self._session().request(method, self.url + path, json=body) as answer:
             text = await answer.text(errors="replace")

@@ -17,10 +17,9 @@ from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.kinds import KINDS
 from whet.engine.servers.member import ServerMember
-from whet.engine.servers.start import ServerAt, ServerKind, ServerStarter
-from whet.engine.sglang.start import Sglang
-from whet.engine.vllm.start import Vllm
+from whet.engine.servers.start import ServerAt, ServerStarter
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
@@ -30,7 +29,6 @@ from whet.transport.senders import sender_of
 from whet.transport.settings import Syncing
 
 Start = StartMember[ServerMember]
-KINDS: dict[str, ServerKind] = {"vllm": Vllm(), "sglang": Sglang()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,14 @@ class ServerKind(Protocol):
         """
         ...
 
+    def connect_fixed(self, server: HttpServer, key: str | None) -> Wire:
+        """The routes of a server whose weights stay as they are: none that change or prove them are needed.
+
+        Raises:
+            EngineFailed: as `connect`.
+        """
+        ...
+
 
 def command_line(kind: ServerKind, every: Mapping[str, Any], fixed: set[str], args: Mapping[str, Any]) -> list[str]:
     """Arguments of a server.

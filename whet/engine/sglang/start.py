@@ -47,3 +47,6 @@ class Sglang:
             label=str(model["weight_version"]),
         )
         return SglangWire(server, served)
+
+    def connect_fixed(self, server: HttpServer, key: str | None) -> SglangWire:
+        return self.connect(server, key, None)

@@ -13,7 +13,7 @@ from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.start import LOOPBACK, ask, command_line, reason
 from whet.engine.servers.wire import Served
-from whet.engine.vllm.routes import VllmWire
+from whet.engine.vllm.routes import GENERATE, VllmWire
 
 SERVER = "vllm.entrypoints.openai.api_server"
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -29,7 +29,7 @@ OWN_ARGS = {
 """Arguments without which log-probs, tokens or weights would be others than whet counts on."""
 FIXED = {"model", "host", "port", *OWN_ARGS}
 NEEDED = {
-    "/inference/v1/generate": "start it with --enable-scale-out",
+    GENERATE: "start it with --enable-scale-out",
     "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for trusted machines alone",
 }
 MISSING_PLUGIN = re.compile(r"No module named 'whet_vllm'|Invalid weight transfer backend|whet.* is not registered")
@@ -56,20 +56,28 @@ class Vllm:
 
     def connect(self, server: HttpServer, key: str | None, direct_names: frozenset[str] | None) -> VllmWire:
         name, url = server.name, server.url
-        paths = ask(name, url + "/openapi.json", key).get("paths", {})
-        for route, remedy in NEEDED.items():
-            if route not in paths:
-                raise EngineFailed(f"{name}: the server at {url} has no route {route}; {remedy}")
-        models = ask(name, url + "/v1/models", key).get("data") or [{}]
+        self._check_routes(server, key, NEEDED)
+        max_tokens, model = self._model(server, key)
         world_size = int(ask(name, url + "/get_world_size", key)["world_size"])
-        served = Served(
-            max_tokens=int(models[0].get("max_model_len") or 0),
-            receivers=tuple(f"{url} rank {rank}" for rank in range(world_size)),
-            label=str(ask(name, url + "/weight_info", key)["weight_version"]),
-        )
-        return VllmWire(
-            server, served, str(models[0].get("id")), has_plugin=has_plugin(url, key), direct_names=direct_names
-        )
+        receivers = tuple(f"{url} rank {rank}" for rank in range(world_size))
+        served = Served(max_tokens, receivers, label=str(ask(name, url + "/weight_info", key)["weight_version"]))
+        return VllmWire(server, served, model, has_plugin=has_plugin(url, key), direct_names=direct_names)
+
+    def connect_fixed(self, server: HttpServer, key: str | None) -> VllmWire:
+        self._check_routes(server, key, {GENERATE: NEEDED[GENERATE]})
+        max_tokens, model = self._model(server, key)
+        return VllmWire(server, Served(max_tokens, (), label=""), model, has_plugin=False, direct_names=None)
+
+    def _check_routes(self, server: HttpServer, key: str | None, needed: Mapping[str, str]) -> None:
+        paths = ask(server.name, server.url + "/openapi.json", key).get("paths", {})
+        for route, remedy in needed.items():
+            if route not in paths:
+                raise EngineFailed(f"{server.name}: the server at {server.url} has no route {route}; {remedy}")
+
+    def _model(self, server: HttpServer, key: str | None) -> tuple[int, str]:
+        """Longest sequence and name of the model."""
+        models = ask(server.name, server.url + "/v1/models", key).get("data") or [{}]
+        return int(models[0].get("max_model_len") or 0), str(models[0].get("id"))
 
 
 def has_plugin(url: str, key: str | None) -> bool:
