@@ -79,6 +79,8 @@ class FakeVllm:
         """Routes that it does not have."""
         self.resets = [True]
         """Whether the next resets of the prefix cache succeed; the last one stays."""
+        self.checksums: dict[str, str] | None = None
+        """SHA-256 of each parameter; None: it has no route that tells them."""
         self._digests: dict[str, str] = {}
         self._session = False
         self._loop, up = asyncio.new_event_loop(), threading.Event()
@@ -111,6 +113,7 @@ class FakeVllm:
             "/update_weights": self._update,
             "/finish_weight_update": self._finish,
             "/update_weight_version": self._version,
+            "/weight_checker": self._checker,
         }
         for path, handler in routes.items():
             app.router.add_post(path, handler)
@@ -251,6 +254,11 @@ class FakeVllm:
                 return web.json_response({"results": [None]})
             case other:
                 return web.json_response({"error": {"message": f"no method {other}", "code": 500}}, status=500)
+
+    async def _checker(self, _: web.Request) -> web.Response:
+        if self.checksums is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"checksums": self.checksums})
 
     async def _start(self, _: web.Request) -> web.Response:
         if self._session:
