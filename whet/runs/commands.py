@@ -25,6 +25,7 @@ from whet.build.parts import (
     check_answers,
     check_roles,
     evaluation_tasks,
+    expose_engine,
     incidents_of,
     length_of_run,
     prompt_length,
@@ -113,6 +114,7 @@ def train(
             for changed in record_tools(session.folder, *makes):
                 observer.display.warn(changed)
             policy = learners.policy
+            expose_engine(observer, parts.engine)
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)

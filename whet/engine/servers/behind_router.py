@@ -27,11 +27,11 @@ class Router(HttpServer):
 
     def __init__(self, name: str, url: str, key: str | None, behind: Sequence[HttpServer]) -> None:
         super().__init__(name, url, key)
-        self._behind = behind
+        self.behind = tuple(behind)
 
     def cut(self, why: str) -> None:
         super().cut(why)
-        for server in self._behind:
+        for server in self.behind:
             server.cut(why)
 
 
